@@ -20,51 +20,57 @@ OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How an adapter waits between attempts. Times are in seconds.
+    """How an adapter waits between attempts.
 
-    The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ, times a random factor in [1, 1.5) if
-    `jitter`, at most `max_delay`. A provider's own hint goes before, also at most `max_delay`, unless
-    `raise_on_long_hint`: then a longer hint ends the call at once.
-
-    on_retry: told of each attempt that failed and is followed by another one: its error, its number from 1, and
-    the seconds until then. It must not block; what it raises is logged.
+    The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ seconds, at most `max_delay`. A hint of
+    the provider goes before that, also at most `max_delay`.
     """
 
     base_delay: float = 1.0
+    """Seconds before the first retry."""
     backoff_multiplier: float = 2.0
+    """The factor by which each wait is longer than the wait before it."""
     max_delay: float = 60.0
+    """The longest wait, in seconds."""
     jitter: bool = True
+    """Whether each wait is multiplied by a random factor in [1, 1.5)."""
     raise_on_long_hint: bool = False
+    """Whether a hint above `max_delay` ends the call at once."""
     on_retry: OnRetry | None = None
+    """Told of each attempt that failed and is followed by another: its error, its number from 1, and the seconds
+    until the next. It must not block; an exception from it is logged."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """How to reach a provider. Times are in seconds.
-
-    api_key: None for servers that need none. base_url: with or without its version suffix; None for the
-    provider's own address. timeout_seconds: for a whole call, with all its attempts. max_retries: attempts
-    after the first. extra_headers: sent with every request. options: what only this adapter knows.
-    retry: how to wait between attempts. connect_timeout: for a connection, of each attempt. first_event_timeout,
-    stream_read_timeout: for how long a streamed reply may say nothing before its first event, and after it; five
-    times as long if all that comes are signs of life.
-    drain_for_usage: for how long at most a cancelled stream is read on, in silence, for the usage that comes at
-    its end; 0 closes the connection at once, and the call's usage is then partial or an estimate.
-    api_key_env: the name of the variable that the key came from. Without a base_url it tells whose key it is, and
-    one that may be of another vendor is refused.
-    """
+    """How to reach a provider."""
 
     api_key: str | None = None
+    """The key; None for servers that need none."""
     base_url: str | None = None
+    """The address, with or without its version suffix; None for the provider's own."""
     timeout_seconds: float = 600.0
+    """Seconds for a whole call, with all its attempts."""
     max_retries: int = 2
+    """Attempts after the first."""
     extra_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Headers that are sent with every request."""
     options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Options that only this type of adapter knows."""
     retry: RetryPolicy = RetryPolicy()
+    """How to wait between attempts."""
     connect_timeout: float = 10.0
+    """Seconds for the connection of each attempt."""
     first_event_timeout: float = 120.0
+    """Seconds for which a streamed reply may be silent before its first event; five times as many while signs of
+    life come."""
     stream_read_timeout: float = 120.0
+    """The same after the first event."""
     drain_for_usage: float = 0.0
+    """Seconds for which a cancelled stream is read on, in silence, for the usage at its end. With 0 the connection
+    is closed at once, and the call's usage is partial or an estimate."""
     api_key_env: str | None = None
+    """The variable that the key came from. Without a `base_url` it tells whose key it is, and a key that may be of
+    another vendor is refused."""
 
     def __repr__(self) -> str:
         key = None if self.api_key is None else "***"
@@ -74,84 +80,114 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can do through its adapter. Declarations are honest: False where it would not work.
 
-    Where one is False, what a request asks of the kind is refused before it is sent, mended, or left out with a
-    warning. supports_structured_output: a schema that the provider enforces. supports_streaming_tool_calls:
-    arguments come in pieces. supports_tool_choice: a call can be demanded. max_context_tokens: prompt and reply
-    together. max_output_tokens: of a reply, reasoning included. accepted_image_media_types,
-    accepted_audio_media_types, accepted_document_media_types: None means any.
+    A request that asks for something that is False here is refused before it is sent, or mended, or that part is
+    left out with a warning.
     """
 
     supports_images: bool = False
+    """Images in messages."""
     supports_audio: bool = False
+    """Audio in messages."""
     supports_documents: bool = False
+    """Documents in messages."""
     supports_thinking: bool = False
+    """Reasoning that can be asked for."""
     supports_tools: bool = False
+    """Calls of tools."""
     supports_system_prompt: bool = True
+    """A system prompt."""
     supports_structured_output: bool = False
+    """A JSON Schema that the provider enforces."""
     supports_streaming: bool = True
+    """Replies that come in pieces."""
     supports_streaming_tool_calls: bool = False
+    """Arguments of tool calls that come in pieces."""
     supports_parallel_tool_calls: bool = False
+    """Several tool calls in one reply."""
     supports_tool_choice: bool = True
+    """A tool call that can be demanded."""
     supports_prompt_caching: bool = False
+    """A cache of prompts at the provider."""
     max_context_tokens: int = 128_000
+    """Tokens of prompt and reply together."""
     max_output_tokens: int = 16_384
+    """Tokens of a reply, reasoning included."""
     accepted_image_media_types: tuple[str, ...] | None = None
+    """The media types of images; None means any."""
     accepted_audio_media_types: tuple[str, ...] | None = None
+    """The media types of audio; None means any."""
     accepted_document_media_types: tuple[str, ...] | None = None
+    """The media types of documents; None means any."""
 
 
 class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 
-    request_id: the caller's, passed to `cancel()`. messages: the whole conversation, since adapters hold none.
-    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it
-    (``ollama:llama3:8b``).
-    max_output_tokens: includes reasoning. default_output_limit: nobody asked for it; a wire that can do without
-    leaves it out where nothing is known of the model's limits. output_schema: a JSON Schema that the reply's text
-    must follow.
-    parallel_tool_calls: whether one reply may call several tools. reasoning_effort: one of `effort.EFFORTS`,
-    ``none`` to ``max``; a model with fewer gets the nearest, with a warning. provider_options: merged into the
-    body, by the name of a protocol or an adapter; see `host_options`.
-    capabilities: of the model, as the configuration corrects them; None is what the adapter knows. The current
-    turn and the history are both held against them.
-    message_id: of the reply, for its stream events; made up if empty. session_id: for logs, and so that
-    what follows in a session finds its prompt cached; never sent as it is.
-    tool_choice: None is the provider's default. max_retries, retry, timeout_seconds, drain_for_usage: instead of
-    the configuration's, see `AdapterConfig`. temperature, top_p, frequency_penalty, presence_penalty, seed: None
-    leaves them to the provider; what a model doesn't take is left out with a warning, as are the next two.
-    verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user. stream: for middleware, how the
-    request is made; it decides nothing.
-    Raises ValueError if two tools have one name.
+    A parameter that a model doesn't take is left out with a warning; None leaves it to the provider.
+
+    Raises:
+        ValueError: Two tools have one name.
     """
 
     request_id: str
+    """The caller's id, which `cancel()` takes."""
     messages: tuple[Message, ...]
+    """The whole conversation, since adapters hold none."""
     model: str
+    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix
+    (``ollama:llama3:8b``)."""
     max_output_tokens: int
+    """The longest reply in tokens, reasoning included."""
     default_output_limit: bool = False
+    """Whether nobody asked for that limit. A wire that can do without it leaves it out where nothing is known of
+    the model's limits."""
     capabilities: AdapterCapabilities | None = None
+    """What the model can do, as the configuration corrects it; None is what the adapter knows. The current turn
+    and the history are both held against it."""
     tools: tuple[ToolDefinition, ...] = ()
+    """The tools that the model may call."""
     system_prompt: str | None = None
+    """The system text."""
     stop_sequences: tuple[str, ...] = ()
+    """Texts at which the reply ends."""
     temperature: float | None = None
+    """The temperature of sampling."""
     top_p: float | None = None
+    """The share of likely tokens that are sampled from."""
     frequency_penalty: float | None = None
+    """The penalty for tokens by how often they came before."""
     presence_penalty: float | None = None
+    """The penalty for tokens that came before."""
     seed: int | None = None
+    """The seed of sampling."""
     verbosity: str | None = None
+    """``low``, ``medium`` or ``high``."""
     user: str | None = None
+    """An opaque id of the end user."""
     output_schema: JsonObject | None = None
+    """A JSON Schema that the reply's text must follow."""
     tool_choice: ToolChoice | None = None
+    """Which tool must be called, if any."""
     parallel_tool_calls: bool | None = None
+    """Whether one reply may call several tools."""
     reasoning_effort: str | None = None
+    """One of `effort.EFFORTS`, ``none`` to ``max``. A model with fewer gets the nearest, with a warning."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Fields that are merged into the body, by the name of a protocol or an adapter; see `host_options`."""
     message_id: str = ""
+    """The id of the reply, for its stream events; made up if empty."""
     session_id: str = ""
+    """The session, for logs and so that later calls find its prompt cached. Never sent as it is."""
     max_retries: int | None = None
+    """Replaces `AdapterConfig.max_retries`."""
     retry: RetryPolicy | None = None
+    """Replaces `AdapterConfig.retry`."""
     timeout_seconds: float | None = None
+    """Replaces `AdapterConfig.timeout_seconds`."""
     drain_for_usage: float | None = None
+    """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
+    """How the request is made, for middleware; it decides nothing."""
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
@@ -170,40 +206,47 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider's headers say about its limits; None is nothing.
-
-    requests_limit, tokens_limit: in all, of the provider's own period, mostly a minute. requests_remaining,
-    tokens_remaining: what is left of it. reset_at: when it begins anew, as the provider writes it.
-    """
+    """What the provider's headers say about its limits; None where they say nothing."""
 
     requests_limit: int | None = None
+    """Requests in all, in the provider's own period, mostly a minute."""
     requests_remaining: int | None = None
+    """Requests that are left in the period."""
     tokens_limit: int | None = None
+    """Tokens in all, in the period."""
     tokens_remaining: int | None = None
+    """Tokens that are left in the period."""
     reset_at: str | None = None
+    """When the period begins anew, as the provider writes it."""
 
 
 class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call returned.
-
-    request_id: the request's. model: ``provider:name`` of the one that served it. content: the reply's blocks.
-    usage: tokens of the call. latency_ms: milliseconds of the whole call, with all its attempts. response_id,
-    provider_request_id: the provider's own, for its support. raw_stop_reason: its own word for `stop_reason`.
-    warnings: what was left out, changed or estimated. rate_limit: None if the provider said nothing of it.
-    """
+    """What a call returned."""
 
     request_id: str
+    """The request's id."""
     model: str
+    """``provider:name`` of the model that served the call."""
     provider: str
+    """The adapter's name."""
     content: tuple[ContentBlock, ...]
+    """The reply's blocks, in their order."""
     stop_reason: StopReason
+    """Why the reply ended."""
     usage: TokenUsage
+    """The tokens of the call."""
     latency_ms: int = 0
+    """Milliseconds of the whole call, with all its attempts."""
     response_id: str | None = None
+    """The provider's id of the reply."""
     raw_stop_reason: str | None = None
+    """The provider's own word for `stop_reason`."""
     warnings: tuple[CallWarning, ...] = ()
+    """What was left out, changed or estimated."""
     rate_limit: RateLimitInfo | None = None
+    """The provider's limits; None if it said nothing of them."""
     provider_request_id: str | None = None
+    """The provider's id of the request, for its support."""
 
     @property
     def text(self) -> str:
@@ -217,15 +260,17 @@ class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
-        """The calls of tools that it asks for, in their order."""
+        """The calls of tools that the reply asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
-    """An attempt is about to be sent. attempt: from 1. reason: ``first``, ``retry`` or ``repair``."""
+    """An attempt is about to be sent."""
 
     attempt: int
+    """The attempt's number, from 1."""
     reason: Literal["first", "retry", "repair"] = "first"
+    """Why it is made."""
 
 
 class AttemptResent(msgspec.Struct, frozen=True):
@@ -244,7 +289,7 @@ class AttemptFirstEvent(msgspec.Struct, frozen=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """An attempt failed and another one follows after `delay_seconds`; of the last failure nothing is reported."""
+    """An attempt failed, and another follows after `delay_seconds`. The last attempt's failure is not reported."""
 
     attempt: int
     error: AdapterError
@@ -328,10 +373,15 @@ class ProviderAdapter(Protocol):
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
-        """The whole response. Raises AdapterError; a cancelled call raises CancelledError.
+        """Make a call, and wait for the whole response.
 
-        on_attempt: told, at once and in order, when an attempt starts, has its first content, or failed and is
-        followed by another. It must not raise.
+        Args:
+            request: The request.
+            on_attempt: Told, at once and in order, when an attempt starts, has its first content, or failed and is
+                followed by another. It must not raise.
+
+        Raises:
+            AdapterError: The call failed; CancelledError if it was cancelled.
         """
         ...
 
