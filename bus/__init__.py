@@ -119,6 +119,7 @@ from .events.catalogue import (
     ActorStopped as ActorStoppedEvent,
 )
 from .events.catalogue import TurnStatus as TurnStatus
+from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
 from .log import (
     Log,
@@ -336,5 +337,10 @@ __all__ = [
     "WrongLoop",
     "affected",
     "as_blocks",
+    "decode_as",
+    "decode_envelope",
+    "decode_event",
+    "encode_envelope",
+    "encode_event",
     "topic_matches",
 ]

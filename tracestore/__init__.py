@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bus._later import later
+from bus.events.upcasting import upcast
 
-from .event_forms import upcast
 from .filters import CallFilter
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable

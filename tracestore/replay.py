@@ -14,10 +14,10 @@ from datetime import datetime
 
 import msgspec
 
+from bus.events.codec import decode_as
 from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.observable import check_pattern, topic_matches
 
-from .codec import decode_as
 from .store import Store
 
 PAGE = 500

@@ -28,9 +28,10 @@ from bus import (
     TokenUsage,
     UnknownEvent,
 )
+from bus.events.codec import decode_event
 from bus.values.json import JsonObject
 from tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
-from tracestore.codec import decode_event, decode_line, encode_event, encode_line
+from tracestore.codec import decode_line, encode_event, encode_line
 
 from .trace_making import T0, Maker
 
@@ -242,7 +243,7 @@ def test_an_event_of_the_catalogue_in_an_old_form_is_brought_to_todays(monkeypat
     """As if a field of it had been renamed."""
     monkeypatch.setattr(SessionTurnStarted, "SCHEMA", 2)
     monkeypatch.setitem(upcast, ("session.turn_started", 1), lambda fields: {"type": fields["type"], "model": "m"})
-    monkeypatch.setattr("callboard.tracestore.codec._SCHEMAS", {"session.turn_started": 2})
+    monkeypatch.setattr("callboard.bus.events.codec._SCHEMAS", {"session.turn_started": 2})
     assert decode_event("session.turn_started", '{"type":"session.turn_started","modell":"m"}') == (
         SessionTurnStarted(model="m")
     )

@@ -6,9 +6,9 @@ from datetime import datetime
 
 import msgspec
 
+from bus.events.codec import decode_event
 from bus.events.envelope import Envelope
 
-from ..codec import decode_event
 from ..timestamps import to_us
 from .connection import Dialect, Row, Sql, SqlValue, at_most
 

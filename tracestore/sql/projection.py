@@ -23,9 +23,10 @@ from bus.events.catalogue import (
     SessionModelChanged,
     SessionRenamed,
 )
+from bus.events.codec import topic_of
 from bus.events.envelope import Envelope
 
-from ..codec import encode_event, storable_text, topic_of
+from ..codec import encode_event, storable_text
 from ..prices.rows import MAX_INT64
 from ..writing.captured import CapturedMessage, CapturedSetup
 from .call_rows import (

@@ -1,9 +1,9 @@
 """Old forms of stored events, brought to today's.
 
-Fields that are added need nothing here: they have defaults. Where that is not enough, the event's class counts
-its `SCHEMA` up, and ``upcast[topic, n]`` says how the fields of form n become those of form n + 1. Stored text is
-never rewritten; this is done as it is read. The number stands in an event's JSON under ``@schema``, which can be
-no field's name; without it the form is 1.
+Fields that are added need nothing here: they have defaults. Where that is not enough, the event's class counts its
+`SCHEMA` up, and ``upcast[topic, n]`` turns the fields of form n into those of form n + 1. Stored text is never
+rewritten; it is brought up as it is read. The number stands in an event's JSON under ``@schema``, which can be no
+field's name. Without it the form is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.values.json import JsonObject
+from ..values.json import JsonObject
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
 

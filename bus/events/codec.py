@@ -1,0 +1,220 @@
+"""Events and envelopes as JSON, and back: for a trace, for another process, or for a file.
+
+Reading an event never fails. An event of a topic that this version doesn't know, or with data that doesn't fit the
+topic, comes back as an `UnknownEvent` with its text. Writing never fails either: an event that can't be encoded
+becomes a note that says so, because one bad event of a host's own must not stop everything behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from ..values.messages import MessageMetadata
+from .catalogue import CatalogueEvent, LlmCallCompleted, LlmCallFailed, SessionMessageAppended
+from .envelope import Envelope, Event, UnknownEvent
+from .upcasting import in_current_form, with_schema
+
+_encoder = msgspec.json.Encoder()
+_SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}
+
+EventT = TypeVar("EventT", bound=Event)
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[CatalogueEvent]:
+    return msgspec.json.Decoder(CatalogueEvent)  # 3 ms, for whoever reads events
+
+
+# -- Events
+
+
+def topic_of(event: Event) -> str:
+    """The topic of an event. An event that was read back as unknown keeps its own."""
+    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(type(event))
+
+
+@functools.lru_cache(maxsize=1024)
+def _topic_of_type(kind: type[Event]) -> str:
+    return kind.topic_of()
+
+
+def encode_event(event: Event) -> bytes:
+    """The JSON of an event, content included."""
+    return bytes(event.raw) if isinstance(event, UnknownEvent) else encode_part(event, event)
+
+
+def encode_part(part: msgspec.Struct, event: Event) -> bytes:
+    """The JSON of the part of an event that is to be written, with the number of the event's form."""
+    try:
+        encoded = as_text(_encoder.encode(part))
+    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        encoded = _encode_the_hard_way(part, topic_of(event), error)
+    return with_schema(encoded, event.SCHEMA)
+
+
+def as_text(encoded: bytes) -> bytes:
+    """Encoded JSON as text: a provider's usage object is kept as it came, and may hold bytes that are no text."""
+    return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
+
+
+def _encode_the_hard_way(part: msgspec.Struct, topic: str, error: Exception) -> bytes:
+    # Half a surrogate pair, as a broken tokenizer may yield, is the likely reason: standard JSON can escape it.
+    try:
+        return json.dumps(msgspec.to_builtins(part)).encode("ascii")
+    except Exception:
+        note = f"{type(error).__name__}: {error}".encode("ascii", "replace").decode()
+        return _encoder.encode({"type": topic, "unstorable": note})
+
+
+def decode_event(topic: str, data: bytes | str) -> Event:
+    """The event behind its JSON; an `UnknownEvent` if this version can't read it."""
+    try:
+        current = in_current_form(topic, data, _SCHEMAS.get(topic, 1))
+        try:
+            return _decoder().decode(current)
+        except (msgspec.DecodeError, ValueError):
+            return _decode_with_raw_usage(current)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):  # the latter two out of an upcast
+        raw = data.encode() if isinstance(data, str) else data
+        return UnknownEvent(topic=topic, raw=msgspec.Raw(raw))
+
+
+def decode_as(kind: type[EventT], event: UnknownEvent) -> EventT | UnknownEvent:
+    """An event of a host's own type that was read back as unknown; unchanged if it doesn't fit that type."""
+    try:
+        return msgspec.json.decode(in_current_form(event.topic, bytes(event.raw), kind.SCHEMA), type=kind)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):
+        return event
+
+
+class _RawUsage(msgspec.Struct):
+    raw: msgspec.Raw
+
+
+class _OfUsage(msgspec.Struct):
+    usage: _RawUsage
+
+
+class _OfMetadata(msgspec.Struct):
+    metadata: _OfUsage
+
+
+class _OfMessage(msgspec.Struct):
+    message: _OfMetadata
+
+
+def _decode_with_raw_usage(data: bytes | str) -> Event:
+    """An event with the provider's own usage object; msgspec reads nothing but null into ``Raw | None``."""
+    fields = msgspec.json.decode(data)
+    if fields["type"] == SessionMessageAppended.topic_of():
+        raw = msgspec.json.decode(data, type=_OfMessage).message.metadata.usage.raw
+        fields["message"]["metadata"]["usage"]["raw"] = None
+        appended = msgspec.convert(fields, SessionMessageAppended)
+        assert appended.message.metadata is not None
+        metadata = _with_raw(appended.message.metadata, raw)
+        return msgspec.structs.replace(
+            appended, message=msgspec.structs.replace(appended.message, metadata=metadata)
+        )
+    raw = msgspec.json.decode(data, type=_OfUsage).usage.raw
+    fields["usage"]["raw"] = None
+    event = msgspec.convert(fields, LlmCallCompleted | LlmCallFailed)
+    return _with_raw(event, raw)
+
+
+_WithUsage = TypeVar("_WithUsage", LlmCallCompleted, LlmCallFailed, MessageMetadata)
+
+
+def _with_raw(thing: _WithUsage, raw: msgspec.Raw) -> _WithUsage:
+    assert thing.usage is not None
+    return msgspec.structs.replace(thing, usage=msgspec.structs.replace(thing.usage, raw=raw.copy()))
+
+
+# -- Envelopes
+
+
+class EncodedEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An envelope with its event still encoded. The fields are those of `Envelope`, and the event's topic."""
+
+    seq: int
+    """As in `Envelope`."""
+    run_id: str
+    """As in `Envelope`."""
+    ts_us: int
+    """As in `Envelope`."""
+    mono_ns: int
+    """As in `Envelope`."""
+    topic: str | None = None
+    """The topic of the event; None where the event's own ``type`` says it."""
+    data: msgspec.Raw
+    """The JSON of the event."""
+    session_id: str | None = None
+    """As in `Envelope`."""
+    turn_id: str | None = None
+    """As in `Envelope`."""
+    request_id: str | None = None
+    """As in `Envelope`."""
+    attempt: int | None = None
+    """As in `Envelope`."""
+    message_id: str | None = None
+    """As in `Envelope`."""
+    caused_by: str | None = None
+    """As in `Envelope`."""
+    tags: dict[str, str] | None = None
+    """As in `Envelope`."""
+
+    def decoded(self) -> Envelope:
+        """The envelope with its event. Raises ValueError if nothing says the event's topic."""
+        encoded = bytes(self.data)
+        event = decode_event(self.topic or _said_topic(encoded), encoded)
+        return Envelope(data=event, **{name: getattr(self, name) for name in _SHARED})
+
+
+_SHARED = tuple(name for name in Envelope.__struct_fields__ if name != "data")
+_envelope_decoder = msgspec.json.Decoder(EncodedEnvelope)
+
+
+class _Said(msgspec.Struct):
+    type: str
+
+
+def _said_topic(encoded: bytes) -> str:
+    try:
+        return msgspec.json.decode(encoded, type=_Said).type
+    except msgspec.DecodeError as error:
+        raise ValueError(f"an event without a topic: {error}") from error
+
+
+def fields_of(envelope: Envelope) -> dict[str, Any]:
+    """The fields of an envelope but for its event, and the event's topic."""
+    return {"topic": topic_of(envelope.data), **{name: getattr(envelope, name) for name in _SHARED}}
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """An envelope as one JSON object without line breaks, the event's content included."""
+    data = encode_event(envelope.data).replace(b"\n", b" ")  # between values; in a text it is escaped
+    fields = {name: value for name, value in fields_of(envelope).items() if value is not None}
+    try:
+        return _encoder.encode(fields | {"data": msgspec.Raw(data)})
+    except UnicodeError:  # half a surrogate pair, which standard JSON can escape
+        return json.dumps(fields | {"data": json.loads(data)}).encode()
+
+
+def decode_envelope(data: bytes | str) -> Envelope:
+    """The envelope behind its JSON.
+
+    Raises:
+        ValueError: The text is no envelope, or was cut short.
+    """
+    try:
+        return _envelope_decoder.decode(data).decoded()
+    except msgspec.DecodeError:
+        try:  # only standard JSON reads escaped half surrogate pairs
+            fields = json.loads(data)
+            fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
+            return msgspec.convert(fields, EncodedEnvelope).decoded()
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(str(error)) from error

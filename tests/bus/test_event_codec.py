@@ -1,0 +1,93 @@
+"""Envelopes as JSON, and back: everything of an event, content included, whatever a provider or a host put in."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from callboard.bus.values.usage import Cost, CostSource
+
+from callboard.bus import (
+    Envelope,
+    Event,
+    ImageBlock,
+    LlmCallCompleted,
+    Message,
+    MessageMetadata,
+    SessionMessageAppended,
+    StopReason,
+    TextBlock,
+    TokenUsage,
+    UnknownEvent,
+    decode_as,
+    decode_envelope,
+    encode_envelope,
+)
+
+
+class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
+    """An event of a host's own."""
+
+    metres: int
+
+
+def envelope(event: Event) -> Envelope:
+    return Envelope(7, "run_a", 1_790_000_000_000_000, 5, event, session_id="s1", attempt=2, tags={"team": "red"})
+
+
+def raw_usage() -> TokenUsage:
+    return TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tokens":7}'))
+
+
+def test_a_call_comes_back_with_the_providers_own_usage() -> None:
+    sent = envelope(
+        LlmCallCompleted(
+            provider="openai",
+            model="openai:gpt-5",
+            served_model="openai:gpt-5",
+            stop_reason=StopReason.END_TURN,
+            raw_stop_reason="stop",
+            usage=raw_usage(),
+            cost=Cost(1, CostSource.COMPUTED),
+            latency_ms=10,
+        )
+    )
+    assert decode_envelope(encode_envelope(sent)) == sent
+
+
+def test_a_message_comes_back_with_its_content() -> None:
+    """Media as bytes, and the usage object of the reply as it came."""
+    metadata = MessageMetadata(
+        provider="openai",
+        model="openai:gpt-5",
+        usage=raw_usage(),
+        cost=Cost(1, CostSource.COMPUTED),
+        stop_reason=StopReason.END_TURN,
+    )
+    content = (TextBlock(text="line\nbreak"), ImageBlock(data=b"\x00\xff", media_type="image/png"))
+    message = msgspec.structs.replace(Message.user("x"), content=content, metadata=metadata)
+    sent = envelope(SessionMessageAppended(position=3, message=message))
+    encoded = encode_envelope(sent)
+    assert b"\n" not in encoded
+    assert decode_envelope(encoded) == sent
+
+
+def test_a_hosts_own_event_comes_back_as_unknown_and_then_as_its_type() -> None:
+    found = decode_envelope(encode_envelope(envelope(Moved(metres=2))))
+    assert isinstance(found.data, UnknownEvent)
+    assert found.topic == "host.moved"
+    assert decode_as(Moved, found.data) == Moved(metres=2)
+    assert decode_envelope(encode_envelope(found)) == found
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_lose_an_envelope() -> None:
+    sent = msgspec.structs.replace(envelope(Moved(metres=2)), tags={"team": "\ud800"})
+    assert decode_envelope(encode_envelope(sent)).tags == {"team": "\ud800"}
+
+
+NO_TOPIC = b'{"seq":1,"run_id":"r","ts_us":1,"mono_ns":1,"data":{}}'
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"seq":1}', NO_TOPIC])
+def test_what_is_no_envelope_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_envelope(text)
