@@ -33,7 +33,7 @@ from adapters import (
 from adapters.actor import AdapterActor, CallHandle, start_call
 from adapters.contract import MeteredAdapter, ProviderAdapter
 from adapters.usage.unfinished import NOTHING_USED
-from bus import ActorRef, LlmCallCompleted, LlmCallFailed, StreamLog
+from bus import ActorRef, LlmCallCompleted, StreamLog
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
 from bus.values.call_settings import CallSettings
@@ -121,28 +121,29 @@ class Call(AdapterCall):
         """
         self.begin()
         first_seq = self._log.next_seq
-        terminal: LlmCallCompleted | LlmCallFailed | None = None
-        error: AdapterError = self.cancelled_error()
+        end: LlmCallCompleted | AdapterError | None = None
         try:
             response = await self._converse()
             if self._warnings:
                 response = msgspec.structs.replace(response, warnings=(*self._warnings, *response.warnings))
             cost = self.price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
+                error = self.cancelled_error()
                 error.content, error.usage = response.content, response.usage
                 raise error
-            terminal = self.completed(response, cost, response.stop_reason, response.raw_stop_reason)
+            end = self.completed(response, cost, response.stop_reason, response.raw_stop_reason)
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
-            error = failure
+            end = failure
             if self._filter_error is not None:
                 raise self._filter_error from None
             raise
         finally:
-            if terminal is None:
-                self._end_early(first_seq, error)
+            end = end or self.cancelled_error()
+            if isinstance(end, AdapterError):
+                self._end_early(first_seq, end)
             self.over = True
-            self.publish_terminal(terminal, error)
+            self.publish_end(end)
             await self._hand_over_end()
 
     async def _converse(self) -> CanonicalResponse:

@@ -152,16 +152,11 @@ class CallEvents:
             tags=context.tags,
         )
 
-    def publish_terminal(self, terminal: CallEnd | None, error: AdapterError) -> None:
-        """Publish and settle the end that is missing.
-
-        Args:
-            terminal: The end; None if the call failed.
-            error: The error of a call that failed.
-        """
-        if terminal is None:
-            self.account(error)
-            terminal = self._failed(error, will_retry=False, delay=0.0)
+    def publish_end(self, end: CallEnd | AdapterError) -> None:
+        """Publish and settle the end that is missing: an event, or the error of a call that failed."""
+        if isinstance(end, AdapterError):
+            self.account(end)
+        terminal = self._failed(end, will_retry=False, delay=0.0) if isinstance(end, AdapterError) else end
         if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
             self._note_attempt(AttemptStarted(1))
             terminal = _unsent(terminal)

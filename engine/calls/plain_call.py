@@ -112,24 +112,23 @@ class PlainCall(AdapterCall, Generic[S]):
             AdapterError: The call failed.
         """
         self.begin()
-        terminal: LlmCallCompleted | None = None
-        error: AdapterError = self.cancelled_error()
+        end: LlmCallCompleted | AdapterError | None = None
         request_id = self.context.request_id
         try:
             answer = await self._in_slot(
                 lambda ref: start_work(ref, request_id, lambda adapter: work(adapter, self.on_attempt)),
                 self._answer,
             )
-            terminal, cost = self._completed_by(answer)
+            end, cost = self._completed_by(answer)
             return answer, cost
         except AdapterError as failure:
-            error = failure
+            end = failure
             raise
         finally:
             if self._late is not None:
-                terminal, _ = self._completed_by(self._late)
+                end, _ = self._completed_by(self._late)
             self.over = True
-            self.publish_terminal(terminal, error)
+            self.publish_end(end or self.cancelled_error())
             await self.secured()
 
     def _completed_by(self, answer: S) -> tuple[LlmCallCompleted, Cost]:

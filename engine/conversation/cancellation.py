@@ -88,7 +88,8 @@ class TurnScope:
     def hold_time(self, held: bool) -> None:
         """Take the deadline away while a call runs, because the call keeps it and ends in order. Then set it
         again."""
-        self._scope.deadline = math.inf if held else self.deadline
+        if self.seconds is not None:
+            self._scope.deadline = math.inf if held else self.deadline
 
     def _ending(self, cancelled: CancelledError) -> AdapterError:
         """The error of a turn that was cancelled, by the reason for it."""

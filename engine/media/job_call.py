@@ -8,7 +8,6 @@ from adapters import AdapterError, StopReason, TokenUsage
 from adapters.contract import AttemptStarted, CallWarning
 from adapters.videos import PollPolicy, VideoJob
 from bus import Cost, RoutingDecision
-from bus.errors import CancelledError
 
 from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime
@@ -56,14 +55,13 @@ class JobCall(CallEvents):
         self.on_attempt(AttemptStarted(1))
         usage = job.usage or TokenUsage()
         cost = self.price(usage, job.model)
-        terminal = self.completed(JobAsReply(job, usage), cost, StopReason.END_TURN)
-        self.publish_terminal(terminal, CancelledError(""))
+        self.publish_end(self.completed(JobAsReply(job, usage), cost, StopReason.END_TURN))
         return cost
 
     def failed_by(self, error: AdapterError) -> None:
         """Publish the end of a failed job. It costs nothing, unless the error has a usage."""
         self.on_attempt(AttemptStarted(1))
-        self.publish_terminal(None, error)
+        self.publish_end(error)
 
 
 class JobAsReply(msgspec.Struct, frozen=True):
