@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 from callboard.adapters.conformance import CALLS, TOOLS
 
-from callboard import (
-    JsonObject,
-    Tool,
-    ToolUseEnd,
-    generate,
-    stream,
-)
+from callboard import JsonObject, Tool, ToolUseEnd, generate, stream
 
 from ..support.wires.wire import Wire
 from .providers import Asked, asking, counted, each_provider

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
 from bus.events.catalogue import ProviderAvailabilityChanged
 from bus.values.usage import CostSource
-from engine.routing.availability import (
-    MAX_RECORDS,
-    STATES,
-    TRANSITIONS,
-    AvailabilityTable,
-    Changes,
-)
+from engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

@@ -7,7 +7,8 @@ import pytest
 from callboard import ActorStarted, ImageBlock, Message, SessionConfigured, SessionCreated, TextBlock, TraceStore
 from tracestore.sqlite.upkeep import expiry, pruning
 
-from .test_trace_content import SETUP, appended, captured, count, everything
+from .content_making import appended, captured
+from .test_trace_content import SETUP, count, everything
 from .trace_making import T0, Maker
 
 pytestmark = pytest.mark.anyio

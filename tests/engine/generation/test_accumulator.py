@@ -8,14 +8,7 @@ import pytest
 
 from adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
 from bus import CallboardError, StreamReset
-from bus.streams.events import (
-    MessageComplete,
-    MessageStart,
-    ProviderBlock,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseStart,
-)
+from bus.streams.events import MessageComplete, MessageStart, ProviderBlock, TextDelta, ThinkingDelta, ToolUseStart
 from bus.streams.fold import fold
 from bus.values.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
 from bus.values.usage import TokenUsage

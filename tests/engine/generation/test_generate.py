@@ -8,14 +8,7 @@ import threading
 import msgspec
 import pytest
 
-from adapters import (
-    CancelledError,
-    CanonicalRequest,
-    Message,
-    Role,
-    ServerError,
-    TextBlock,
-)
+from adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
 from tests.support.engines import registry, running, talking, topics

@@ -12,16 +12,7 @@ import pytest
 
 from adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
 from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
-from engine import (
-    Engine,
-    Finish,
-    StreamAccumulator,
-    StreamFailed,
-    StreamResult,
-    UsageSoFar,
-    ViewEvent,
-    stream,
-)
+from engine import Engine, Finish, StreamAccumulator, StreamFailed, StreamResult, UsageSoFar, ViewEvent, stream
 from engine.calls.outcome import CallOutcome
 from engine.generation.reading import DELTAS_PER_ESTIMATE
 from tests.support.engines import registry, running, topics

@@ -150,20 +150,6 @@ async def test_cancelling_the_round_sets_every_signal() -> None:
     assert cancelled == ["other"]
 
 
-async def test_a_signal_can_be_awaited() -> None:
-    """Also by what runs beside the function."""
-    from engine import AbortController
-
-    controller = AbortController()
-    async with anyio.create_task_group() as group:
-        group.start_soon(controller.signal.wait)
-        await anyio.lowlevel.checkpoint()
-        controller.abort("enough")
-        controller.abort("again")
-    assert controller.signal.reason == "enough"
-    await controller.signal.wait()
-
-
 async def test_the_context_tells_the_call_its_place() -> None:
     """Ids, names and the conversation; and the seed's names for parts of it."""
     seen: list[object] = []
