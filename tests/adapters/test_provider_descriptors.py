@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters import AdapterConfig, create_adapter
+from adapters.embeddings.only import EmbeddingOnlyWire
 from adapters.http.adapter import HttpAdapter
 from adapters.provider import Provider, providers, vendors
 from adapters.transport.addresses import host_of
@@ -45,6 +46,24 @@ def test_the_key_of_its_own_variable_goes_to_its_home(provider: Provider) -> Non
     assert host_of(adapter.base_url) == provider.home
     for variable in provider.key_variables:
         check_key_goes_home(provider.name, variable, adapter.base_url, of_many=True)
+
+
+@each_provider
+def test_its_kinds_are_those_that_its_adapter_has_wires_for(provider: Provider) -> None:
+    """And the wire is called as the folder is. What plays or starts something else is its own witness."""
+    if provider.name in ("cassette", "local", "scripted"):
+        return
+    adapter = create_adapter(provider.name, AdapterConfig(base_url="https://x.test"), name="mine")
+    assert isinstance(adapter, HttpAdapter)
+    others = adapter.wire.other_wires()
+    wires = {
+        "chat": not isinstance(adapter.wire, EmbeddingOnlyWire),
+        "embedding": others.embeddings,
+        "image": others.images,
+        "video": others.videos,
+    }
+    assert {kind for kind, wire in wires.items() if wire} == set(provider.kinds)
+    assert adapter.wire.default_name == provider.name
 
 
 def test_names_are_given_once() -> None:
