@@ -33,13 +33,10 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The vendor's name in our price tables, before the colon of its models' names."""
-
     telemetry: str | None = None
     """The name in OpenTelemetry's conventions for generative AI. None: the provider's own name."""
-
     genai_prices: str | None = None
     """The name in the published prices of genai-prices. None: `name`."""
-
     litellm: tuple[str, ...] = ()
     """The names in LiteLLM's list of models. None of them need be there if it is `name`."""
 
@@ -49,13 +46,10 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The adapter's name, which is also an alias of its model."""
-
     model: str
     """What the provider calls the model."""
-
     kind: Kind = "chat"
     """What the model is for."""
-
     options: Mapping[str, Json] = {}
     """The adapter's `AdapterConfig.options`."""
 
@@ -65,10 +59,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The name of the folder, which is the `type` of its adapters in models.yaml."""
-
     adapter: str
     """The place of its adapter: a class, or a function that makes one."""
-
     kinds: tuple[Kind, ...] = ("chat",)
     """What its adapter serves: the interfaces of `adapters.contract`, `embeddings`, `images` and `videos`."""
 
@@ -76,19 +68,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     key_variables: tuple[str, ...] = ()
     """The environment variables that may hold its key, the usual one first. Empty: none is looked for."""
-
     base_url_variable: str | None = None
     """The environment variable that may hold another address."""
-
     expected: bool = False
     """Without a models.yaml it is listed also while its key is missing, as not configured."""
-
     precedence: int = 100
     """The provider with the least number is taken where several have a key and nobody has chosen."""
-
     presets: tuple[Preset, ...] = ()
     """Adapters that are there without a configuration."""
-
     runs_here: bool = False
     """Its models run on this machine, so that asking after its health needs no network."""
 
@@ -96,7 +83,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     home: str | None = None
     """The host that gets the key where no address is configured. None: any key may go there."""
-
     key_words: tuple[str, ...] = ()
     """Words of an environment variable's name that mean a key for `home`."""
 
@@ -104,10 +90,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     models: str | None = None
     """The module that has the table of its models as `TABLE`, and `find_model`. None: there is no table."""
-
     rates: str | None = None
     """The file of rates that estimates of tokens go by. None: the usual rates."""
-
     vocabulary: str | None = None
     """The vocabulary that is nearest to models whose names tell none. None: the usual one."""
 
@@ -115,10 +99,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     vendor: Vendor | None = None
     """Whose models they are. None: that depends on the address, or is not known."""
-
     vendor_of: str | None = None
     """The place of a function that tells a vendor's name by `AdapterConfig`'s options and address."""
-
     other_vendors: tuple[Vendor, ...] = ()
     """Further vendors that are reached by its protocol."""
 

@@ -17,52 +17,36 @@ class TokenRates(msgspec.Struct, frozen=True):
 
     request: float = 3.0
     """Tokens of a request, whatever is in it."""
-
     message: float = 4.0
     """Tokens of a message, besides its content."""
-
     system: float = 2.0
     """Tokens that a system prompt adds, besides its text."""
-
     tools: float = 10.0
     """Tokens that any tools add at all: providers then add a prompt of their own."""
-
     tool: float = 8.0
     """Tokens of a tool, besides its text."""
-
     property: float = 2.0
     """Tokens of a property in a tool's schema."""
-
     text: float = 1.0
     """Tokens for each token of text that the vocabulary has."""
-
     json: float = 1.0
     """Tokens for each such token in the arguments of a call."""
-
     schema: float = 0.7
     """Tokens for each such token in a tool's name and schema, which providers write in their own way."""
-
     opaque: float = 0.1
     """Tokens of a character of signatures and the like."""
-
     call: float = 3.0
     """Tokens of a tool call, besides its name and arguments."""
-
     result: float = 3.0
     """Tokens of a tool's result, besides its text."""
-
     image: float = 30.0
     """Tokens of an image, besides its pixels."""
-
     pixels: float = 1.33
     """Tokens of a thousand pixels."""
-
     audio: float = 500.0
     """Tokens of an audio block."""
-
     document: float = 1500.0
     """Tokens of a document that is no text."""
-
     vocabulary: str = "o200k"
     """The vocabulary by which text is counted; see `vocabularies`."""
 
@@ -72,13 +56,10 @@ class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str
     """A regular expression that finds the host in an address."""
-
     model: str
     """A regular expression that finds the model's name."""
-
     samples: int
     """How many requests the rates were fitted to."""
-
     rates: TokenRates
     """The rates."""
 

@@ -123,7 +123,7 @@ def capability_name(word: str) -> str:
 
 
 def get_model_info(model_id: str) -> ModelInfo | None:
-    """The knowledge of a model. Anthropic, OpenAI and Gemini go before other providers.
+    """The knowledge of a model. Providers with a table of models go before others.
 
     Args:
         model_id: The model's id, also a dated one; a short name; or ``provider:id``.
