@@ -11,7 +11,7 @@ from adapters.contract import CanonicalRequest
 from adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
 from adapters.providers.gemini.chat.request import BuiltRequest, build_request
 from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import InvalidRequestError
 from bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -38,7 +38,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PNG_64 = base64.b64encode(PNG).decode()
 PATH: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}}
 READ_FILE = ToolDefinition("read_file", "Reads.", PATH)
-CHANGED = ["parameter_changed"]
 OLDER, NEWER = "gemini:gemini-2.5-flash", "gemini:gemini-3-flash-preview"
 
 
@@ -113,19 +112,6 @@ def test_a_conversation_begins_and_ends_with_the_user() -> None:
     messages = (Message.assistant("Hello"), Message.user("Hi"))
     assert contents(*messages) == [user(text(BEGINNING)), model(text("Hello")), user(text("Hi"))]
     assert codes(messages=messages) == ["content_dropped"]
-
-
-def test_nothing_to_send_is_refused() -> None:
-    """Before it is sent."""
-    with pytest.raises(InvalidRequestError, match="no message"):
-        build(Message.user("  "))
-
-
-def test_a_model_without_system_text_is_told_by_the_user() -> None:
-    """The same words, first of all."""
-    built = build(system_prompt="Be brief.", model="gemini:gemma-3-27b-it")
-    assert "systemInstruction" not in built.body
-    assert built.body["contents"] == [user(text("Be brief."), text("Hi"))]
 
 
 # -- media
@@ -403,34 +389,6 @@ def test_tools_are_declared_with_their_schemas() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("choice", "mode"),
-    [
-        (None, None),
-        (ToolChoice("auto"), {"mode": "AUTO"}),
-        (ToolChoice("none"), {"mode": "NONE"}),
-        (ToolChoice("required"), {"mode": "ANY"}),
-        (ToolChoice("named", "read_file"), {"mode": "ANY", "allowedFunctionNames": ["read_file"]}),
-    ],
-)
-def test_tool_choice(choice: ToolChoice | None, mode: Json) -> None:
-    """Four modes, and none without tools to choose from."""
-    sent = build(tools=(READ_FILE,), tool_choice=choice).body.get("toolConfig")
-    assert sent == (None if mode is None else {"functionCallingConfig": mode})
-    if choice is not None and choice.mode in ("auto", "none"):
-        assert "toolConfig" not in build(tool_choice=choice).body
-
-
-@pytest.mark.parametrize(
-    ("tools", "choice"),
-    [((), ToolChoice("required")), ((), ToolChoice("named", "x")), ((READ_FILE,), ToolChoice("named", "x"))],
-)
-def test_a_choice_that_can_not_be_made(tools: tuple[ToolDefinition, ...], choice: ToolChoice) -> None:
-    """Refused before it is sent."""
-    with pytest.raises(UnsupportedToolChoiceError):
-        build(tools=tools, tool_choice=choice)
-
-
 def test_strict_tools_are_validated_where_that_exists() -> None:
     """On newer models, unless something else is chosen."""
     strict = ToolDefinition("a", "", PATH, strict=True)
@@ -438,12 +396,6 @@ def test_strict_tools_are_validated_where_that_exists() -> None:
     assert build(tools=(strict,)).body["toolConfig"] == validated
     assert build(tools=(strict,), tool_choice=ToolChoice("auto")).body["toolConfig"] == validated
     assert "toolConfig" not in build(tools=(strict,), model=OLDER).body
-
-
-def test_tools_for_a_model_that_takes_none() -> None:
-    """Refused before it is sent."""
-    with pytest.raises(CapabilityError, match="takes no tools"):
-        build(tools=(READ_FILE,), model="gemini:gemma-3-27b-it")
 
 
 # -- the reply's form, and tuning
@@ -465,36 +417,6 @@ def test_structured_output_beside_tools_on_older_models() -> None:
     assert "Be brief." in said
     assert "JSON Schema" in said
     assert [warning.code for warning in built.warnings] == ["schema_as_instruction"]
-
-
-@pytest.mark.parametrize(
-    ("name", "effort", "thinking", "warned"),
-    [
-        ("gemini-2.5-flash", "none", {"thinkingBudget": 0}, []),
-        ("gemini-2.5-flash", "low", {"thinkingBudget": 1024, "includeThoughts": True}, []),
-        ("gemini-2.5-flash", "max", {"thinkingBudget": 24576, "includeThoughts": True}, []),
-        ("gemini-2.5-flash-lite-preview-06-17", "minimal", {"thinkingBudget": 512, "includeThoughts": True}, []),
-        ("gemini-2.5-pro", "none", {"thinkingBudget": 128, "includeThoughts": True}, CHANGED),
-        ("gemini-2.5-pro", "max", {"thinkingBudget": 32768, "includeThoughts": True}, []),
-        ("gemini-3-flash-preview", "minimal", {"thinkingLevel": "MINIMAL", "includeThoughts": True}, []),
-        (
-            "gemini-3-pro-preview",
-            "medium",
-            {"thinkingLevel": "LOW", "includeThoughts": True},
-            ["parameter_changed"],
-        ),
-        ("gemini-3.1-pro-preview", "medium", {"thinkingLevel": "MEDIUM", "includeThoughts": True}, []),
-        ("gemini-3.8-flash", "minimal", {"thinkingLevel": "LOW", "includeThoughts": True}, CHANGED),
-        ("gemini-flash-latest", "high", {"thinkingLevel": "HIGH", "includeThoughts": True}, []),
-        ("unheard-of", "xhigh", {"thinkingLevel": "HIGH", "includeThoughts": True}, CHANGED),
-        ("gemini-2.0-flash", "high", None, ["parameter_dropped"]),
-    ],
-)
-def test_reasoning_effort(name: str, effort: str, thinking: Json, warned: list[str]) -> None:
-    """A budget or a level, as the model has it, and never both."""
-    asked = {"model": f"gemini:{name}", "reasoning_effort": effort}
-    assert config(**asked).get("thinkingConfig") == thinking
-    assert codes(**asked) == warned
 
 
 def test_sampling() -> None:

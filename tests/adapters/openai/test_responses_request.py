@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adapters.contract import CanonicalRequest
 from adapters.providers.openai.chat.request import BuiltRequest, build_request
 from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import CapabilityError, InvalidRequestError
 from bus.values.content import (
     ContentBlock,
     DocumentBlock,
@@ -22,7 +22,7 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.messages import Message, Role, ToolDefinition
 
 from ...support.fake_http import ask
 from ...support.judges import responses_faults
@@ -447,29 +447,6 @@ def test_tools_are_strict_where_that_loses_nothing() -> None:
         body(request(tools=(msgspec.structs.replace(free, strict=True),)))
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        (ToolChoice("auto"), "auto"),
-        (ToolChoice("none"), "none"),
-        (ToolChoice("required"), "required"),
-        (ToolChoice("named", "weather"), {"type": "function", "name": "weather"}),
-    ],
-)
-def test_tool_choice(choice: ToolChoice, expected: Json) -> None:
-    """Four modes, the named one flat."""
-    asked = request(tools=(WEATHER,), tool_choice=choice, parallel_tool_calls=False)
-    assert body(asked)["tool_choice"] == expected
-    assert body(asked)["parallel_tool_calls"] is False
-
-
-@pytest.mark.parametrize("choice", [ToolChoice("required"), ToolChoice("named", "nobody")])
-def test_impossible_tool_choice(choice: ToolChoice) -> None:
-    """A choice that can't be honoured is an error before the network."""
-    with pytest.raises(UnsupportedToolChoiceError):
-        body(request(tool_choice=choice))
-
-
 def test_output_schema() -> None:
     """A schema goes flat into `text.format`, strict only if it is strict as it stands; its title is its name."""
     schema: JsonObject = {
@@ -528,23 +505,6 @@ def test_sampling_while_reasoning(model: str, effort: str | None, sent: bool) ->
     asked = request(model=model, reasoning_effort=effort, temperature=0.5, top_p=0.9)
     assert ("temperature" in body(asked), "top_p" in body(asked)) == (sent, sent)
     assert codes(asked) == ([] if sent else ["parameter_dropped"] * 2)
-
-
-@pytest.mark.parametrize(
-    ("model", "asked", "sent"),
-    [
-        ("gpt-5", "none", "minimal"),
-        ("gpt-5.6", "max", "max"),
-        ("o3", "xhigh", "high"),
-        ("unknown", "max", "max"),
-        ("gpt-4o", "low", None),
-    ],
-)
-def test_effort_is_the_nearest(model: str, asked: str, sent: str | None) -> None:
-    """An effort that the model lacks becomes its nearest, with a warning."""
-    found = request(model=model, reasoning_effort=asked)
-    assert body(found).get("reasoning") == (None if sent is None else {"effort": sent})
-    assert len(codes(found)) == (sent != asked)
 
 
 def test_what_the_api_lacks_is_left_out_with_a_warning() -> None:

@@ -48,14 +48,6 @@ def test_verbosity_is_sent_only_to_models_that_have_it(model: str, taken: bool) 
     assert len(built.warnings) == (0 if taken else 1)
 
 
-def test_an_id_that_is_too_long_becomes_one_that_is_not_and_stays_the_same() -> None:
-    first, second = (build(user="u" * 65).body["safety_identifier"] for _ in range(2))
-    assert first == second != "u" * 65
-    assert isinstance(first, str)
-    assert len(first) == 64
-    assert build(user="u" * 64).body["safety_identifier"] == "u" * 64
-
-
 def test_servers_that_are_only_compatible_know_the_older_name_and_no_cache_key() -> None:
     body = build(quirks=COMPATIBLE, user="u_1", session_id="ses_1").body
     assert body["user"] == "u_1"

@@ -171,14 +171,6 @@ def test_tool_results_follow_their_calls() -> None:
     assert [part["type"] for part in wire[4]["content"]] == ["text", "image_url", "text"]
 
 
-def test_a_call_without_a_result_is_answered() -> None:
-    """A history cut off in a tool loop is no request that servers refuse."""
-    wire = wire_messages(
-        Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.user("So?")
-    )
-    assert [message["role"] for message in wire] == ["user", "assistant", "tool", "user"]
-
-
 def test_ids_and_names_as_mistral_wants_them() -> None:
     """Nine letters and digits, the same from send to send, own ids untouched; results carry the tool's name."""
     own = ProviderRaw("openai_compatible", {"id": "aB3dE6gH9"})
@@ -197,30 +189,6 @@ def test_ids_and_names_as_mistral_wants_them() -> None:
     assert ids[0].isalnum()
     assert [(message["tool_call_id"], message["name"]) for message in wire[2:]] == [(i, "look") for i in ids]
     assert wire[1]["content"] == ""
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        (None, None),
-        (ToolChoice("auto"), "auto"),
-        (ToolChoice("none"), "none"),
-        (ToolChoice("required"), "required"),
-        (ToolChoice("named", "look"), {"type": "function", "function": {"name": "look"}}),
-    ],
-)
-def test_tool_choices(choice: ToolChoice | None, expected: Json) -> None:
-    """Four modes, and nothing where nothing is chosen."""
-    body = written(ask(tools=(LOOK,), tool_choice=choice))
-    assert body.get("tool_choice") == expected
-    assert body["tools"] == [
-        {
-            "type": "function",
-            "function": {"name": "look", "description": "Look at it", "parameters": LOOK.input_schema},
-        }
-    ]
-    if choice == ToolChoice("required"):
-        assert written(ask(tools=(LOOK,), tool_choice=choice), QUIRKS["mistral"])["tool_choice"] == "any"
 
 
 def test_tool_choices_that_can_t_be_honoured() -> None:
@@ -292,17 +260,6 @@ def test_output_schemas() -> None:
     assert schema_name({"title": "日本"}) == "response"
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [ask(tools=(LOOK,)), ask(output_schema=SCHEMA), ask(Message.user([ImageBlock(data=PNG)]))],
-    ids=["tools", "schema", "images"],
-)
-def test_what_the_model_lacks_is_refused_before_the_network(request_: CanonicalRequest) -> None:
-    """Declared capabilities are honest, and hold."""
-    with pytest.raises(CapabilityError):
-        built(request_, DEFAULT, AdapterCapabilities())
-
-
 def test_sampling_and_stop() -> None:
     """Sent as asked; what a model refuses, or is too much, is left out with a warning."""
     request = ask(temperature=0.0, top_p=0.5, stop_sequences=("a", "b", "c", "d", "e"))
@@ -341,25 +298,6 @@ def test_tools_can_t_be_forced_on_a_model_while_it_reasons() -> None:
     with pytest.raises(UnsupportedToolChoiceError, match="while it reasons"):
         built(ask(**forced, reasoning_effort="high"), QUIRKS["deepseek"])
     assert built(ask(**forced, reasoning_effort="none"), QUIRKS["deepseek"]).body["tool_choice"] == "required"
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "expected"),
-    [
-        ("openai", "minimal", {"reasoning_effort": "minimal"}),
-        ("xai", "max", {"reasoning_effort": "high"}),
-        ("openrouter", "low", {"reasoning": {"effort": "low"}}),
-        ("zai", "none", {"thinking": {"type": "disabled"}}),
-        ("deepseek", "high", {"thinking": {"type": "enabled"}}),
-    ],
-)
-def test_reasoning_effort(name: str, asked: str, expected: JsonObject) -> None:
-    """Each server has its own way, and gets the nearest that it knows."""
-    body = built(ask(reasoning_effort=asked), QUIRKS[name])
-    assert expected.items() <= body.body.items()
-    assert codes(body) == (["parameter_changed"] if asked == "max" else [])
-    with pytest.raises(InvalidRequestError):
-        built(ask(reasoning_effort="enormous"))
 
 
 def test_streams_ask_for_usage_where_that_is_known() -> None:

@@ -110,12 +110,6 @@ def test_only_text_is_sent() -> None:
     assert written(past)["inputs"] == "User: ?\nAssistant: So.\nUser: Hello\nAssistant:"
 
 
-def test_a_request_that_says_nothing() -> None:
-    """There is nothing to go on from."""
-    with pytest.raises(InvalidRequestError):
-        wired(ask(Message.user(" "), system_prompt="Be brief."))
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
