@@ -71,7 +71,11 @@ class CallHandle(Generic[T]):
         self._abandoned = False
 
     async def wait(self) -> T:
-        """The response. Raises AdapterError, also when the adapter or its actor crashed."""
+        """Wait for the response.
+
+        Raises:
+            AdapterError: The call failed, or the adapter or its actor crashed.
+        """
         try:
             return await self._task.wait()
         except AdapterError:
@@ -117,10 +121,16 @@ def start_call(
     *,
     on_attempt: AttemptObserver | None = None,
 ) -> CallHandle[CanonicalResponse]:
-    """Start a call in an adapter's actor, now. sink: gets the events of the stream, as many at a time as
-    there are; None asks for no stream.
+    """Start a call in an adapter's actor, now.
 
-    Raises AdapterError if the actor isn't running.
+    Args:
+        ref: The actor.
+        request: The request.
+        sink: Gets the events of the stream, as many at a time as there are; None asks for no stream.
+        on_attempt: Told of each attempt.
+
+    Raises:
+        AdapterError: The actor isn't running.
     """
 
     async def whole(adapter: ProviderAdapter) -> CanonicalResponse:
@@ -142,9 +152,15 @@ def start_call(
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in an adapter's actor, now. work: makes it, with the adapter.
+    """Start a call of any kind in an adapter's actor, now.
 
-    Raises AdapterError if the actor isn't running.
+    Args:
+        ref: The actor.
+        request_id: The id of the call's request.
+        work: Makes the call with the adapter.
+
+    Raises:
+        AdapterError: The actor isn't running.
     """
     actor = ref.actor
     if not isinstance(actor, AdapterActor):

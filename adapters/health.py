@@ -18,23 +18,26 @@ from .transport.transport import HttpRequest, Transport, TransportStatistics, cl
 
 
 class AdapterHealth(msgspec.Struct, frozen=True):
-    """What a health check found. True where `ok`. detail: for people. fix: what to do when it isn't."""
+    """What a health check found. It is true where `ok` is."""
 
     ok: bool
+    """Whether the provider answers and takes the key."""
     detail: str
+    """What was found, for people."""
     fix: str = ""
+    """What to do if it is not well."""
 
     def __bool__(self) -> bool:
         return self.ok
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True):
-    """A snapshot. calls: under way, waits between two attempts included. transport: its connections; None for one
-    that doesn't count them.
-    """
+    """A snapshot of an adapter's work."""
 
     calls: int
+    """Calls under way, waits between two attempts included."""
     transport: TransportStatistics | None = None
+    """The transport's connections; None if the transport doesn't count them."""
 
 
 @runtime_checkable
@@ -48,16 +51,20 @@ class ChecksHealth(Protocol):
 
 @runtime_checkable
 class ReportsStatistics(Protocol):
-    """An adapter that counts."""
+    """An adapter that counts its calls."""
 
-    def statistics(self) -> AdapterStatistics: ...
+    def statistics(self) -> AdapterStatistics:
+        """A snapshot."""
+        ...
 
 
 @runtime_checkable
 class CountingTransport(Protocol):
-    """A transport that counts."""
+    """A transport that counts its connections."""
 
-    def statistics(self) -> TransportStatistics: ...
+    def statistics(self) -> TransportStatistics:
+        """A snapshot."""
+        ...
 
 
 def failed(error: CallboardError, fix: str = "") -> AdapterHealth:

@@ -1,4 +1,4 @@
-"""Refused requests, mended for one more try. Pure; `http_call` runs it after an error and before any output.
+"""Refused requests, mended for one more try. Pure; `http.call` runs it after an error and before any output.
 
 There are four kinds of repair, each at most once in a call:
 

@@ -40,11 +40,17 @@ Key: TypeAlias = Hashable
 class Assembler:
     """Collects one reply. Feed it, then `take()` the events that are ready; see the module's text.
 
-    provider: the adapter's name, recorded as the origin of everything opaque. requested_model: ``provider_raw``
-    carries it too, because some signatures bind to a model. estimate_usage: usage for a reply with that output,
-    for providers that report none. usage: to be set as soon as the provider reports anything.
-    request: what was asked, for protocols whose replies must be read in its light. clean_input: given a tool's
-    name and the arguments that the model sent, what they are to mean; for a provider that was sent another schema.
+    `usage` is to be set as soon as the provider reports anything. `clean_input` is for a provider that was sent
+    another schema of a tool: it makes the arguments that are meant of the tool's name and the model's arguments.
+
+    Args:
+        message_id: The id of the reply, in its events.
+        provider: The adapter's name, recorded as the origin of everything opaque.
+        requested_model: The model that was asked. ``provider_raw`` carries it too, because some signatures bind to
+            a model.
+        clock: Makes the ids of tool calls.
+        estimate_usage: Usage for a reply with that output, for providers that report none.
+        request: What was asked, for protocols whose replies must be read in its light.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class Assembler:
                 self._ready.append(block.delta(fragment))
 
     def tool_input(self, key: Key, final_input: JsonObject) -> None:
-        """The call's whole arguments, as an object; stands over the fragments."""
+        """The call's whole arguments, as an object. They go before the fragments."""
         block = self._by_key.get(key)
         if block is not None and block.kind == "tool" and not block.closed:
             block.final_input = final_input
@@ -221,7 +227,7 @@ class Assembler:
         self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
 
     def fork(self) -> Assembler:
-        """The reply as far as it has got, to be ended without what the provider may still send."""
+        """A copy of the reply so far, which can be ended without what the provider may still send."""
         fork = copy.copy(self)
         fork.warnings = list(self.warnings)
         fork._ready = []

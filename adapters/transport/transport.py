@@ -51,31 +51,38 @@ _LONG_READ_BYTES = 1024 * 1024
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds.
-
-    once: it must not arrive twice. It goes over a connection of its own, for only on one that was kept alive can
-    a transport take a break for the connection's age, and send again. on_resend: told when it does. public_only:
-    for an address that a reply named; over a connection of its own, to a public address or not at all.
-    """
+    """An HTTP request. Its headers may hold keys, so it is never logged."""
 
     method: str
+    """The HTTP method."""
     url: str
+    """The whole address."""
     headers: Mapping[str, str]
+    """The headers, the key among them."""
     body: bytes
+    """The body; empty if there is none."""
     connect_timeout: float = 10.0
+    """Seconds for a connection."""
     once: bool = False
+    """Whether the request must not arrive twice. It then goes over a connection of its own: a transport sends
+    again only where a connection that was kept alive may have broken of its age."""
     on_resend: Callable[[], object] | None = None
+    """Told when the request is sent again."""
     public_only: bool = False
+    """Whether the address was named by a reply. The request then goes over a connection of its own, to a public
+    address or not at all."""
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
 
 
 class HttpReply(Protocol):
-    """A reply whose head has arrived. headers: lower-case names. Must be closed, whatever happens."""
+    """A reply whose head has arrived. It must be closed, whatever happens."""
 
     status: int
+    """The HTTP status."""
     headers: Mapping[str, str]
+    """The headers, with lower-case names."""
 
     async def chunk(self) -> bytes | None:
         """The next bytes of the body, decompressed; None at its end. Raises NetworkError."""
@@ -87,14 +94,16 @@ class HttpReply(Protocol):
 
 
 class TransportStatistics(msgspec.Struct, frozen=True):
-    """clients: connection pools that are open. in_use: connections with a request or a reply on them.
+    """A transport's connections.
 
     Not counted are connections kept alive for later, at most IDLE_PER_CLIENT in each pool, and a request that is
     sent again because one of those turned out to be dead.
     """
 
     clients: int
+    """Connection pools that are open."""
     in_use: int
+    """Connections with a request or a reply on them."""
 
 
 class Transport(Protocol):
@@ -104,7 +113,9 @@ class Transport(Protocol):
         """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        ...
 
 
 async def exchange(transport: Transport, request: HttpRequest) -> tuple[HttpReply, bytes]:

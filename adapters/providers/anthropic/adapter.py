@@ -25,17 +25,17 @@ from .stream import MessagesNormaliser
 
 
 class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``anthropic``.
-
-    beta_headers: names for the `anthropic-beta` header. auto_cache: false to place no breakpoints of the prompt
-    cache (see `caching`). cache_ttl: how long it keeps a prompt. errors_in_words: for servers that overlook
-    `is_error` (llama.cpp; LiteLLM mostly).
-    """
+    """`AdapterConfig.options` of type ``anthropic``."""
 
     beta_headers: str | list[str] = ""
+    """Names for the `anthropic-beta` header."""
     auto_cache: bool = True
+    """Whether breakpoints of the prompt cache are placed; see `caching`."""
     cache_ttl: Literal["5m", "1h"] = "5m"
+    """How long the cache keeps a prompt."""
     errors_in_words: bool = False
+    """Whether a failed tool's result says so in words, for servers that overlook `is_error` (llama.cpp, mostly
+    LiteLLM)."""
 
 
 class MessagesWire(ChatWire):

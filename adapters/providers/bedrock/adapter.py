@@ -38,9 +38,10 @@ CODES: Mapping[str, ErrorType] = {
 
 
 class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``bedrock``. region: where the models are; `base_url` goes before it."""
+    """`AdapterConfig.options` of type ``bedrock``."""
 
     region: str = "us-east-1"
+    """Where the models are; `base_url` goes before it."""
 
 
 class BedrockWire(EmbeddingOnlyWire):

@@ -30,9 +30,10 @@ VERSION = "v1beta"
 
 
 class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``gemini``. api_version: in the address; None is ``v1beta``."""
+    """`AdapterConfig.options` of type ``gemini``."""
 
     api_version: str | None = None
+    """The version of the API in the address; None is ``v1beta``."""
 
 
 class GenerateContentWire(ChatWire):

@@ -39,20 +39,19 @@ QUESTIONS_AT_ONCE = 4
 
 
 class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``ollama``.
-
-    num_ctx: a fixed window for all calls, in tokens; without it each call asks for what it needs. keep_alive: how
-    long the server keeps the model loaded (``5m``, seconds, -1 for ever). options: further model options
-    (``top_k``, ``num_gpu``, …). tools: ``emulate`` for models that can't call tools, see
-    `adapters.requests.emulation`.
-    discover: ask the server what its models can do; without it, all are taken to be able to do everything.
-    """
+    """`AdapterConfig.options` of type ``ollama``."""
 
     num_ctx: int | None = None
+    """A fixed window for all calls, in tokens; without it each call asks for what it needs."""
     keep_alive: str | float | None = None
+    """How long the server keeps the model loaded (``5m``, seconds, -1 for ever)."""
     options: dict[str, Json] = msgspec.field(default_factory=dict)
+    """Further options of the model (``top_k``, ``num_gpu``, …)."""
     tools: Literal["native", "emulate"] = "native"
+    """``emulate`` for models that can't call tools; see `adapters.requests.emulation`."""
     discover: bool = True
+    """Whether to ask the server what its models can do; without it, every model is taken to be able to do
+    everything."""
 
 
 class OllamaWire(ChatWire):

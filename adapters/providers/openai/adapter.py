@@ -30,15 +30,14 @@ from .quirks import choose_quirks
 
 
 class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``openai``.
-
-    organization, project: become headers. quirks: how a server differs, a name of `quirks.QUIRKS`; None lets the
-    address decide.
-    """
+    """`AdapterConfig.options` of type ``openai``."""
 
     organization: str | None = None
+    """The organization, sent as a header."""
     project: str | None = None
+    """The project, sent as a header."""
     quirks: str | None = None
+    """How the server differs, a name of `quirks.QUIRKS`; None lets the address decide."""
 
 
 class ResponsesWire(ChatWire):

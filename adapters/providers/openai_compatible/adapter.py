@@ -34,17 +34,17 @@ from .quirks.servers import choose_quirks, endpoint_path
 
 
 class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``openai_compatible``.
-
-    quirks: a name of `quirks.QUIRKS`, or an object of single fields; None lets the address decide. tools:
-    ``emulate`` for models that can't call tools. path: of the endpoint, where it is unusual. api_version: of
-    Azure's older addresses.
-    """
+    """`AdapterConfig.options` of type ``openai_compatible``."""
 
     quirks: str | dict[str, Json] | None = None
+    """How the server differs: a name of `quirks.QUIRKS`, or an object of single fields; None lets the address
+    decide."""
     tools: str | None = None
+    """``emulate`` for models that can't call tools."""
     path: str | None = None
+    """The endpoint's path, where it is unusual."""
     api_version: str | None = None
+    """The version of the API in Azure's older addresses."""
 
 
 class ChatCompletionsWire(ChatWire):

@@ -33,14 +33,12 @@ LOOK_UP_SECONDS = 5.0
 
 
 class TGIOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``tgi``.
-
-    template: a name of `prompt.TEMPLATES`, or an object of PromptTemplate's fields. max_stop: so many stop
-    sequences the server accepts (its ``--max-stop-sequences``).
-    """
+    """`AdapterConfig.options` of type ``tgi``."""
 
     template: str | dict[str, Json] = "plain"
+    """How a conversation becomes a prompt: a name of `prompt.TEMPLATES`, or the fields of a PromptTemplate."""
     max_stop: int = 4
+    """Stop sequences that the server accepts (its ``--max-stop-sequences``)."""
 
 
 class GenerateWire(ChatWire):
