@@ -45,7 +45,7 @@ _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end
 
 
 class Closing(Protocol):
-    """What has something to end in order."""
+    """An object that has something to end in order."""
 
     async def aclose(self) -> object: ...
 
@@ -63,7 +63,7 @@ class _Call(Generic[T]):
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """On the loop."""
+        """Begin. Called on the loop."""
         if self._done.is_set():
             return
         self._task = asyncio.get_running_loop().create_task(self._make(), context=self._context)
@@ -71,7 +71,7 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._finished)
 
     def cancel(self) -> None:
-        """On the loop."""
+        """Cancel the coroutine. Called on the loop."""
         if self._task is not None:
             self._task.cancel()
         elif not self._done.is_set():
@@ -105,7 +105,7 @@ class _Call(Generic[T]):
 
 
 class SyncHost:
-    """See the module's text. Use `sync_host()`."""
+    """The thread of the sync functions, see the module's text. `sync_host()` gives the process's own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -127,10 +127,16 @@ class SyncHost:
         return not self._stopped
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "") -> T:
-        """The result of a coroutine that is made and run on the host's loop. Interrupted, it is cancelled.
+        """The result of a coroutine that is made and run on the host's loop. An interrupt cancels it. Its
+        exceptions are raised here.
 
-        name: of the function that the user called, for advice; empty where that has been given. Raises what the
-        coroutine raises; WrongLoop on the host's own thread.
+        Args:
+            make: A function that makes the coroutine.
+            name: The name of the function that the user called, for advice; empty where the advice has been given.
+
+        Raises:
+            WrongLoop: This is the host's own thread.
+            CallboardError: The program is ending.
         """
         self._check_thread(name)
         call = _Call(make, self._calls)
@@ -151,7 +157,11 @@ class SyncHost:
         return call.result()
 
     def engine(self, engine: Engine | None) -> Engine:
-        """The engine to use, which is closed with the host. On the loop. Raises WrongLoop."""
+        """The engine to use, which is closed with the host. Called on the loop.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
         used = engine or default_engine()
         try:
             used.require_loop()
@@ -165,7 +175,7 @@ class SyncHost:
         return used
 
     def close_at_end(self, what: Closing) -> None:
-        """Close this before the engines, if it is still there then."""
+        """Close an object before the engines, if it is still there at the end."""
         self._closing.add(what)
 
     def _check_thread(self, name: str) -> None:
@@ -226,7 +236,9 @@ class SyncHost:
             return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 
     def stop(self) -> None:
-        """Cancel what runs, close the engines, end the loop and the thread. From another thread; idempotent."""
+        """Cancel what runs, close the engines, end the loop and the thread. Called from another thread; a second
+        call does nothing.
+        """
         with self._lock:
             if not self._stopped:
                 self._stopped = True
@@ -235,7 +247,7 @@ class SyncHost:
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them, and wait for their ends, if they come."""
+    """Cancel tasks, and wait a while for their ends."""
     left = [task for task in tasks if task is not asyncio.current_task()]
     for task in left:
         task.cancel()
@@ -248,7 +260,11 @@ _host_lock = threading.Lock()
 
 
 def sync_host() -> SyncHost:
-    """The process's host, started if need be. Raises CallboardError when the main thread has ended."""
+    """The process's host, started if need be.
+
+    Raises:
+        CallboardError: The main thread has ended.
+    """
     global _host
     with _host_lock:
         if _host is None or not _host.alive:
@@ -259,11 +275,20 @@ def sync_host() -> SyncHost:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the thread of the sync functions, where their engines live; its result.
+    """Run a coroutine on the thread of the sync functions, where their engines live.
 
-    For whatever has no sync function of its own: ``run_sync(session.send("Hi"))``. Interrupted (Ctrl-C), the
-    coroutine is cancelled. Raises what it raises; WrongLoop on that very thread; CallboardError when the program
-    is ending.
+    It is for calls that have no sync function of their own: ``run_sync(session.send("Hi"))``. Ctrl-C cancels the
+    coroutine. Its exceptions are raised here.
+
+    Args:
+        coroutine: The coroutine.
+
+    Returns:
+        Its result.
+
+    Raises:
+        WrongLoop: This is that very thread.
+        CallboardError: The program is ending.
     """
 
     async def awaited() -> T:
@@ -276,7 +301,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget_after_fork() -> None:
-    """The thread isn't in the child, and the lock may have been held."""
+    """Forget the host in a child process. Its thread isn't there, and its lock may have been held."""
     global _host, _host_lock
     _host, _host_lock = None, threading.Lock()
 

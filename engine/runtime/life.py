@@ -94,12 +94,14 @@ class Life:
 
     @property
     def uptime_seconds(self) -> float:
-        """Since it was made; when it is closed, how long it lived."""
+        """Seconds since it was made; of a closed one, the seconds that it lived."""
         until = self._runtime.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
         return (until - self._started_ns) / 1e9
 
     async def ready(self) -> None:
-        """Raises what the start raised; CallboardError once somebody closes it."""
+        """Return when the engine runs. An exception of the start is raised here, and CallboardError once it is
+        closed.
+        """
         if self._up.is_set() or self._stop.is_set():
             self._require_open()
             return
@@ -120,7 +122,11 @@ class Life:
             raise CallboardError(f"this engine is closed{why}; make a new one")
 
     async def stop(self) -> ShutdownReport | None:
-        """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""
+        """Stop, and wait for the end.
+
+        Raises:
+            SupervisorEscalated: An actor could not be kept running, which had ended the engine before.
+        """
         self._stop.set()
         if not self._task.done():
             await asyncio.wait((self._task,))
@@ -133,7 +139,7 @@ class Life:
             await self.writer.flush()
 
     async def settle(self) -> None:
-        """Like `flush`, and what earlier processes had to leave is in the trace as well."""
+        """Like `flush`. What earlier processes had to leave is in the trace afterwards, too."""
         if self.writer is not None:
             await self.writer.adopted()
             await self.writer.flush()
@@ -209,7 +215,7 @@ class Life:
         bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
-        """Raises what the adapter's start raised."""
+        """Start the actor of an adapter. An exception of the adapter's start is raised here."""
         clock = self._runtime.clock
         actor = entry.name
         if actor in self._providers:  # its predecessor still ends
@@ -231,7 +237,7 @@ class Life:
         return CallSlots(entry.max_concurrency or self._runtime.limits.calls_per_provider)
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
-        """Start the actor of an adapter afresh, if it had given up. Raises what its start raised."""
+        """Start the actor of an adapter afresh that had given up. An exception of the start is raised here."""
         await self._adapters.restart_child(running.ref.name)
 
     def retire(self, running: RunningAdapter) -> None:
@@ -244,7 +250,7 @@ class Life:
         self._providers.pop(running.ref.name, None)
 
     async def _restore_availability(self) -> None:
-        """What an earlier run knew last of each provider; what is older than a day says nothing any more."""
+        """Take over the last known state of each provider. Events older than a day say nothing any more."""
         runtime = self._runtime
         if runtime.store is None:
             return
@@ -292,7 +298,7 @@ class EngineHost:
         await self.living()
 
     async def living(self) -> Life:
-        """The life, up and running. Raises what `start` raises."""
+        """The life, up and running. The exceptions are those of `start`."""
         require_asyncio()
         if self._life is None:
             self._life = Life(self._runtime, self._forget)

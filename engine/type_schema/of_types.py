@@ -30,14 +30,12 @@ _KEYWORDS = frozenset(
 
 
 def json_schema(of: object) -> JsonObject:
-    """The JSON Schema of a type, or a JSON Schema as it was given.
+    """The JSON Schema of a type, a hint, or a schema.
 
-    of: a JSON Schema as a mapping (looked at, not validated; passed through), or a type: msgspec Struct,
-    dataclass, TypedDict, attrs or pydantic class, or a hint made of such and of plain types. Descriptions come
-    from a class's docstring and from ``Annotated[..., msgspec.Meta(description=...)]``; a class's name is the
-    ``title``.
+    The root is written out. Everything else that has a name stands in ``$defs``.
 
-    The root is written out, all else that has a name stands in ``$defs``. Raises SchemaError.
+    Raises:
+        SchemaError: There is no schema for it.
     """
     if isinstance(of, Mapping):
         return _given(of)

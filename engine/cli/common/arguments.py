@@ -1,4 +1,4 @@
-"""Which trace file, and which of its calls: the options that the commands share."""
+"""The options that commands share: the trace file, the calls in it, the model and its configuration."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def call_filter(arguments: argparse.Namespace) -> CallFilter:
+    """The filter for calls that the options of `add_filters` say."""
     return CallFilter(
         since=arguments.since,
         until=arguments.until,
@@ -79,7 +80,11 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
 
 
 def chosen_file(arguments: argparse.Namespace) -> Path:
-    """The file that was named, else the default one. Raises StoreError if there is no default one yet."""
+    """The trace file that was named, or else the default one.
+
+    Raises:
+        StoreError: There is no default one yet.
+    """
     named: Path | None = arguments.db
     if named is not None:
         return named
@@ -93,6 +98,7 @@ def chosen_file(arguments: argparse.Namespace) -> Path:
 
 
 def positive(text: str) -> int:
+    """A number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -100,7 +106,7 @@ def positive(text: str) -> int:
 
 
 def moment(text: str) -> datetime:
-    """A day or a time, local if it says no zone; or how long ago: 90m, 24h, 7d, 2w."""
+    """A day or a time, local if it has no zone; or a time ago: 90m, 24h, 7d, 2w."""
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
@@ -114,6 +120,7 @@ def moment(text: str) -> datetime:
 
 
 def tag(text: str) -> tuple[str, str]:
+    """A tag such as team=search, as its key and value."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is no tag such as team=search")
@@ -121,7 +128,7 @@ def tag(text: str) -> tuple[str, str]:
 
 
 def amount(text: str) -> int:
-    """USD as nano-USD."""
+    """An amount in USD, as nano-USD."""
     try:
         nano = Decimal(text.removeprefix("$")) * NANO
     except InvalidOperation:

@@ -23,17 +23,26 @@ _GAP = 2
 
 
 class Column(msgspec.Struct, frozen=True):
-    """may_go: 0 never, else the greatest goes first. folds: may be broken over several lines."""
+    """One column of a table."""
 
     heading: str
+    """The text above it."""
     footer: str
+    """The text below it."""
     right: bool
+    """Whether it is aligned to the right."""
     folds: bool
+    """Whether it may be broken over several lines."""
     may_go: int
+    """0 for a column that always stays. Of the others, the one with the greatest number goes first."""
 
 
 class FittingTable:
-    """Filled like rich's own tables. footer: with a line of sums below."""
+    """A table that is filled like rich's own.
+
+    Args:
+        footer: Whether there is a line of sums below.
+    """
 
     def __init__(self, *, footer: bool = False) -> None:
         self._footer = footer
@@ -52,11 +61,11 @@ class FittingTable:
         self._columns.append(Column(one_line(heading), one_line(footer), justify == "right", folds, may_go))
 
     def add_row(self, *cells: str | Sequence[str]) -> None:
-        """cells: one line each, or several lines."""
+        """Add a row. A cell is one line, or several lines."""
         self._rows.append(tuple(_cell(cell) for cell in cells))
 
     def shown_in(self, width: int) -> list[int]:
-        """Which columns there is room for, by their places."""
+        """The places of the columns for which there is room."""
         wanted = [self._wanted(place) for place in range(len(self._columns))]
         chosen = list(range(len(wanted)))
         while sum(wanted[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:

@@ -25,7 +25,7 @@ _NANO = "nano_usd"
 
 
 def add_format(parser: argparse.ArgumentParser, what: str) -> None:
-    """--json and --csv; `what` ends the sentence \"one JSON object a line\"."""
+    """The options --json and --csv. `what` ends the sentence "one JSON object a line"."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--json", action="store_const", dest="format", const="json", help=f"one JSON object a line {what}"
@@ -44,7 +44,9 @@ def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struc
 
 
 def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Flat or nested records of the same fields, on stdout. columns: of the CSV; a nested one is ``a.b``."""
+    """Flat or nested records of the same fields, on stdout. `columns` are those of the CSV; a nested one is
+    ``a.b``.
+    """
     if form == "json":
         for record in records:
             write_json(json_text(record))

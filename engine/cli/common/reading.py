@@ -32,7 +32,7 @@ def from_trace(arguments: argparse.Namespace, read: Callable[[Store], Awaitable[
 
 
 async def price_version(store: Store, under: str | None) -> str | None:
-    """The whole price version that ``--under`` means by its beginning; None for none.
+    """The whole price version that begins as ``--under`` says; None if it says none.
 
     Raises:
         ConfigurationError: The trace file knows no such version, or several.

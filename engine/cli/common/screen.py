@@ -1,8 +1,8 @@
-"""What a command shows while an event loop works: the loop says what, the main thread draws it.
+"""The screen of a command while an event loop works: the loop says what to show, the main thread draws it.
 
-The two never wait for each other. Whatever is to be shown goes through a queue, so a terminal that stands still
-(or a pipe that nobody reads) holds up the main thread only. What can wait in the queue is at most one reply and
-its events, because a command asks for `drawn()` before it begins the next.
+The two never wait for each other. Everything to be shown goes through a queue, so a terminal that stands still (or
+a pipe that nobody reads) holds up the main thread only. At most one reply and its events wait in the queue,
+because a command asks for `drawn()` before it begins the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout; plain text if asked, or if that is no terminal. Raises ConfigurationError."""
+    """A console on stdout. It is plain text if asked, or if stdout is no terminal.
+
+    Raises:
+        ConfigurationError: The package rich is missing.
+    """
     try:
         from .console import HarmlessConsole
     except ImportError:
@@ -57,7 +61,13 @@ def complain(text: str) -> None:
 
 
 def folded(line: str, out: TextIO, indent: int = 0) -> str:
-    """A line as a terminal of that width shows it best; for anything else as it is. indent: of what follows."""
+    """A line as a terminal of its width shows it best; for anything else, the line as it is.
+
+    Args:
+        line: The line.
+        out: The stream that it is written to.
+        indent: The number of spaces before the lines that follow the first.
+    """
     if not out.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -73,7 +83,13 @@ def folded(line: str, out: TextIO, indent: int = 0) -> str:
 
 
 class Flow:
-    """Breaks text that comes in pieces into indented lines, as it comes. width: None never breaks."""
+    """Breaks text that comes in pieces into indented lines, as it comes.
+
+    Args:
+        indent: The number of spaces before each line.
+        width: The width of a line; None never breaks.
+        column: The column at which the text begins.
+    """
 
     def __init__(self, indent: int, width: int | None, column: int = 0) -> None:
         self._indent = " " * indent
