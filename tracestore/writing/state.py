@@ -1,4 +1,4 @@
-"""How patient a writer is, in which state its store is, and what follows from a failure: values and decisions."""
+"""The options and the state of a writer, and the decision that a failure leads to: values, without any work."""
 
 from __future__ import annotations
 
@@ -7,51 +7,56 @@ from typing import Literal, TypeAlias
 import msgspec
 
 StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
-"""As `tracestore.writing.writer` describes them."""
+"""The state of a store as its writer sees it; `tracestore.writing.writer` describes the four."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in events and bytes, times in seconds.
-
-    batch_events, batch_seconds: of a commit, and how long an event waits for others to share it.
-    first_retry, longest_retry: the wait after a failure doubles from one to the other.
-    spill_after: failures in a row before events go to the spill file. memory_events, memory_bytes: that may wait
-    in memory while the store fails, messages that they refer to included. spill_bytes: size of the spill file.
-    """
+    """The bounds and the patience of a writer."""
 
     batch_events: int = 256
+    """The number of events in a commit."""
     batch_seconds: float = 0.1
+    """The time that an event waits for others to share its commit."""
     first_retry: float = 1.0
+    """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
+    """The longest such wait, in seconds."""
     spill_after: int = 3
+    """The number of failures in a row, after which events go to the spill file."""
     memory_events: int = 8192
+    """The number of events that may wait in memory while the store fails."""
     memory_bytes: int = 64 * 1024 * 1024
+    """The size of these events, the messages that they refer to included."""
     spill_bytes: int = 64 * 1024 * 1024
+    """The size of the spill file."""
 
 
 class WriterStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a writer, in events. state: ``ok``, ``retrying``, ``spilling`` or ``dropping``.
-
-    waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
-    waiting_bytes: roughly what those in memory keep alive, messages that they only refer to included.
-
-    committed: events since the start. lost: events that nobody has any more; their seq lies between
-    `lost_first_seq` and `lost_last_seq`. failures: in a row. reason: of the last failure.
-    unsecured: why what waits would go with this process if it ended now, answers that were handed over among it;
-    None if it would not.
-    """
+    """A snapshot of a writer. Counts are events."""
 
     state: StoreState
+    """``ok``, ``retrying``, ``spilling`` or ``dropping``."""
     waiting: int
+    """Events that are published and not committed, spilled ones included."""
     spilled: int
+    """The waiting events that are in the spill file."""
     committed: int
+    """Events that were committed since the start."""
     lost: int
+    """Events that nobody has any more."""
     lost_first_seq: int | None
+    """The number of the first lost event; None if none was lost."""
     lost_last_seq: int | None
+    """The number of the last lost event; None if none was lost."""
     failures: int
+    """Failures in a row."""
     reason: str | None
+    """The reason of the last failure."""
     waiting_bytes: int = 0
+    """About the size of the events in memory, the messages that they refer to included."""
     unsecured: str | None = None
+    """The reason why waiting events, answers that were handed over among them, would go with this process if it
+    ended now; None if they would not."""
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:
