@@ -97,9 +97,6 @@ NO_FAKES = tuple(
 )
 """What stands in `tests` and is no fake that others may use."""
 
-BUILDERS = re.compile(r"tests\.adapters\.\w+\.wire_")
-"""Except what builds the events of a wire, which stands beside the tests of that wire."""
-
 
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
@@ -175,7 +172,7 @@ def test_labs_and_benchmarks_stand_on_the_shared_fakes_alone(folder: str, above:
         for path in modules(folder)
         if ROOT / "tests/labs" not in path.parents and path != ROOT / "tests/test_benchmarks.py"
         for name, line in imports(path)
-        if name.startswith(tuple(f"{each}." for each in above)) and not BUILDERS.match(name)
+        if name.startswith(tuple(f"{each}." for each in above))
     ]
     assert wrong == []
 
