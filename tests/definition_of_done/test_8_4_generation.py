@@ -10,13 +10,11 @@ import pytest
 from adapters.conformance.fake_http import HANG
 from callboard import (
     AbortController,
-    CallboardError,
     CancelledError,
     Finish,
     JsonObject,
     Message,
     MessageStart,
-    NoObjectGeneratedError,
     RequestTimeoutError,
     TextBlock,
     TextDelta,
@@ -42,7 +40,6 @@ PERSON: JsonObject = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
-ALICE = '{"name": "Alice", "age": 30}'
 
 
 def only_text(exchange: Exchange) -> bool:
@@ -100,17 +97,6 @@ async def test_a_conversation_is_answered(wire: Wire) -> None:
 
 
 @each_provider
-@row("8.4.3")
-async def test_a_prompt_and_a_conversation_together_are_refused(wire: Wire) -> None:
-    """By both functions, with what to do instead, and nothing is sent."""
-    async with asking(wire) as at:
-        for ask in (generate, lambda *given, **named: stream(*given, **named).result()):
-            with pytest.raises(CallboardError, match="say only one"):
-                await ask(at.model, "Hi", messages=[Message.user("Hi")], engine=at.engine)  # type: ignore[operator]
-        assert at.transport.requests == []
-
-
-@each_provider
 @row("8.4.4")
 @row("8.4.5")
 @row("8.4.6")
@@ -159,31 +145,6 @@ async def test_recorded_streams_add_up(wire: Wire) -> None:
         ]
 
     await play(wire, found, check)
-
-
-@each_provider
-@row("8.4.7")
-@row("8.9.9")
-async def test_an_object_is_parsed_and_validated(wire: Wire) -> None:
-    """The schema goes to the provider's own means, which `test_objects_over_wires` shows."""
-    async with asking(wire, wire.whole(ALICE)) as at:
-        result = await generate_object(at.model, "Alice is 30 years old", schema=PERSON, engine=at.engine)
-    assert result.output == {"name": "Alice", "age": 30}
-    assert result.usage.output_tokens == 7
-
-
-@each_provider
-@pytest.mark.parametrize(
-    ("text", "reason"), [("Alice is 30.", "not_json"), ('{"name": "Alice"}', "invalid"), ("", "not_json")]
-)
-@row("8.4.8")
-async def test_what_is_no_such_object_is_an_error(wire: Wire, text: str, reason: str) -> None:
-    """With the text, the reason, and what it has cost."""
-    async with asking(wire, wire.whole(text)) as at:
-        with pytest.raises(NoObjectGeneratedError) as raised:
-            await generate_object(at.model, "Alice is 30 years old", schema=PERSON, engine=at.engine)
-    assert (raised.value.text, raised.value.usage.output_tokens) == (text, 7)
-    assert raised.value.reason == reason
 
 
 @recorded

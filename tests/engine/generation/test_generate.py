@@ -191,6 +191,7 @@ MISUSED: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "advice"), MISUSED)
+@row("8.4.3")
 async def test_what_is_asked_must_make_sense(arguments: dict[str, object], advice: str) -> None:
     """8.4: both prompt and messages, neither, and the like, before anything is sent."""
     async with running(Say("never")) as (engine, events):
