@@ -89,6 +89,8 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (GEMINI, {"promptTokenCount": 5, "thoughtsTokenCount": 0}, TokenUsage(5, 0, reasoning_tokens=0)),
     (GEMINI, {"promptTokenCount": 5, "candidatesTokenCount": "x", "thoughtsTokenCount": True}, TokenUsage(5, 0)),
     (GEMINI, {"promptTokenCount": 5, "candidatesTokenCount": -1}, TokenUsage(5, 0, source=INCONSISTENT)),
+    (GEMINI, {"promptTokenCount": 5, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": -1}]},
+     TokenUsage(5, 0, source=INCONSISTENT)),
 ]  # fmt: skip
 
 
