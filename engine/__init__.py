@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._later import later
+from bus._lazy_names import later
 
 from .abort import AbortController, AbortSignal
 from .calls.accumulator import StreamAccumulator

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._later import later
+from bus._lazy_names import later
 from bus.events.upcasting import upcast
 
 from .filters import CallFilter

@@ -310,7 +310,7 @@ LATE_NAMES = [
     for path in modules(package)
     if path.name == "__init__.py" and "later(" in path.read_text(encoding="utf-8")
 ]
-"""The packages some of whose names are imported when they are asked for; see `bus._later`."""
+"""The packages some of whose names are imported when they are asked for; see `bus._lazy_names`."""
 
 
 @pytest.mark.parametrize("package", LATE_NAMES)
