@@ -23,7 +23,7 @@ from adapters import (
 from adapters.usage.unfinished import NOTHING_USED, usage_of_failure
 from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
 from bus.errors import CancelledError
-from bus.host_trace import current_trace
+from bus.trace_context import current_trace
 from bus.values.call_settings import CallSettings
 from bus.values.usage import UsageSource
 from tracestore import PriceTable

@@ -35,8 +35,8 @@ from bus import (
     TurnStatus,
 )
 from bus.errors import CancelledError
-from bus.host_trace import current_trace
 from bus.streams.events import StepFinish, TurnComplete
+from bus.trace_context import current_trace
 from bus.values.warning_codes import WarningCode
 
 from ..calls.call import Call

@@ -13,7 +13,7 @@ import pytest
 from adapters import AdapterConfig, Message, Role, TextBlock, ToolUseBlock
 from adapters.requests.surrogates import mend_json
 from bus import Lossless, SessionMessageAppended, ToolFinished, ToolStarted
-from bus.host_trace import current_trace
+from bus.trace_context import current_trace
 from bus.values.content import AudioBlock, ImageBlock
 from bus.values.messages import MessageMetadata
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
