@@ -29,8 +29,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
+from bus.values.runnable_calls import ended_well
 from bus.values.usage import TokenUsage
-from bus.values.whole_calls import ended_well
 
 
 def require(condition: object, message: str) -> None:

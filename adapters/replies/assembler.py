@@ -25,9 +25,9 @@ from bus.clock import Clock
 from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
 from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
 from bus.values.json import JsonObject
+from bus.values.runnable_calls import ended_well, with_whole_calls
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
-from bus.values.whole_calls import ended_well, with_whole_calls
 
 from ..contract import CallWarning, CanonicalRequest
 from ..refusals.failed_ends import failed_end

@@ -29,9 +29,9 @@ from bus.values.content import (
 )
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.runnable_calls import ended_well
 from bus.values.usage import StopReason
 from bus.values.warning_codes import WarningCode
-from bus.values.whole_calls import ended_well
 
 from ..contract import CallWarning, CanonicalRequest, CanonicalResponse
 from ..replies.json_text import parse_object

@@ -20,8 +20,8 @@ from bus.streams.events import (
 )
 from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import JsonObject
+from bus.values.runnable_calls import with_whole_calls
 from bus.values.usage import StopReason, TokenUsage, UsageSource
-from bus.values.whole_calls import with_whole_calls
 
 from ..generation.view_events import Finish, ProviderEvent, ViewEvent
 

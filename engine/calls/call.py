@@ -37,8 +37,8 @@ from bus import ActorRef, LlmCallCompleted, StreamLog
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
 from bus.values.call_settings import CallSettings
+from bus.values.runnable_calls import with_whole_calls
 from bus.values.usage import UsageSource
-from bus.values.whole_calls import with_whole_calls
 
 from ..middleware.contract import EventFilter
 from .accumulator import StreamAccumulator, whole_reply_events

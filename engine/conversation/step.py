@@ -21,7 +21,7 @@ from adapters.usage.unfinished import NOTHING_USED
 from bus import CallboardError
 from bus.errors import CancelledError
 from bus.log import Log
-from bus.values.whole_calls import with_whole_calls
+from bus.values.runnable_calls import with_whole_calls
 
 from ..calls.accumulator import whole_reply_events
 from ..calls.call import Call

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
-from bus.values.whole_calls import ended_well
+from bus.values.runnable_calls import ended_well
 
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.rounds import not_executed

@@ -13,7 +13,7 @@ import msgspec
 
 from adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
-from bus.values.whole_calls import ended_well
+from bus.values.runnable_calls import ended_well
 
 from .approval import Approved, Denied, denial
 from .function.tool import Tool

@@ -14,7 +14,7 @@ from adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
 from adapters.conformance import CALLS, TOOLS, arguments, halves
 from bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
 from bus.errors import StreamError
-from bus.values.whole_calls import ended_well
+from bus.values.runnable_calls import ended_well
 from engine import Session, StreamResult, Tool
 from tracestore import PriceRow, PriceTable
 

@@ -24,8 +24,8 @@ from bus.values.content import (
 )
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.runnable_calls import ended_well
 from bus.values.usage import StopReason, TokenUsage
-from bus.values.whole_calls import ended_well
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream

@@ -17,7 +17,7 @@ from adapters import (
 )
 from adapters.requests.history import NOT_EXECUTED
 from bus import Cost, CostSource, TokenUsage
-from bus.values.whole_calls import ended_well, with_whole_calls
+from bus.values.runnable_calls import ended_well, with_whole_calls
 from engine import Tool, tool
 from engine.calls.outcome import CallOutcome
 from engine.middleware import Next
