@@ -30,7 +30,7 @@ from ..requests.output_limits import stated_limit
 from .classify import read_error_value
 from .gateways import unwrapped
 from .signed_reasoning import bared_blocks, without_reasoning
-from .told_tools import tell_tools
+from .tools_in_words import tell_tools
 
 RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_pairs"]
 

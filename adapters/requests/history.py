@@ -51,7 +51,7 @@ from bus.values.content import (
 from bus.values.messages import Message, Role
 
 from ..contract import CanonicalRequest
-from ..refusals.told_tools import tell_tools
+from ..refusals.tools_in_words import tell_tools
 from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
 from .media import is_empty, media_type_of
 from .surrogates import mend_object, mend_text
