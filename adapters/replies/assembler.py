@@ -30,7 +30,7 @@ from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
 from ..contract import CallWarning, CanonicalRequest
-from ..refusals.failed_ends import failed_end
+from ..refusals.failed_stop_reasons import failed_end
 from ..usage.unfinished import usage_until_now
 from .block import CleanInput, ReplyBlock
 

@@ -47,7 +47,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "refusal": StopReason.REFUSAL,
 }
 """Finish reasons by their lower-case name; any other is ``provider_specific``, but for those that are failures:
-`adapters.refusals.failed_ends`."""
+`adapters.refusals.failed_stop_reasons`."""
 
 _TEXT = "text"
 _THINKING = "thinking"
