@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ..contract import CanonicalRequest
-from ..refusals.demands import check_demands
+from ..refusals.required_capabilities import check_demands
 from ..requests.emulation import WARNING, emulate
 from .wire import ChatWire
 from .wire_call import WireCall

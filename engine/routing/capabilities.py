@@ -19,7 +19,7 @@ from adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
-from adapters.refusals.demands import FORCING, media_lacks
+from adapters.refusals.required_capabilities import FORCING, media_lacks
 from adapters.usage.estimate import at_most
 from bus import PromptTooLongError
 from bus.values.json import JsonObject

@@ -13,7 +13,7 @@ from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.refusals.classify import build_error, read_error_value
-from callboard.adapters.refusals.demands import check_demands
+from callboard.adapters.refusals.required_capabilities import check_demands
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
 from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history

@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.http.wire_call import WireCall
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
 from adapters.requests.host_options import merge_options

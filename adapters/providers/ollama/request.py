@@ -14,7 +14,7 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.http.wire_call import WireCall
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Target, fit_history

@@ -31,7 +31,7 @@ from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
 from adapters.http.wire import ChatWire
 from adapters.http.wire_call import WireCall
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.replies.assembler import Assembler
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError, InvalidRequestError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.http.wire_call import WireCall
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, fit_history
 from adapters.requests.host_options import merge_options

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.requests.host_options import merge_options

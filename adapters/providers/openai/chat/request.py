@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.refusals.demands import check_demands
+from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, fit_history
 from adapters.requests.host_options import merge_options

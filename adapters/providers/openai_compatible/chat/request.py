@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.refusals.demands import MEDIA, check_demands
+from adapters.refusals.required_capabilities import MEDIA, check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
