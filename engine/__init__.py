@@ -17,7 +17,7 @@ from .conversation.results import GenerateResult, StepResult
 from .engine import Engine
 from .functions.default import default_engine, set_default_engine
 from .functions.functions import generate, generate_sync, stream, stream_sync
-from .generation.asking import TimeoutConfig
+from .generation.arguments import TimeoutConfig
 from .generation.progress import UsageSoFar
 from .generation.reading import ViewReader
 from .generation.streaming import StreamResult, TurnStream

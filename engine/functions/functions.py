@@ -9,7 +9,7 @@ from adapters import ContentBlock
 
 from ..conversation.results import GenerateResult
 from ..engine import Engine
-from ..generation.asking import Arguments
+from ..generation.arguments import Arguments
 from ..generation.reading import OnUsage
 from ..generation.streaming import StreamResult
 from ..routing.choice import Model

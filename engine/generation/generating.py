@@ -11,7 +11,7 @@ from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
 from ..routing.choice import Model
 from ..runtime.runtime import Runtime
-from .asking import Arguments, new_turn
+from .arguments import Arguments, new_turn
 
 
 async def generate_on(

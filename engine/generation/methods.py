@@ -13,7 +13,7 @@ from bus.streams.events import TurnEvent
 from ..conversation.results import GenerateResult
 from ..routing.choice import Model
 from ..runtime.runtime import Runtime
-from .asking import Arguments, new_turn
+from .arguments import Arguments, new_turn
 from .generating import generate_on
 from .low_level import complete, turn_of
 from .reading import OnUsage

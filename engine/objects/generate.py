@@ -12,7 +12,7 @@ from bus import CallboardError, Cost
 
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
-from ..generation.asking import Arguments, new_turn
+from ..generation.arguments import Arguments, new_turn
 from ..routing.choice import Model
 from ..runtime.runtime import Runtime
 from .reply import NoObjectGeneratedError, Unfit, read_reply
