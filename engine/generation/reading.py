@@ -17,7 +17,7 @@ from bus import CallboardError, StreamReader, StreamReset
 from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
 from .progress import UsageSoFar
-from .running import StreamedTurn
+from .streamed_turn import StreamedTurn
 from .view import TurnView
 from .view_events import ViewEvent
 

@@ -24,7 +24,7 @@ from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .progress import UsageSoFar
 from .reading import EventReader, LogEvent, OnUsage, ReaderOptions, TurnReader, ViewReader
-from .running import StreamedTurn
+from .streamed_turn import StreamedTurn
 from .view_events import ViewEvent
 
 E = TypeVar("E")
