@@ -15,7 +15,7 @@ from ..conversation.reply import Reply
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .generating import result_of
+from .generate import result_of
 from .progress import Progress, UsageSoFar
 from .view_events import Finish, StreamFailed
 
