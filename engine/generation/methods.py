@@ -14,8 +14,8 @@ from ..conversation.results import GenerateResult
 from ..routing.choice import Model
 from ..runtime.runtime import Runtime
 from .arguments import Arguments, new_turn
+from .canonical_request import complete, turn_of
 from .generate import generate_on
-from .low_level import complete, turn_of
 from .reading import OnUsage
 from .streaming import StreamResult
 
