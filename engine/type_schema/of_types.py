@@ -11,9 +11,9 @@ import msgspec
 from adapters.schemas.sanitizer import map_subschemas
 from bus.values.json import Json, JsonObject
 
+from .date_times import Moments
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
-from .moments import Moments
 from .pydantic_types import is_model, model_schema
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
