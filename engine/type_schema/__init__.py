@@ -11,6 +11,6 @@ from .checking import check, check_schema
 from .converting import convert
 from .definitions import inline_root, refers_to
 from .errors import SchemaError
-from .of_types import json_schema
+from .json_schema import json_schema
 
 __all__ = ["SchemaError", "check", "check_schema", "convert", "inline_root", "json_schema", "refers_to"]
