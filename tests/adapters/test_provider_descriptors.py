@@ -115,7 +115,7 @@ from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.models.known_models import convert
 from callboard.engine.models.published_prices import published_provider
 from callboard.engine.models.host_adapters import entry_of
-from callboard.tracestore.export.genai import provider_names
+from callboard.tracestore.export.otel_names import provider_names
 
 
 def refused(kind, variable):

@@ -42,7 +42,7 @@ from bus.events.envelope import Envelope
 from bus.values.content import ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, Role
 
-from . import genai
+from . import otel_names
 from .otel_metrics import Metrics
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _Key = tuple[str, ...]
 class _Open:
     """A span that has begun, the event that began it, and the messages of a turn if they are wanted."""
 
-    def __init__(self, span: Span, began: Envelope, attributes: genai.Attributes) -> None:
+    def __init__(self, span: Span, began: Envelope, attributes: otel_names.Attributes) -> None:
         self.span = span
         self.began = began
         self.attributes = attributes
@@ -97,10 +97,10 @@ class OtelExporter:
             raise ConfigurationError(
                 'exporting to OpenTelemetry needs its API; install it with: pip install "callboard[otel]"'
             ) from None
-        self._tracer = trace.get_tracer(genai.SCOPE, tracer_provider=tracer_provider)
+        self._tracer = trace.get_tracer(otel_names.SCOPE, tracer_provider=tracer_provider)
         self._metrics = Metrics(meter_provider) if metrics else None
         self._content = content
-        self._names = {**genai.provider_names(), **(provider_names or {})}
+        self._names = {**otel_names.provider_names(), **(provider_names or {})}
         self._open: OrderedDict[_Key, _Open] = OrderedDict()
         # By call, for links: the span of its last attempt, and whether that failed.
         self._ended: OrderedDict[_Key, tuple[SpanContext, bool]] = OrderedDict()
@@ -143,14 +143,14 @@ class OtelExporter:
     # -- calls
 
     def _call_started(self, envelope: Envelope, data: LlmCallStarted) -> None:
-        attributes = genai.of_call(envelope, data, self._names) | genai.of_start(data)
+        attributes = otel_names.of_call(envelope, data, self._names) | otel_names.of_start(data)
         links = self._links(envelope, data.reason)
         self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent)
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
         if found is None:  # its start was not for us, or dropped
-            attributes = genai.of_call(envelope, data, self._names)
+            attributes = otel_names.of_call(envelope, data, self._names)
             span = self._span(
                 envelope, attributes, (), start_ns=envelope.ts_us * 1000 - data.latency_ms * 1_000_000
             )
@@ -158,8 +158,8 @@ class OtelExporter:
             end_ns = envelope.ts_us * 1000
         else:
             end_ns = _end_ns(found.began, envelope)
-        replies = found.attributes["gen_ai.operation.name"] in genai.CONVERSATIONS
-        ended = genai.of_end(data, replies=replies)
+        replies = found.attributes["gen_ai.operation.name"] in otel_names.CONVERSATIONS
+        ended = otel_names.of_end(data, replies=replies)
         found.span.set_attributes(ended)
         failed = isinstance(data, LlmCallFailed)
         if isinstance(data, LlmCallFailed) and data.error_class != ErrorClass.CANCELLED:
@@ -186,11 +186,11 @@ class OtelExporter:
     # -- turns
 
     def _turn_started(self, envelope: Envelope, data: SessionTurnStarted) -> None:
-        provider = genai.provider_name(data.model.partition(":")[0], self._names)
-        attributes: genai.Attributes = {
-            "gen_ai.operation.name": genai.INVOKE_AGENT,
+        provider = otel_names.provider_name(data.model.partition(":")[0], self._names)
+        attributes: otel_names.Attributes = {
+            "gen_ai.operation.name": otel_names.INVOKE_AGENT,
             "gen_ai.provider.name": provider,
-            "gen_ai.request.model": genai.model_name(data.model),
+            "gen_ai.request.model": otel_names.model_name(data.model),
             "callboard.run.id": envelope.run_id,
         }
         if envelope.session_id is not None:
@@ -209,9 +209,9 @@ class OtelExporter:
         if data.cost_nano_usd is not None:
             span.set_attribute("callboard.cost.nano_usd", data.cost_nano_usd)
         if found.asked:
-            span.set_attribute("gen_ai.input.messages", genai.input_json(found.asked))
+            span.set_attribute("gen_ai.input.messages", otel_names.input_json(found.asked))
         if found.said:
-            span.set_attribute("gen_ai.output.messages", genai.output_json(found.said))
+            span.set_attribute("gen_ai.output.messages", otel_names.output_json(found.said))
         if data.status == "failed":
             error = data.error or ""
             span.set_attribute("error.type", error.partition(":")[0] or "_OTHER")
@@ -229,15 +229,15 @@ class OtelExporter:
     # -- tools
 
     def _tool_started(self, envelope: Envelope, data: ToolStarted) -> None:
-        attributes: genai.Attributes = {
-            "gen_ai.operation.name": genai.EXECUTE_TOOL,
+        attributes: otel_names.Attributes = {
+            "gen_ai.operation.name": otel_names.EXECUTE_TOOL,
             "gen_ai.tool.name": data.tool_name,
             "gen_ai.tool.call.id": data.tool_use_id,
         }
         if envelope.session_id is not None:
             attributes["gen_ai.conversation.id"] = envelope.session_id
         if (call := self._call_of(envelope, data.tool_use_id)) is not None:
-            attributes["gen_ai.tool.call.arguments"] = genai.value_json(call.input)
+            attributes["gen_ai.tool.call.arguments"] = otel_names.value_json(call.input)
         self._begin(_tool_key(envelope, data.tool_use_id), envelope, attributes)
 
     def _call_of(self, envelope: Envelope, tool_use_id: str) -> ToolUseBlock | None:
@@ -262,7 +262,9 @@ class OtelExporter:
         """End the span of a tool's run, now that its result is known."""
         found = self._open.pop(_tool_key(envelope, result.tool_use_id), None)
         if found is not None:
-            found.span.set_attribute("gen_ai.tool.call.result", genai.value_json(genai.result_of(result)))
+            found.span.set_attribute(
+                "gen_ai.tool.call.result", otel_names.value_json(otel_names.result_of(result))
+            )
             found.span.end(found.end_ns)
 
     def _end_awaited(self, envelope: Envelope) -> None:
@@ -278,7 +280,7 @@ class OtelExporter:
         self,
         key: _Key,
         envelope: Envelope,
-        attributes: genai.Attributes,
+        attributes: otel_names.Attributes,
         links: tuple[Link, ...] = (),
         *,
         parent: str | None = None,
@@ -293,7 +295,7 @@ class OtelExporter:
     def _span(
         self,
         envelope: Envelope,
-        attributes: genai.Attributes,
+        attributes: otel_names.Attributes,
         links: tuple[Link, ...],
         *,
         start_ns: int | None = None,
@@ -303,7 +305,7 @@ class OtelExporter:
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         name = str(attributes["gen_ai.operation.name"])
-        is_turn, is_tool = name == genai.INVOKE_AGENT, name == genai.EXECUTE_TOOL
+        is_turn, is_tool = name == otel_names.INVOKE_AGENT, name == otel_names.EXECUTE_TOOL
         subject = attributes.get("gen_ai.tool.name" if is_tool else "gen_ai.request.model")
         turn = None if is_turn else self._open.get(_turn_key(envelope))
         # A context of its own: the one around is the exporter's task's, and has nothing to do with the event.

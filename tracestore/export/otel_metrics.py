@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from bus.events.catalogue import LlmCallCompleted, LlmCallFailed
 from bus.values.usage import UsageSource
 
-from . import genai
+from . import otel_names
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -19,33 +19,33 @@ class Metrics:
     def __init__(self, provider: MeterProvider | None) -> None:
         from opentelemetry.metrics import get_meter
 
-        meter = get_meter(genai.SCOPE, meter_provider=provider)
+        meter = get_meter(otel_names.SCOPE, meter_provider=provider)
         self._tokens = meter.create_histogram(
-            genai.TOKEN_USAGE,
+            otel_names.TOKEN_USAGE,
             "{token}",
             "Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=genai.TOKEN_BUCKETS,
+            explicit_bucket_boundaries_advisory=otel_names.TOKEN_BUCKETS,
         )
         self._duration = meter.create_histogram(
-            genai.OPERATION_DURATION,
+            otel_names.OPERATION_DURATION,
             "s",
             "GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=genai.SECONDS_BUCKETS,
+            explicit_bucket_boundaries_advisory=otel_names.SECONDS_BUCKETS,
         )
         self._first_chunk = meter.create_histogram(
-            genai.TIME_TO_FIRST_CHUNK,
+            otel_names.TIME_TO_FIRST_CHUNK,
             "s",
             "Time to receive the first chunk of a streamed reply.",
-            explicit_bucket_boundaries_advisory=genai.FIRST_CHUNK_BUCKETS,
+            explicit_bucket_boundaries_advisory=otel_names.FIRST_CHUNK_BUCKETS,
         )
 
-    def record(self, span: genai.Attributes, data: LlmCallCompleted | LlmCallFailed) -> None:
+    def record(self, span: otel_names.Attributes, data: LlmCallCompleted | LlmCallFailed) -> None:
         """Record one attempt. Estimated tokens are left out: the conventions count what the provider reports."""
-        attributes = genai.for_metrics(span)
+        attributes = otel_names.for_metrics(span)
         usage = data.usage
         if usage is not None and usage.source is not UsageSource.ESTIMATED:
             counts = {"input": usage.total_input_tokens, "output": usage.output_tokens}
-            if span["gen_ai.operation.name"] == genai.EMBEDDINGS:
+            if span["gen_ai.operation.name"] == otel_names.EMBEDDINGS:
                 del counts["output"]  # there is none to count
             for kind, count in counts.items():
                 self._tokens.record(count, {**attributes, "gen_ai.token.type": kind})
