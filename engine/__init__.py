@@ -38,7 +38,7 @@ from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
 from .models.registry import ModelRegistry
 from .models.tool_settings import ToolSettings
 from .routing.availability import Availability
-from .routing.choice import ModelChoice, Requirements
+from .routing.model_choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts
 from .sessions.session import Session
 from .sessions.whole import SessionInfo

@@ -15,7 +15,7 @@ from bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
 from ..models.nearest_names import nearest
-from ..routing.choice import Requirements
+from ..routing.model_choice import Requirements
 from ..tools import Approve, RepairToolCall
 from .context import ContextPolicy
 from .requests.schema_mode import SchemaMode

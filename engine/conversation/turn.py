@@ -41,7 +41,7 @@ from bus.values.warning_codes import WarningCode
 
 from ..calls.call import Call
 from ..calls.outcome import CallOutcome
-from ..routing.choice import Model, in_words
+from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState

@@ -12,7 +12,7 @@ from ..engine import Engine
 from ..generation.arguments import Arguments
 from ..generation.reading import OnUsage
 from ..generation.streaming import StreamResult
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from .default import default_engine
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from bus.values.json import Json
 from ..engine import Engine
 from ..objects.generate import ObjectArguments, ObjectResult
 from ..objects.stream import ObjectStream
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from .default import default_engine
 from .sync_host import sync_host
 from .sync_object_stream import SyncObjectStream

@@ -14,7 +14,7 @@ from ..abort import AbortController
 from ..conversation.options import TurnOptions, merged, options_among
 from ..conversation.turn import Turn
 from ..models.registry import ModelRegistry
-from ..routing.choice import Model, ModelChoice
+from ..routing.model_choice import Model, ModelChoice
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Tool

@@ -9,7 +9,7 @@ from adapters import ContentBlock
 
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .arguments import Arguments, new_turn
 

@@ -11,7 +11,7 @@ from bus import StreamReader
 from bus.streams.events import TurnEvent
 
 from ..conversation.results import GenerateResult
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .arguments import Arguments, new_turn
 from .canonical_request import complete, turn_of

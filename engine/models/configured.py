@@ -14,7 +14,7 @@ from bus import Clock, ConfigurationError
 from tracestore import PriceTable
 
 from ..routing.availability import AvailabilityTable, State
-from ..routing.choice import overridden
+from ..routing.model_choice import overridden
 from .catalogue import Catalogue, ModelInfo, default_catalogue
 from .entries import AdapterEntry, ModelEntry, ModelKind
 from .published_prices import published_name, published_provider

@@ -15,7 +15,7 @@ from bus import ConfigurationError
 from bus.log import Log
 from bus.values.json import Json, JsonObject
 
-from ..routing.choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
+from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
 from .nearest_names import nearest
 from .registry import ModelRegistry

@@ -13,7 +13,7 @@ from bus import CallboardError, Cost
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
 from ..generation.arguments import Arguments, new_turn
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .reply import NoObjectGeneratedError, Unfit, read_reply
 from .schema import ObjectSchema

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from adapters import ContentBlock
 from bus.values.json import Json
 
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:

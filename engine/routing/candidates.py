@@ -42,7 +42,7 @@ from ..models.entries import ModelEntry
 from ..models.registry import ModelRegistry
 from ..models.tool_settings import ModelInput
 from .availability import READY, Standing
-from .choice import Model, ModelChoice, Requirements, in_words
+from .model_choice import Model, ModelChoice, Requirements, in_words
 
 UNLISTED_MAX_OUTPUT = 4096
 DEFAULT_MAX_OUTPUT = 16_384

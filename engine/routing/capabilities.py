@@ -26,7 +26,7 @@ from bus.values.json import JsonObject
 from bus.values.warning_codes import WarningCode
 
 from ..conversation.requests.schema_mode import SchemaMode
-from .choice import Requirements
+from .model_choice import Requirements
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

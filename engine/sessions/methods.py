@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..conversation.context import ContextPolicy
 from ..conversation.options import TurnOptions
 from ..routing.candidates import expand
-from ..routing.choice import Model, Requirements
+from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, Tool
 from .resuming import resumed

@@ -15,7 +15,7 @@ from bus import (
 )
 from tracestore import Store
 
-from ..routing.choice import Model, in_words
+from ..routing.model_choice import Model, in_words
 from ..runtime.host import Host
 from .setup import configured
 from .state import SessionState

@@ -18,7 +18,7 @@ from tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
-from ..routing.choice import Model, Requirements
+from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Tool
 from .costs import costs_of, reprice_messages

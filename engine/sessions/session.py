@@ -19,7 +19,7 @@ from ..conversation.reply import Reply
 from ..conversation.turn import Turn, own
 from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
-from ..routing.choice import Model
+from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..tools import Answer, Tool, open_calls, require_distinct
 from .state import SessionState

@@ -7,7 +7,7 @@ import msgspec
 from bus import SessionConfigured, SessionSetup
 from bus.values.json import Json
 
-from ..routing.choice import Model, ModelChoice
+from ..routing.model_choice import Model, ModelChoice
 from .state import SessionState
 
 

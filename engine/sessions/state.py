@@ -12,7 +12,7 @@ from adapters import Message
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
 from ..conversation.requests.refused_reasoning import RefusedReasoning
-from ..routing.choice import Model, Requirements
+from ..routing.model_choice import Model, Requirements
 from ..tools import Tool, require_distinct
 
 _NO_OPTIONS: TurnOptions = {}

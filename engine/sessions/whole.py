@@ -13,14 +13,14 @@ from tracestore import SavedSession, SessionRow, decode_json, encode_json
 
 from ..conversation.context import WHOLE
 from ..routing.candidates import expand
-from ..routing.choice import Requirements, in_words
+from ..routing.model_choice import Requirements, in_words
 from ..runtime.runtime import Runtime
 from ..tools import Tool
 from .setup import model_of, setup_of
 from .state import SessionState
 
 if TYPE_CHECKING:
-    from ..routing.choice import Model
+    from ..routing.model_choice import Model
 
 FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
 

@@ -25,7 +25,7 @@ from bus import (
     ToolDefinition,
 )
 from engine import Engine, ModelChoice, Requirements, Session, Tool
-from engine.routing.choice import Model
+from engine.routing.model_choice import Model
 from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
 from tests.support.engines import keeping, registry, requests_of

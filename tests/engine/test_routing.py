@@ -29,7 +29,7 @@ from adapters import (
 from bus import CallboardError, Candidate, ConfigurationError, LlmCallCompleted, LlmCallStarted, PromptTooLongError
 from engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
 from engine.routing.capabilities import Asked, check
-from engine.routing.choice import in_words
+from engine.routing.model_choice import in_words
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 from tracestore import PriceRow, PriceTable

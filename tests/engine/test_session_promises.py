@@ -16,7 +16,7 @@ from bus import AuthError, CallboardError, StoreError, TurnStatus
 from engine import Engine, ModelChoice, ModelRegistry, Tool
 from engine.middleware import Budget
 from engine.models.host_adapters import entry_of
-from engine.routing.choice import Model
+from engine.routing.model_choice import Model
 from tests.support.engines import entry, keeping, running, serving
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, ToyWire, sse, whole
 from tests.support.present import present

@@ -18,7 +18,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from adapters import CancelledError, StopReason
 from bus import CallboardError, ConfigurationError
 from engine import Engine, ModelRegistry, Reply, Session, TurnStream, load_registry
-from engine.routing.choice import in_words
+from engine.routing.model_choice import in_words
 
 from ..common.arguments import add_model, add_models_file
 from ..common.harmless import note, say

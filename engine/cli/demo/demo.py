@@ -16,7 +16,7 @@ import msgspec
 from adapters import AdapterError, Message, ToolResultBlock
 from bus import ConfigurationError, Subscription
 from engine import Engine, Session
-from engine.routing.choice import in_words
+from engine.routing.model_choice import in_words
 from tracestore import CallFilter, PriceTable, RepriceReport
 
 from ..ask.replies import ReplyWriter
