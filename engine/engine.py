@@ -20,8 +20,8 @@ from bus import (
 )
 from tracestore import Capture, PriceTable, Redact, Store
 
-from .generation.methods import GenerationMethods
-from .media.methods import MediaMethods
+from .generation.engine_methods import GenerationMethods
+from .media.engine_methods import MediaMethods
 from .middleware.chain import Chain
 from .middleware.contract import MiddlewareLike
 from .models.config import load_registry
@@ -29,16 +29,16 @@ from .models.configured import ConfiguredModel, configured_models
 from .models.entries import AdapterEntry
 from .models.host_adapters import Provider, entry_of
 from .models.registry import ModelRegistry
-from .objects.methods import ObjectMethods
+from .objects.engine_methods import ObjectMethods
 from .opening import store_for
-from .pricing.methods import PricingMethods
+from .pricing.engine_methods import PricingMethods
 from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
 from .runtime.life import EngineHost
 from .runtime.limits import Limits, Timeouts
 from .runtime.reloading import take_over
 from .runtime.runtime import Runtime
-from .sessions.methods import SessionMethods
+from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
 from .statistics import EngineStatistics, collect
 
