@@ -40,8 +40,8 @@ from .models.tool_settings import ToolSettings
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts
+from .sessions.listing import SessionInfo
 from .sessions.session import Session
-from .sessions.whole import SessionInfo
 from .statistics import EngineStatistics
 from .tools import (
     ApprovalRequest,

@@ -10,10 +10,12 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, Tool
+from .delete import deleted
+from .export_import import imported, state_of
+from .listing import SessionInfo, listed
 from .resuming import resumed
 from .session import Session
 from .state import SessionState
-from .whole import SessionInfo, deleted, imported, listed, state_of
 
 
 class SessionMethods:

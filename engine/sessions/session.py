@@ -22,8 +22,9 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..tools import Answer, Tool, open_calls, require_distinct
+from .export_import import exported
+from .fork import fork_of
 from .state import SessionState
-from .whole import exported, fork_of
 
 _ADVICE = {
     "timeout": "it is called timeout_seconds=",

@@ -30,7 +30,7 @@ from adapters.requests.surrogates import mend_json
 from bus import CallboardError
 from bus.private_file import write_private
 from bus.values.cost_sum import CostSum
-from engine.sessions.whole import document_of
+from engine.sessions.export_import import document_of
 from tracestore import CallFilter, SavedSession, SessionRow
 from tracestore.writing.captured import encode, encode_metadata
 

@@ -1,4 +1,4 @@
-"""Work on whole sessions: list, fork, export, import, delete."""
+"""Sessions as JSON documents: exported from one engine, and imported into another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from adapters import Message
-from bus import CallboardError, ConfigurationError, SessionBusy, SessionSetup
-from tracestore import SavedSession, SessionRow, decode_json, encode_json
+from bus import CallboardError, ConfigurationError, SessionSetup
+from tracestore import SavedSession, decode_json, encode_json
 
-from ..conversation.context import WHOLE
 from ..routing.candidates import expand
-from ..routing.model_choice import Requirements, in_words
+from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Tool
 from .setup import model_of, setup_of
@@ -119,101 +118,3 @@ def state_of(
         raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
     state.messages.extend(document.messages)
     return state
-
-
-def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
-    """The state of another session with the same beginning.
-
-    Raises:
-        CallboardError: The session has fewer messages.
-    """
-    if at is not None and not 0 <= at <= len(state.messages):
-        raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
-    fork = SessionState(
-        session_id,
-        state.model,
-        state.system_prompt,
-        state.tools,
-        dict(state.tags),
-        options=state.options,
-        requires=state.requires,
-        name=state.name,
-        forked_from=state.id,
-    )
-    fork.messages.extend(state.messages[:at])
-    fork.refused_reasoning = state.refused_reasoning.copy()
-    if at is None or state.context.start < at:
-        fork.context = state.context
-    return fork
-
-
-class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is open here, stored, or both."""
-
-    session_id: str
-    """The session's id."""
-    name: str | None
-    """The session's name, for people."""
-    model: str
-    """The model of its next turn, in words."""
-    tags: dict[str, str]
-    """The tags of its calls."""
-    open: bool
-    """Whether it is open here."""
-    stored: SessionRow | None = None
-    """Its row in the trace; None if nothing of it is there yet."""
-
-
-async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
-    """The sessions that are open, then those of the trace, the latest first."""
-    await runtime.host.start()
-    live = dict(runtime.sessions.states)
-    rows: dict[str, SessionRow] = {}
-    if runtime.store is not None:
-        await runtime.host.flush()
-        rows = {row.session_id: row for row in await runtime.store.sessions(limit)}
-    found = [
-        SessionInfo(
-            session_id=state.id,
-            name=state.name,
-            model=in_words(state.model),
-            tags=state.tags,
-            open=True,
-            stored=rows.pop(state.id, None),
-        )
-        for state in live.values()
-    ]
-    found += [
-        SessionInfo(
-            session_id=row.session_id, name=row.name, model=row.model or "", tags=row.tags, open=False, stored=row
-        )
-        for row in rows.values()
-    ]
-    return found[:limit]
-
-
-async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """Forget a session; see `Engine.delete_session`."""
-    await runtime.host.start()
-    state = runtime.sessions.states.get(session_id)
-    if state is None:
-        return await _deleted_from_store(runtime, session_id)
-    if state.running is not None or state.waiting:
-        raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
-    async with state.turns:  # one that is asked for meanwhile begins the session anew
-        await _deleted_from_store(runtime, session_id)
-        if runtime.sessions.states.get(session_id) is state:
-            del runtime.sessions.states[session_id]
-        state.messages.clear()
-        state.announced = state.resumed = False
-        state.context, state.claimed = WHOLE, None
-        if state.waiting:
-            runtime.sessions.announce(state)
-    return True
-
-
-async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
-    if runtime.store is None:
-        return False
-    await runtime.host.flush()
-    return await runtime.store.delete_session(session_id)
