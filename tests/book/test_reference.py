@@ -22,7 +22,7 @@ from docs.book import generated
 from docs.book.generated import arguments_of, parsers
 from engine.cli.main import build_parser
 from engine.models import models_yaml as models_reader
-from engine.routing import choice
+from engine.routing import model_choice
 from tests.book.snippets import DOCS, ROOT
 from tests.definition_of_done.rows import ROWS
 
@@ -190,5 +190,5 @@ def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
     told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     reader = models_reader
     assert told == reader._TOP_KEYS | reader._ADAPTER_KEYS | reader._MODEL_KEYS
-    for key in (*reader._DEFAULT_KEYS, *reader._TOOL_KEYS, *choice.CAPABILITY_LIMITS):
+    for key in (*reader._DEFAULT_KEYS, *reader._TOOL_KEYS, *model_choice.CAPABILITY_LIMITS):
         assert f"`{key}`" in text
