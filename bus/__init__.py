@@ -329,6 +329,7 @@ __all__ = [
     "ToolUseStart",
     "TurnComplete",
     "TurnEvent",
+    "TurnStatus",
     "UnknownEvent",
     "UnknownStream",
     "UnsupportedToolChoiceError",

@@ -4,6 +4,7 @@ examples.adding_a_provider.kit:PARLEY`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from callboard.adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
 
@@ -12,7 +13,7 @@ from callboard import Json, JsonObject
 from .parley import ParleyAdapter
 
 WHY = {"end": "done", "tools": "asks", "length": "limit"}
-TOKENS = {"in": 12, "cached": 4, "out": 7}
+TOKENS: JsonObject = {"in": 12, "cached": 4, "out": 7}
 ERRORS = {
     "rate limit": (429, "rate_limit_exceeded"),
     "overload": (503, "too_busy"),
@@ -61,8 +62,9 @@ class ParleyKit(HttpKit):
         return "", {"on": "mood", "text": "cheerful"}
 
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
-        calls = [ask["ref"] for turn in body["turns"] for ask in turn.get("asks", ())]
-        return calls, [answer["ref"] for turn in body["turns"] for answer in turn.get("answers", ())]
+        turns = cast("list[dict[str, list[dict[str, str]]]]", body["turns"])
+        calls = [ask["ref"] for turn in turns for ask in turn.get("asks", ())]
+        return calls, [answer["ref"] for turn in turns for answer in turn.get("answers", ())]
 
 
 PARLEY = ParleyKit()

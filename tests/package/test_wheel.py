@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -114,6 +115,13 @@ def test_readmes_programs_are_typed_beside_folders_called_like_ours(
     """A host's `mypy --strict` finds the types of the wheel."""
     pytest.importorskip("mypy")
     run(installed, host, "-m", "mypy", "--strict", *programs(host))
+
+
+def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnvironment, tmp_path: Path) -> None:
+    """The adapter and its kit, which a provider's author begins with."""
+    pytest.importorskip("mypy")
+    shutil.copytree(ROOT / "examples" / "adding_a_provider", tmp_path / "adding_a_provider")
+    run(installed, tmp_path, "-m", "mypy", "--strict", "adding_a_provider")
 
 
 def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
