@@ -76,6 +76,7 @@ from .contract import (
     RetryPolicy,
 )
 from .health import AdapterHealth, AdapterStatistics
+from .keys.source import KeyFile, KeySource
 from .registry import adapter_class, create_adapter
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ __all__ = [
     "GeminiAdapter",
     "ImageBlock",
     "InvalidRequestError",
+    "KeyFile",
+    "KeySource",
     "LocalAdapter",
     "Message",
     "MessageComplete",

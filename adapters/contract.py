@@ -16,6 +16,11 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, ToolChoice, ToolDefinition
 from bus.values.usage import StopReason, TokenUsage
 
+from .keys.source import KeySource
+
+AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key"]
+"""Why an attempt is made: it is the first, a failure passed, the request was mended, or there is another key."""
+
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
 
 
@@ -44,8 +49,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class AdapterConfig(msgspec.Struct, frozen=True):
     """How to reach a provider."""
 
-    api_key: str | None = None
-    """The key; None for servers that need none."""
+    api_key: str | KeySource | None = None
+    """The key, or a function that gives it, see `KeySource`; None for servers that need none."""
     base_url: str | None = None
     """The address, with or without its version suffix; None for the provider's own."""
     timeout_seconds: float = 600.0
@@ -269,7 +274,7 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 
     attempt: int
     """The attempt's number, from 1."""
-    reason: Literal["first", "retry", "repair"] = "first"
+    reason: AttemptReason = "first"
     """Why it is made."""
 
 

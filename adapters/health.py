@@ -26,6 +26,8 @@ class AdapterHealth(msgspec.Struct, frozen=True):
     """What was found, for people."""
     fix: str = ""
     """What to do if it is not well."""
+    key_refused: bool = False
+    """Whether the provider took the key for no valid one."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -98,7 +100,8 @@ def judge(status: int, said: str) -> AdapterHealth:
     """What the status of an answer to a harmless, authenticated GET means. said: how to call that answer."""
     match status:
         case 401 | 403:
-            return AdapterHealth(False, f"the key was refused: {said}", "Set a key that is valid there.")
+            fix = "Set a key that is valid there."
+            return AdapterHealth(False, f"the key was refused: {said}", fix, key_refused=True)
         case 407:
             return AdapterHealth(False, f"a proxy wants a password: {said}", "Check HTTPS_PROXY and NO_PROXY.")
         case 429:

@@ -16,6 +16,7 @@ import msgspec
 from adapters import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
 from adapters.provider import provider_named
+from adapters.transport.key_masking import given_keys, masked
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import Store, WriterStatistics
 from tracestore.health import FileFacts, file_facts
@@ -202,11 +203,8 @@ class Providers:
 
     def _masked(self, check: Check) -> Check:
         """The check without any key of the configuration, whoever wrote its text."""
-        keys = [entry.config.api_key for entry in self._registry.adapters.values() if entry.config.api_key]
-        detail, fix = check.detail, check.fix
-        for key in keys:
-            detail, fix = detail.replace(key, "***"), fix.replace(key, "***")
-        return msgspec.structs.replace(check, detail=detail, fix=fix)
+        keys = [key for entry in self._registry.adapters.values() for key in given_keys(entry.config)]
+        return msgspec.structs.replace(check, detail=masked(check.detail, keys), fix=masked(check.fix, keys))
 
 
 def _runs_here(entry: AdapterEntry) -> bool:

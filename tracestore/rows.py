@@ -47,7 +47,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: int | None = None
     """Milliseconds from the call's begin to the attempt's end, waits and earlier attempts included."""
     reason: str | None = None
-    """``first``, ``retry`` or ``repair``."""
+    """``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
     requested_model: str | None = None
     """The model as the caller named it."""
     served_model: str | None = None

@@ -25,8 +25,8 @@ class EmbeddingOnlyWire(ChatWire):
     def other_wires(self) -> OtherWires:
         return OtherWires(embeddings=self.embeddings)
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return bearer(self.config.api_key)
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return bearer(key)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         raise CapabilityError(

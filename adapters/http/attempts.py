@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import (
     AttemptFailed,
     AttemptFirstEvent,
     AttemptObserver,
+    AttemptReason,
     AttemptReport,
     AttemptResent,
     AttemptStarted,
     RetryPolicy,
 )
-from ..transport.key_masking import masked
+from ..keys.key import KnownKey
+from ..transport.key_masking import mask_error
+from ..transport.transport import HttpRequest
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
 from .client import HttpClient
 from .retry import retry_delay, tell_retry
+from .wire_call import WireCall
 
 T = TypeVar("T")
 
@@ -82,11 +86,14 @@ class HttpAttempts:
         self.cancelled = False
         self.ended = False  # nothing will be waited for again
         self.draining = False  # read on after its cancelling; waits then end at the drain's own time limit
-        self.repaired = 0  # attempts that followed a repair; they don't count as retries
+        self.repaired = 0  # attempts that followed a repair or a new key; they don't count as retries
         self.sent = False  # the request of the current attempt has left, or is about to
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
+        self._key = client.keys.own
+        self._known_key: KnownKey | None = None  # as the current attempt was sent with it
+        self._key_replaced = False
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
@@ -94,7 +101,7 @@ class HttpAttempts:
         self._limit_ends = math.inf
         self._started_ns = client.clock.monotonic_ns()
         self._first_event_told = False
-        self._next_reason: Literal["first", "retry", "repair"] = "first"
+        self._next_reason: AttemptReason = "first"
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What `attempt` gives, tried as often as the terms allow.
@@ -141,6 +148,24 @@ class HttpAttempts:
         self._first_event_told = False
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason))
+
+    async def prepare_request(self, call: WireCall, *, accept: str = "application/json") -> HttpRequest:
+        """The HTTP request of the current attempt, with the key as it is now.
+
+        Args:
+            call: The request, as the wire wrote it.
+            accept: The media type of the reply.
+
+        Raises:
+            AuthError: The key could not be had.
+            CancelledError: The request was cancelled while the key was asked for.
+            RequestTimeoutError: The time was up before the key came.
+        """
+        known = self._key.known
+        if known is None:
+            known = await self.wait(self._key.get, what="the key")
+        self._known_key = known
+        return self.client.request(call, known.value, accept=accept, on_resend=self.resend_observer())
 
     def resend_observer(self) -> Callable[[], object] | None:
         """The function that is told when the current attempt's request is sent once more.
@@ -210,9 +235,10 @@ class HttpAttempts:
         self.identify(error)
         if self.cancelled:
             raise self._cancelled_error() from error
-        if self.mend(error):
+        reason = await self._reason_to_repeat(error)
+        if reason is not None:
             self.repaired += 1
-            self._next_reason = "repair"
+            self._next_reason = reason
             self._failed(error, 0.0)
             return
         config, terms = self.client.config, self._terms
@@ -226,6 +252,24 @@ class HttpAttempts:
         self._failed(error, delay)
         tell_retry(policy, error, self.attempt, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+
+    async def _reason_to_repeat(self, error: AdapterError) -> AttemptReason | None:
+        """Why the attempt is repeated at once: with a new key, or mended. None if it isn't."""
+        if isinstance(error, AuthError) and await self._has_new_key():
+            return "key"
+        return "repair" if self.mend(error) else None
+
+    async def _has_new_key(self) -> bool:
+        """Whether there is a new value of a key that was refused. It is looked for once in a call."""
+        known, self._known_key = self._known_key, None
+        if known is None or self._key_replaced or self._key.source is None or self.out_of_time():
+            return False
+        self._key_replaced = True
+        try:
+            return await self.wait(lambda: self._key.replaced(known), what="another key")
+        except AdapterError as failure:
+            self.identify(failure)
+            raise
 
     def _failed(self, error: AdapterError, delay: float) -> None:
         self.sent = False
@@ -245,12 +289,7 @@ class HttpAttempts:
         error.provider = self.client.name
         if error.usage is None:
             error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
-        hidden = self.client.secrets
-        error.args = (masked(str(error), hidden),)
-        for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
-            said = getattr(error, field)
-            if said:
-                setattr(error, field, masked(said, hidden))
+        mask_error(error, self.client.secrets)
 
     def _out_of_time_error(self) -> AdapterError:
         """The error at the end of the call's time, or of its drain if the call was cancelled."""

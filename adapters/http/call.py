@@ -69,7 +69,7 @@ class HttpCall(HttpAttempts):
         """One attempt whose reply comes whole."""
         written = self.written or await self.write()
         client = self.client
-        request = client.request(written, on_resend=self.resend_observer())
+        request = await self.prepare_request(written)
         self.sent = True
         reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply")
         if reply.status >= 300:
@@ -86,7 +86,7 @@ class HttpCall(HttpAttempts):
         """
         written = self.written or await self.write()
         client, limit = self.client, self.client.config.first_event_timeout
-        request = client.request(written, accept="text/event-stream", on_resend=self.resend_observer())
+        request = await self.prepare_request(written, accept="text/event-stream")
         self.sent = True
         reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply")
         if reply.status < 300:

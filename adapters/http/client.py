@@ -9,18 +9,21 @@ from weakref import WeakValueDictionary
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, CallboardError, StreamError
+from bus.errors import AdapterError, AuthError, CallboardError, StreamError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
-from ..health import AdapterHealth, AdapterStatistics, CountingTransport, probe
+from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
+from ..keys.key import KnownKey
+from ..keys.keyring import Keyring
 from ..refusals.strange_replies import not_of_protocol, origin
-from ..transport.key_masking import hide_in_logs, secrets
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
 from .wire import ChatWire
 from .wire_call import WireCall
 
 HEALTH_SECONDS = 5.0
+
+_NO_KEY = KnownKey(None, 0)
 
 
 class RunningCall(Protocol):
@@ -45,13 +48,18 @@ class HttpClient:
         self.name = wire.name
         self.config = wire.config
         self.clock = wire.endpoint.clock
-        self.secrets = secrets(wire.config)
+        self.keys = Keyring(wire.name, wire.config)
         self.running: WeakValueDictionary[str, RunningCall] = WeakValueDictionary()
-        hide_in_logs(self, self.secrets)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not be seen of the keys that are known by now."""
+        return self.keys.secrets
 
     def request(
         self,
         call: WireCall,
+        key: str | None,
         *,
         accept: str = "application/json",
         on_resend: Callable[[], object] | None = None,
@@ -61,6 +69,7 @@ class HttpClient:
 
         Args:
             call: The request, as the wire wrote it.
+            key: The key that is sent with it.
             accept: The media type of the reply.
             on_resend: Told that the request is sent once more; see `HttpRequest`.
             connect_timeout: Seconds for a connection, in place of the configuration's.
@@ -72,7 +81,7 @@ class HttpClient:
                 **({"content-type": "application/json"} if call.body else {}),
                 "accept": accept,
                 "user-agent": "callboard",
-                **self.wire.auth_headers(),
+                **self.wire.auth_headers(key),
                 **call.headers,
                 **self.config.extra_headers,
             },
@@ -98,9 +107,10 @@ class HttpClient:
         No call fails for want of it: None is returned if no JSON comes within `seconds`, or an error comes.
         Nothing is raised, but for cancellation.
         """
-        request = self.request(call, connect_timeout=min(self.config.connect_timeout, seconds))
         with anyio.move_on_after(seconds):
             try:
+                key = (await self.keys.own.get()).value
+                request = self.request(call, key, connect_timeout=min(self.config.connect_timeout, seconds))
                 reply, body = await exchange(self.transport, request)
                 return msgspec.json.decode(body) if reply.status < 300 else None
             except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
@@ -108,18 +118,30 @@ class HttpClient:
         return None
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the provider answers and takes the key: one GET, never repeated.
+        """Whether the provider answers and takes the key: one GET, repeated only with a new key.
 
         The GET takes 5 seconds at most, or the timeout of a call if that is shorter. A server that has no such
         page is reachable all the same. Nothing is raised, but for cancellation.
         """
         call = self.wire.health_request()
         if call is None:
-            if self.config.api_key:
+            if self.keys.own.known != _NO_KEY:
                 return AdapterHealth(True, f"not asked: {self.name} has nothing to ask that costs nothing")
             return AdapterHealth(False, "no key", f"Set a key of {self.name}.")
         seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
-        return await probe(self.transport, self.request(call, connect_timeout=seconds), seconds)
+        health = AdapterHealth(False, f"no key came within {seconds:g} s", "See what its function waits for.")
+        key = self.keys.own
+        with anyio.move_on_after(seconds):
+            try:
+                known = await key.get()
+                request = self.request(call, known.value, connect_timeout=seconds)
+                health = await probe(self.transport, request, seconds)
+                if health.key_refused and await key.replaced(known):
+                    request = self.request(call, (await key.get()).value, connect_timeout=seconds)
+                    health = await probe(self.transport, request, seconds)
+            except AuthError as error:
+                return failed(error)
+        return health
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a call; see `ProviderAdapter.cancel`."""

@@ -59,7 +59,7 @@ async def fetch(
         AdapterError: The reply is an error, or none came.
     """
     client = attempts.client
-    request = client.request(call, on_resend=attempts.resend_observer())
+    request = await attempts.prepare_request(call)
     attempts.sent = True
     try:
         reply, body = await attempts.wait(lambda: exchange(client.transport, request), what="the reply")

@@ -93,8 +93,12 @@ class ChatWire(ABC):
     # -- what goes over the wire
 
     @abstractmethod
-    def auth_headers(self) -> Mapping[str, str]:
-        """The headers that carry the key; none if there is no key."""
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        """The headers that carry a key; none if there is no key.
+
+        Args:
+            key: The key of the attempt, which may be another than the last attempt's.
+        """
 
     @abstractmethod
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:

@@ -19,7 +19,9 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
 
     Raises ConfigurationError that names the field whose value no header can carry, and doesn't quote it.
     """
-    key = None if config.api_key is None else _clean(config.api_key, f"{name}: api_key")
+    key = config.api_key
+    if isinstance(key, str):
+        key = _clean(key, f"{name}: api_key")
     headers = {
         header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
     }
@@ -31,8 +33,8 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
 def check_sendable(headers: Mapping[str, str]) -> None:
     """Raise InvalidRequestError for a header that can't be sent. It names the header and doesn't quote it."""
     for name, value in headers.items():
-        if not (value.isascii() and value.isprintable()) and _unsendable(value) is not None:
-            raise InvalidRequestError(f"the header {name!r} holds {_unsendable(value)}, which can't be sent")
+        if not (value.isascii() and value.isprintable()) and fault_of(value) is not None:
+            raise InvalidRequestError(f"the header {name!r} holds {fault_of(value)}, which can't be sent")
 
 
 def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
@@ -44,14 +46,14 @@ def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
 
 def _clean(value: str, field: str) -> str:
     value = value.strip()
-    found = _unsendable(value)
+    found = fault_of(value)
     if found is not None:
         raise ConfigurationError(f"{field} holds {found}, which no HTTP header can carry")
     return value
 
 
-def _unsendable(value: str) -> str | None:
-    """What in a value can't be sent, told without the value."""
+def fault_of(value: str) -> str | None:
+    """What in a value no header can carry, told without the value; None for a value that can be sent."""
     for at, character in enumerate(value):
         if character in "\r\n":
             return f"a line break (character {at + 1} of {len(value)})"

@@ -6,22 +6,37 @@ import logging
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from bus.errors import AdapterError
+
 from ..contract import AdapterConfig
 
 MASK = "***"
 
 _SECRET_HEADERS = ("auth", "key", "token", "cookie")
+_MOST_SECRETS = 1000
 _SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
+
+
+def given_keys(config: AdapterConfig) -> list[str]:
+    """The keys whose values stand in a configuration. Those that a function gives aren't known yet."""
+    return [key for key in (config.api_key,) if isinstance(key, str) and key]
 
 
 def secrets(config: AdapterConfig) -> tuple[str, ...]:
     """What must not be seen: the key, and the values of extra headers that carry one."""
-    values = [config.api_key or ""]
+    values = given_keys(config)
     for name, value in config.extra_headers.items():
         if any(part in name.lower() for part in _SECRET_HEADERS):
             values.append(value)
             values.append(value.rpartition(" ")[2])  # without the word before it, such as Bearer
     return tuple(dict.fromkeys(value for value in values if len(value) >= _SHORTEST_SECRET))
+
+
+def with_secret(hidden: tuple[str, ...], value: str) -> tuple[str, ...]:
+    """Secrets and one more, which came while the adapter worked. The oldest of very many are forgotten."""
+    if len(value) < _SHORTEST_SECRET or value in hidden:
+        return hidden
+    return (*hidden, value)[-_MOST_SECRETS:]
 
 
 def masked(text: str, hidden: Sequence[str]) -> str:
@@ -30,6 +45,15 @@ def masked(text: str, hidden: Sequence[str]) -> str:
         if secret in text:
             text = text.replace(secret, MASK)
     return text
+
+
+def mask_error(error: AdapterError, hidden: Sequence[str]) -> None:
+    """Take the secrets out of all that an error says."""
+    error.args = (masked(str(error), hidden),)
+    for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
+        said = getattr(error, field)
+        if said:
+            setattr(error, field, masked(said, hidden))
 
 
 def masked_headers(headers: Mapping[str, str], hidden: Sequence[str]) -> Mapping[str, str]:

@@ -16,10 +16,13 @@ from adapters.http.client import HttpClient
 from adapters.http.retry import backoff_delay
 from adapters.http.single_reply import fetch
 from adapters.http.wire_call import WireCall
+from adapters.keys.key import KnownKey
 from adapters.requests.media import read_data_url
+from adapters.transport.key_masking import mask_error
 from adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
 from bus.errors import (
     AdapterError,
+    AuthError,
     CapabilityError,
     InvalidRequestError,
     NotFoundError,
@@ -184,14 +187,29 @@ class HttpVideos:
             headers["range"] = f"bytes={start}-"
             if etag and not etag.startswith("W/"):
                 headers["if-range"] = etag
-        reply = await self._open(urljoin(client.wire.base_url + "/", address), headers)
+        reply = await self._open_with_key(urljoin(client.wire.base_url + "/", address), headers)
         content = HttpVideoContent(reply, client.config.stream_read_timeout, client.name)
         if not content.usable(start):
             await close_reply(reply)
             raise StreamError(f"{client.name}: the server sent another part of the file than was asked for")
         return content
 
-    async def _open(self, url: str, headers: Mapping[str, str]) -> HttpReply:
+    async def _open_with_key(self, url: str, headers: Mapping[str, str]) -> HttpReply:
+        """The reply to a download, which is asked for once more with a new key if there is one."""
+        key = self._client.keys.own
+        known = await self._within(key.get())
+        try:
+            try:
+                return await self._open(url, headers, known)
+            except AuthError:
+                if not await self._within(key.replaced(known)):
+                    raise
+                return await self._open(url, headers, await key.get())
+        except AdapterError as error:
+            mask_error(error, self._client.secrets)
+            raise
+
+    async def _open(self, url: str, headers: Mapping[str, str], known: KnownKey) -> HttpReply:
         """The reply of status 2xx, redirects followed.
 
         The key goes to the provider's own address only, and every other one must be public, or allowed.
@@ -199,7 +217,7 @@ class HttpVideos:
         client, home = self._client, _origin(self._client.wire.base_url)
         for _ in range(_MOST_REDIRECTS + 1):
             at_home = _origin(url) == home
-            own = {**client.wire.auth_headers(), **client.config.extra_headers} if at_home else {}
+            own = {**client.wire.auth_headers(known.value), **client.config.extra_headers} if at_home else {}
             request = HttpRequest(
                 "GET",
                 url,

@@ -36,7 +36,7 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     streamed: bool
     """Whether the reply is asked for as a stream."""
     reason: str = "first"
-    """``first``, ``retry`` or ``repair``."""
+    """``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
     routing: RoutingDecision | None = None
     """The way by which the call came to its model; set on a first attempt only."""
     estimated_input_tokens: int | None = None

@@ -9,7 +9,7 @@ from typing import NoReturn, cast
 
 import msgspec
 
-from adapters import AdapterConfig, RetryPolicy
+from adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
 from adapters.registry import adapter_types
 from bus import ConfigurationError
 from bus.log import Log
@@ -30,6 +30,7 @@ _ADAPTER_KEYS = {
     "type",
     "api_key",
     "api_key_env",
+    "api_key_file",
     "base_url",
     "timeout_seconds",
     "max_retries",
@@ -124,7 +125,7 @@ class Reader:
             prompt_addendum=self._string(entry, "prompt_addendum", where),
         )
 
-    def _key(self, entry: JsonObject, where: str) -> tuple[str | None, str | None]:
+    def _key(self, entry: JsonObject, where: str) -> tuple[str | KeySource | None, str | None]:
         """The adapter's key, and the variable that should hold it and doesn't."""
         direct = self._string(entry, "api_key", where)
         if direct is not None:
@@ -132,6 +133,9 @@ class Reader:
             if self.path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
                 _log.warning("api_key_file_readable_by_others", file=str(self.path), fix="chmod 600")
             return direct, None
+        file = self._string(entry, "api_key_file", where)
+        if file is not None:
+            return KeyFile(str(self.path.parent / Path(file).expanduser())), None
         variable = self._string(entry, "api_key_env", where)
         if variable is None:
             return None, None

@@ -115,8 +115,8 @@ class ParleyWire(ChatWire):
         supports_tools=True, supports_streaming_tool_calls=True, supports_parallel_tool_calls=True
     )
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return {"x-parley-key": self.config.api_key} if self.config.api_key else {}
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return {"x-parley-key": key} if key else {}
 
     def normaliser(self, assembler: Assembler) -> ParleyNormaliser:
         return ParleyNormaliser(assembler)

@@ -98,8 +98,8 @@ class ToyWire(ChatWire):
     def normaliser(self, assembler: Assembler) -> SseNormaliser:
         return _ToyNormaliser(assembler)
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return {} if self.config.api_key is None else {"x-api-key": self.config.api_key}
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return {} if key is None else {"x-api-key": key}
 
 
 class ToyAdapter(HttpAdapter):

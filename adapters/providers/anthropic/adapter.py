@@ -79,8 +79,8 @@ class MessagesWire(ChatWire):
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
         return MessagesNormaliser(assembler)
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return {"x-api-key": self.config.api_key} if self.config.api_key else {}
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return {"x-api-key": key} if key else {}
 
     def health_request(self) -> WireCall:
         return get("/v1/models", {"anthropic-version": wire.VERSION})

@@ -8,6 +8,7 @@ from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.registry import create_adapter
 from adapters.requests.settings import read_options
+from adapters.transport.key_masking import given_keys
 from adapters.transport.transport import HttpxTransport, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
@@ -30,10 +31,9 @@ class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> ProviderAdapter:
     """The adapter of ``options.type`` that plays, or records, ``options.file``. Raises ConfigurationError."""
     options = read_options(config.options, CassetteOptions, name=name, type_name="cassette")
-    secrets = [config.api_key] if config.api_key else []
     transport: Transport
     if options.record:
-        transport = RecordingTransport(HttpxTransport(), options.file, scenario=name, secrets=secrets)
+        transport = RecordingTransport(HttpxTransport(), options.file, scenario=name, secrets=given_keys(config))
     else:
         try:
             transport = CassetteTransport(options.file)

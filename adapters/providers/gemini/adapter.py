@@ -72,8 +72,8 @@ class GenerateContentWire(ChatWire):
             supports_system_prompt=row.system,
         )
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return {"x-goog-api-key": self.config.api_key} if self.config.api_key else {}
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return {"x-goog-api-key": key} if key else {}
 
     def health_request(self) -> WireCall:
         return get(f"/{self._version}/models?pageSize=1")

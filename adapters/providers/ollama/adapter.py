@@ -111,8 +111,8 @@ class OllamaWire(ChatWire):
 
     # -- what goes over the wire
 
-    def auth_headers(self) -> Mapping[str, str]:
-        return bearer(self.config.api_key)
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return bearer(key)
 
     def health_request(self) -> WireCall:
         return get(wire.TAGS_PATH)

@@ -73,8 +73,8 @@ class ResponsesWire(ChatWire):
     def other_wires(self) -> OtherWires:
         return OtherWires(OpenAIEmbeddings(), _image_wire, OpenAIVideos(codes=CODES))
 
-    def auth_headers(self) -> Mapping[str, str]:
-        headers = bearer(self.config.api_key)
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        headers = bearer(key)
         for option, header in (("organization", "openai-organization"), ("project", "openai-project")):
             value = self.config.options.get(option)
             if isinstance(value, str) and value:

@@ -85,8 +85,7 @@ class ChatCompletionsWire(ChatWire):
 
     # -- what goes over the wire
 
-    def auth_headers(self) -> Mapping[str, str]:
-        key = self.config.api_key
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:

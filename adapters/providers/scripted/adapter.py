@@ -73,7 +73,7 @@ class ScriptedWire(ChatWire):
     def normaliser(self, assembler: Assembler) -> ScriptedNormaliser:
         return ScriptedNormaliser(assembler)
 
-    def auth_headers(self) -> Mapping[str, str]:
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return {}
 
 

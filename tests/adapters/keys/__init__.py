@@ -1,0 +1,1 @@
+"""Keys of adapters: asked for, named, shared, at rest."""

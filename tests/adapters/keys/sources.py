@@ -1,0 +1,105 @@
+"""A vault that gives one key after the other, and a provider that takes only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+
+from adapters import AdapterConfig, create_adapter
+from adapters.conformance.fake_http import FakeReply
+from adapters.http.adapter import HttpAdapter
+from adapters.transport.transport import HttpReply, HttpRequest
+
+from ...support.fake_http import request
+from ...support.virtual_time import FakeClock
+from ..embeddings.wires import MODELS
+from ..embeddings.wires import request as embedding_request
+from ..media.making import image_request, video_request
+from ..test_wrong_addresses import TALKERS
+
+OLD, NEW = "sk-the-old-key-0123456789", "sk-the-new-key-0123456789"
+
+
+class Vault:
+    """Gives its keys in their order, the last one for ever. Called, it waits; `at_once` doesn't."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = list(keys)
+        self.asked = 0
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        await anyio.sleep(0.01)
+        return self.at_once()
+
+    def at_once(self) -> str:
+        """The next key."""
+        return self.keys.pop(0) if len(self.keys) > 1 else self.keys[0]
+
+
+class Gate:
+    """A network whose provider answers 401 to every key but some, and 400 to those."""
+
+    def __init__(self, *taken: str, status: int = 400, statuses: Mapping[str, int] = {}) -> None:
+        self.taken = set(taken)
+        self.status = status
+        self.statuses = dict(statuses)
+        self.sent: list[str] = []
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        await anyio.sleep(0.01)
+        if request.url.endswith("/api/show"):  # a question beside the calls
+            return FakeReply(b"{}", status=404)
+        words = {word for value in request.headers.values() for word in value.split()}
+        key = next((word for word in words if word.startswith("sk-")), "")
+        self.sent.append(key)
+        status = self.statuses.get(key, self.status if key in self.taken else 401)
+        body = b'{"error": {"message": "it is %d for %s"}}' % (status, key.encode())
+        return FakeReply(body, status=status, headers={"content-type": "application/json"})
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+def adapter_of(kind: str, gate: Gate, **config: object) -> HttpAdapter:
+    """An adapter of that type, whose network is a gate."""
+    settings = AdapterConfig(**{"base_url": "https://x.test", "max_retries": 0, **config})  # type: ignore[arg-type]
+    adapter = create_adapter(kind, settings, name="mine", clock=FakeClock(), transport=gate)
+    assert isinstance(adapter, HttpAdapter)
+    return adapter
+
+
+Ask = Callable[[HttpAdapter], Awaitable[object]]
+
+
+async def _stream(adapter: HttpAdapter) -> None:
+    async with adapter.stream(request(model="mine:m")) as stream:
+        async for _ in stream:
+            pass
+
+
+def _rows() -> Mapping[str, tuple[str, Ask]]:
+    """By a name for people, each way to send a key: the type of adapter, and what asks it."""
+    rows: dict[str, tuple[str, Ask]] = {}
+    for kind in TALKERS:
+        rows[f"{kind} whole"] = kind, lambda adapter: adapter.complete(request(model="mine:m"))
+        rows[f"{kind} streamed"] = kind, _stream
+    for kind, model in MODELS.items():
+        asked = embedding_request(kind, "hello", model=f"mine:{model}")
+        rows[f"{kind} embeddings"] = kind, lambda adapter, asked=asked: adapter.embed(asked)  # type: ignore[misc]
+    for kind, image, video in (
+        ("openai", "gpt-image-1", "sora-2"),
+        ("gemini", "gemini-2.5-flash-image", "veo-3.1-generate-preview"),
+    ):
+        drawn, filmed = image_request(f"mine:{image}"), video_request(f"mine:{video}")
+        rows[f"{kind} images"] = kind, lambda adapter, asked=drawn: adapter.make_images(asked)  # type: ignore[misc]
+        rows[f"{kind} videos"] = kind, lambda adapter, asked=filmed: adapter.create_video(asked)  # type: ignore[misc]
+        rows[f"{kind} job"] = (
+            kind,
+            lambda adapter, model=video: adapter.retrieve_video("job_1", model=model),  # type: ignore[misc]
+        )
+    return rows
+
+
+ROWS = _rows()
