@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard import ConfigurationError, ModelDefaults, RetryPolicy, ToolSettings, load_registry
+from callboard import ConfigurationError, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
 from engine.models.config import read_models_yaml, registry_from_env
 from engine.routing.candidates import expand
 
@@ -305,3 +305,14 @@ def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_
     with pytest.raises(ConfigurationError, match=r"there are anthropic, bedrock, .* package\.module:Class"):
         read_models_yaml(written(tmp_path, "adapters:\n  a: {type: xyz}\n"), {})
     assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]
+
+
+def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """It is looked for beside models.yaml, and isn't read before it is used."""
+    path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: secrets/key}")
+    entry = read_models_yaml(path, {}).adapters["x"]
+    assert entry.config.api_key == KeyFile(str(tmp_path / "secrets" / "key"))
+    assert entry.state == "configured"
+    assert read_models_yaml(path, {}).adapters["x"] == entry
+    path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: /run/secrets/key}")
+    assert read_models_yaml(path, {}).adapters["x"].config.api_key == KeyFile("/run/secrets/key")
