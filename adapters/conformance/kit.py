@@ -1,7 +1,8 @@
-"""What the checks need to know of an adapter: how to make it, and how its provider is made to behave.
+"""The kit of an adapter: how the checks make it, and how they make its provider behave.
 
-A check puts *scenes* on a *stage*: what the provider does with the first request, with the second, and so on. For
-an adapter over HTTP, `HttpKit` turns scenes into replies of its protocol; for any other, a Kit of its own does.
+A check puts *scenes* on a *stage*. A scene says how the provider answers one request: the first scene answers the
+first request, the second scene the second request, and so on. For an adapter over HTTP, `HttpKit` turns scenes
+into replies of its protocol. An adapter without HTTP brings a `Kit` of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CALLS: tuple[tuple[str, JsonObject], ...] = (
     ("read_file", {"path": "a.txt"}),
     ("list_files", {"path": ".", "deep": True, "limit": 3}),
 )
-"""The tool calls that a provider makes when it makes any: name and arguments, in this order."""
+"""The tool calls of a provider that calls tools: name and arguments, in this order."""
 
 TOOLS = tuple(
     ToolDefinition(
@@ -52,9 +53,10 @@ TOOLS = tuple(
     )
     for name, given in CALLS
 )
-"""The tools that CALLS call."""
+"""The tools of `CALLS`."""
 
 STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
+"""The stop reason of each end that a scene can name."""
 
 CONDITIONS: dict[str, type[AdapterError]] = {
     "rate limit": RateLimitError,
@@ -67,37 +69,44 @@ CONDITIONS: dict[str, type[AdapterError]] = {
     "bad request": InvalidRequestError,
     "server": ServerError,
 }
-"""Why a provider refuses, and the exception that it must become."""
+"""The reasons for which a provider refuses, and the exception that the adapter must make of each."""
 
 
 class NotShown(Exception):
-    """The provider has no such thing, or the kit doesn't say how it looks; the text says which. Not a failure."""
+    """The provider can't do this, or the kit doesn't say how it looks. The text says which. It is no failure."""
 
 
 class Says(msgspec.Struct, frozen=True):
-    """The provider replies with a thought, a text and the first `calls` of CALLS, each in two pieces.
-
-    stop: ``end``, ``tools`` or ``length``. streamed: whether the request asks for a stream. after: of how many of
-    the reply's pieces (of a protocol: its events) `then` happens, None for all of them; ``break`` is a connection
-    that breaks, ``error`` the provider's own word that it is overloaded. pause: virtual seconds before each piece.
-    """
+    """The provider replies with a thought, a text and the first `calls` of `CALLS`, each in two pieces."""
 
     text: str = ""
+    """The text of the reply."""
     calls: int = 0
+    """The number of tool calls in the reply."""
     stop: str = "end"
+    """The end of the reply: ``end``, ``tools`` or ``length``."""
     thought: str = ""
+    """The text of the reasoning."""
     streamed: bool = True
+    """Whether the request asks for a stream."""
     after: int | None = None
+    """The number of pieces before `then` happens; None is all of them. A piece is an event of the protocol."""
     then: Literal["end", "hang", "break", "error"] = "end"
+    """The event after the pieces. ``end``: the reply ends. ``hang``: nothing follows. ``break``: the connection
+    breaks. ``error``: the provider says that it is overloaded."""
     pause: float = 0.0
+    """The pause before each piece, in virtual seconds."""
 
 
 class Fails(msgspec.Struct, frozen=True):
-    """The provider refuses: one of CONDITIONS. retry_after: its hint, in seconds. says: put into its message."""
+    """The provider refuses the request."""
 
     condition: str
+    """The reason, a name of `CONDITIONS`."""
     retry_after: float | None = None
+    """The provider's hint how long to wait, in seconds."""
     says: str = ""
+    """A text that stands in the provider's message."""
 
 
 class Unreachable(msgspec.Struct, frozen=True):
@@ -109,33 +118,42 @@ class Silent(msgspec.Struct, frozen=True):
 
 
 Scene: TypeAlias = Says | Fails | Unreachable | Silent
-"""What a provider does with one request."""
+"""The provider's behaviour towards one request."""
 
 
 @dataclass
 class Stage:
-    """An adapter before its provider.
-
-    clock: the adapter's. model: to be asked, with its prefix. asked: how many requests the provider got. released:
-    whether every connection that the adapter held is given back. requests: what went over HTTP; None for an
-    adapter without. patience: for how many seconds real sockets may take to be closed.
-    """
+    """An adapter in front of its provider."""
 
     adapter: ProviderAdapter
+    """The adapter under test."""
     clock: FakeClock
+    """The adapter's clock."""
     model: str
+    """The model to ask, with its prefix."""
     asked: Callable[[], int]
+    """Gives the number of requests that the provider got."""
     released: Callable[[], bool]
+    """Says whether every connection of the adapter is given back."""
     requests: Sequence[HttpRequest] | None = None
+    """The requests that went over HTTP; None for an adapter without HTTP."""
     patience: float = 0.0
+    """The time in seconds that real sockets may take to close."""
 
     @property
     def capabilities(self) -> AdapterCapabilities:
-        """Of the model that is asked."""
+        """The capabilities of the model that is asked."""
         return self.adapter.get_capabilities(self.model.partition(":")[2])
 
     async def must_release(self, message: str) -> None:
-        """Raise AssertionError with that message unless every connection is given back."""
+        """Require that every connection is given back.
+
+        Args:
+            message: The text of the error.
+
+        Raises:
+            AssertionError: The adapter still holds a connection.
+        """
         deadline = anyio.current_time() + self.patience
         while not self.released():
             if anyio.current_time() >= deadline:
@@ -143,7 +161,12 @@ class Stage:
             await anyio.sleep(self.patience / 50)
 
     def request(self, *messages: Message, **changes: object) -> CanonicalRequest:
-        """A request to that model, with the tools of CALLS if it takes tools."""
+        """A request to the model of this stage, with the tools of `CALLS` if the model takes tools.
+
+        Args:
+            messages: The messages of the request. Without any, the user says hello.
+            changes: Other fields of the request, by name.
+        """
         fields: dict[str, object] = {
             "request_id": "req_1",
             "messages": messages or (Message.user("Hello"),),
@@ -157,40 +180,46 @@ class Stage:
 
 
 class Kit(ABC):
-    """One adapter, for the checks.
-
-    name: as `adapter.name` says it. model: a model to ask, without its prefix. usage: what every reply reports;
-    None if the provider reports none, and the adapter estimates it. streams: False if `stream()` makes the plain
-    call and gives its events in whole pieces; `streamed` of a scene then means nothing.
-    """
+    """One adapter, as the checks need it."""
 
     name: str
+    """The adapter's name, as `adapter.name` gives it."""
     model = "some-model"
+    """The name of a model to ask, without its prefix."""
     streams = True
+    """Whether the provider streams. False: `stream()` makes the plain call and gives its events in whole pieces.
+    Then `streamed` of a scene has no meaning."""
     real_time = False
-    """The adapter waits for real sockets; what would take minutes is then not checked."""
+    """Whether the adapter waits for real sockets. Checks that would take minutes are then left out."""
 
     takes_key = True
-    """False for a provider that has no keys."""
+    """Whether the provider has keys."""
 
     names_model = True
-    """False for a provider that has one model, so that its requests name none."""
+    """Whether requests name a model. False for a provider with one model."""
 
     moment = 1.0
-    """Seconds of that time in which anything that can happen has happened."""
+    """The time in seconds, real or virtual, after which nothing more can happen by itself."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)
+    """The usage that every reply reports; None if the provider reports none and the adapter estimates it."""
 
     @abstractmethod
     def stage(self, *scenes: Scene, **config: object) -> AbstractAsyncContextManager[Stage]:
-        """The adapter, made with a fake clock, the KEY and these fields of AdapterConfig, before a provider that
-        plays the scenes, one for each request. It is closed at the end.
+        """The adapter in front of a provider that plays scenes. The adapter is closed at the end.
 
-        Raises NotShown, when entered, for a scene that the provider can't play.
+        The adapter is made with a fake clock and with `KEY`.
+
+        Args:
+            scenes: The scenes, one for each request.
+            config: Fields of `AdapterConfig`, by name.
+
+        Raises:
+            NotShown: The provider can't play a scene. The context manager raises it when it is entered.
         """
 
     @asynccontextmanager
     async def stage_or_none(self, *scenes: Scene, **config: object) -> AsyncIterator[Stage | None]:
-        """The same, or None for what the provider can't play."""
+        """The same as `stage`, with None in place of the stage if the provider can't play a scene."""
         async with AsyncExitStack() as stack:
             try:
                 at = await stack.enter_async_context(self.stage(*scenes, **config))
@@ -200,4 +229,4 @@ class Kit(ABC):
 
     @abstractmethod
     def pieces(self, scene: Says) -> int:
-        """Of how many pieces that reply consists."""
+        """The number of pieces of the reply in a scene."""

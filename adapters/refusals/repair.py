@@ -1,15 +1,18 @@
-"""Refused requests, mended for one more try. Pure; `http.call` runs it after an error and before any output.
+"""Repair of refused requests for one more try. This module is pure. `http.call` runs it after an error and before
+any output.
 
-There are four kinds of repair, each at most once in a call:
+There are four kinds of repair. Each happens at most once in a call:
 
-* ``signature``: the provider doesn't accept reasoning that it gets back (its signature, its encryption, or the
-  conversation that it is bound to), so the request goes without it.
-* ``parameter``: the error names one parameter as unsupported, so the request goes without it.
-* ``output_limit``: the reply may not be as long as was asked for, so it is asked for as long as the error says.
-* ``tool_pairs``: a tool call or its result is not accepted, so that exchange is told in words.
+- ``signature``: the provider doesn't accept reasoning that it gets back (its signature, its encryption, or the
+  conversation that it is bound to). The request goes without that reasoning.
+- ``parameter``: the error names one parameter as unsupported. The request goes without that parameter.
+- ``output_limit``: the reply may not be as long as the request asks. The request asks for the length that the
+  error names.
+- ``tool_pairs``: a tool call or its result is not accepted. The exchange is told in words.
 
-An error may quote what a user wrote. So a rule counts only if it describes the whole message, from its first
-letter on, and only if what it names is in the request and may be changed: a request's meaning stays.
+An error may quote a user's words. So a rule counts only if it describes the whole message, from its first letter
+on. The named parameter must be in the request, and it must be one that may change without a change of the
+request's meaning.
 """
 
 from __future__ import annotations
@@ -36,27 +39,28 @@ RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_
 
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000
-"""Characters of the longest message that is looked at; what is longer quotes somebody."""
+"""The number of characters of the longest message that is looked at. A longer message quotes somebody."""
 
 _HOSTS_OWN = frozenset({"input_schema", "parameters", "schema", "input", "metadata"})
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A change of one parameter. path: of keys, from the body down.
-
-    value: what to put there; UNSET takes it out. rename: its new name. anywhere: every key of the path's last name
-    is taken out, wherever it stands. entry: what is taken out of the list there, instead of all of it.
-    """
+    """A change of one parameter in the body of a request."""
 
     path: tuple[str, ...]
+    """The keys from the body down to the parameter."""
     value: Json | UnsetType = UNSET
+    """The new value; UNSET takes the parameter out."""
     rename: str | None = None
+    """The new name of the parameter; None if it keeps its name."""
     anywhere: bool = False
+    """Whether every key of the path's last name is taken out, at any place."""
     entry: Json | UnsetType = UNSET
+    """The entry that is taken out of the list at the path; UNSET takes out the parameter."""
 
     @property
     def in_words(self) -> str:
-        """What it does, after "provider refused the request"."""
+        """The change in words, to follow "provider refused the request"."""
         said = ".".join(self.path)
         if self.rename is not None:
             return f"{said} is called {self.rename} there"
@@ -66,23 +70,25 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """How a provider says that it doesn't take a parameter.
-
-    pattern: of the whole message, with a group `name` for the parameter, unless `path` says which one it is.
-    value: what to send instead; without one the parameter is left out. also: paths of what is refused with it.
-    entry: what is refused of the list at `path`; the rest of it stays. named: what an error has called it.
-    """
+    """A message with which a provider refuses a parameter."""
 
     pattern: str
+    """A regular expression of the whole message. Its group `name` is the parameter, unless `path` says which one
+    it is."""
     path: str = ""
+    """The dotted path of the parameter; empty if the message names it."""
     value: Json | UnsetType = UNSET
+    """The value to send instead; UNSET leaves the parameter out."""
     also: tuple[str, ...] = ()
+    """The dotted paths of parameters that are refused together with it."""
     entry: Json | UnsetType = UNSET
+    """The refused entry of the list at `path`. The other entries stay."""
     named: str = ""
+    """The name that an error has given to the parameter."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that is refused at once."""
+        """All parameters that are refused at once."""
         return (self.path or self.named, *self.also)
 
 
@@ -93,33 +99,40 @@ _GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
 
 
 class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider says of requests that can be mended, as data. Patterns are of whole messages.
-
-    signatures, signature_codes: reasoning is not accepted. parameters: see Refusal. parameter_codes: with these
-    the error's own field names the parameter. pairs: tool calls without results, or the other way round; a
-    group `ids` names those on the wire, without one all are meant. essential: dotted paths of what is never left
-    out, for the reply would be another one. whole: objects that are left out as one. renames: parameters with two
-    names. anywhere: keys that may be left out wherever they stand.
-    """
+    """The messages of a provider about requests that can be repaired. Patterns describe whole messages."""
 
     signatures: tuple[str, ...] = ()
+    """Patterns of messages that refuse reasoning."""
     signature_codes: frozenset[str] = frozenset()
+    """Error codes that refuse reasoning."""
     parameters: tuple[Refusal, ...] = ()
+    """Messages that refuse a parameter."""
     parameter_codes: frozenset[str] = frozenset()
+    """Error codes with which the error names the refused parameter in a field of its own."""
     pairs: tuple[str, ...] = ()
+    """Patterns of messages about tool calls without results, or results without calls. The group `ids` holds the
+    ids on the wire. Without the group, all calls are meant."""
     essential: frozenset[str] = frozenset()
+    """Dotted paths of parameters that are never left out, because without them the reply would be another one."""
     whole: frozenset[str] = frozenset()
+    """Objects that are left out as a whole."""
     renames: Mapping[str, str] = {}
+    """The other name of each parameter that has two names."""
     anywhere: frozenset[str] = frozenset()
+    """Keys that may be left out at any place."""
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """How to go on: with this request, and these changes of its body as it is written."""
+    """The way to go on after a refusal."""
 
     kind: RepairKind
+    """The kind of the repair."""
     request: CanonicalRequest
+    """The request to send."""
     edits: tuple[Edit, ...]
+    """The changes of the request's body."""
     warning: CallWarning
+    """The warning for the caller."""
 
 
 def find_repair(
@@ -132,9 +145,16 @@ def find_repair(
     provider: str,
     done: Collection[str],
 ) -> Repair | None:
-    """The repair for what the provider complains of; None if there is none.
+    """The repair for a provider's complaint; None if there is none.
 
-    body: as it was sent. tool_ids: from our id of a call to the one on the wire. done: kinds that were tried.
+    Args:
+        request: The refused request.
+        body: The body as it was sent.
+        tool_ids: The ids of tool calls on the wire, by Callboard's ids.
+        error: The provider's error.
+        rules: The rules of the provider.
+        provider: The adapter's name, for texts.
+        done: The kinds of repair that this call has tried.
     """
     if error.provider_status not in _STATUSES:
         return None
@@ -159,7 +179,7 @@ def find_repair(
 
 
 def _messages(error: AdapterError) -> Iterator[str]:
-    """What the error says, and what an error inside it says: gateways wrap those of others."""
+    """The message of the error, and the message of an error inside it: gateways wrap the errors of others."""
     yield error.provider_message
     said = unwrapped(error.provider_message)
     if said != error.provider_message:
@@ -196,7 +216,10 @@ def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRu
 
 
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
-    """None if there is none to leave out. What belongs to others never went along and stays for the report."""
+    """The request without the provider's own reasoning; None if it has none.
+
+    Reasoning of other providers never went along, so it stays in the request for the report.
+    """
     bare = [without_reasoning(message, provider) for message in request.messages]
     count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
     if not count:
@@ -243,7 +266,7 @@ def _without_parameter(
 
 
 def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
-    """What the error refuses, each with its path."""
+    """The refusals that the error means, each with its path."""
     for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
         match = _matched((refusal.pattern,), messages)
         if match is not None:
@@ -253,7 +276,8 @@ def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> I
 
 
 def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
-    """The change for a parameter by the name that the provider gave it; None if it must stay, or isn't there."""
+    """The change for a parameter by the name that the provider gave it; None if the parameter must stay, or isn't
+    there."""
     keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
     if not keys:
         return None
@@ -280,7 +304,7 @@ def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
 
 
 def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """As many of the keys as lead down into the body."""
+    """The longest beginning of the keys that leads down into the body."""
     found: list[str] = []
     inner: Json = body
     for key in keys:
@@ -309,7 +333,8 @@ def _holds(value: Json, key: str) -> bool:
 
 
 def _objects(value: Json) -> Iterator[JsonObject]:
-    """All objects of the protocol in a body; not those of the host: schemas, and the arguments of tools."""
+    """All objects of the protocol in a body. The host's own objects (schemas, and the arguments of tools) are left
+    out."""
     if isinstance(value, dict):
         yield value
         for name, inner in value.items():
@@ -364,7 +389,8 @@ def _with_told_tools(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    """The exchanges that the error names, or all of them, in words: nothing is lost, and nothing is run again."""
+    """The request with exchanges of tools in words: those that the error names, or all of them. No exchange is
+    lost, and no tool runs again."""
     match = _matched(rules.pairs, messages)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What a target takes, what was made of a history for it, and what that cost: the values of `history`."""
+"""The values of `history`: the abilities of a target, a history that was fitted to it, and the losses."""
 
 from __future__ import annotations
 
@@ -25,68 +25,87 @@ _log = Log("adapters.history")
 
 
 class ToolIdRule(msgspec.Struct, frozen=True):
-    """What a provider accepts as a tool call's id. pattern: of one character. prefix: of derived ids.
+    """The form of the ids that a provider accepts for tool calls.
 
-    Raises ValueError if the ids that it derives would not be accepted.
+    Raises:
+        ValueError: The rule derives ids that it does not accept.
     """
 
     max_length: int = 64
+    """The largest number of characters in an id."""
     pattern: str = "[A-Za-z0-9_-]"
+    """A regular expression of one character."""
     prefix: str = "call_"
+    """The beginning of a derived id."""
 
     def __post_init__(self) -> None:
         if not self.allows(self.derive("")):
             raise ValueError(f"ids such as {self.derive('')!r} break the rule that they are derived by")
 
     def allows(self, wire_id: str) -> bool:
+        """Whether the provider accepts an id."""
         return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
 
     def derive(self, canonical_id: str) -> str:
-        """An id for a foreign call: deterministic, and different for different calls.
+        """An id for another provider's call. It is always the same for one call, and different for different
+        calls.
 
-        It is a digest, so it carries nothing of what the call was known by elsewhere.
+        The id is a digest. So it carries no part of the id that the call had elsewhere.
+
+        Args:
+            canonical_id: Callboard's id of the call.
         """
         digest = hashlib.sha256(canonical_id.encode("utf-8", "surrogatepass")).hexdigest()
         return (self.prefix + digest)[: self.max_length]
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider takes. provider: the adapter's name, to know its own opaque data again.
-
-    model: the wire's name of the model, where reasoning goes back only to the very model that issued it; None
-    where it goes back to any of the provider's.
-    accepts_*: in user messages. *_types: the media types of those; None is any, and one that isn't known passes.
-    fetches: the schemes of addresses that it can fetch media from.
-    results_carry: which media may stand in a tool's result, of those accepted.
-    replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
-    adopts_signatures: a signature of unstated origin is taken to be its own.
-    begins_with_user: it refuses a history whose first message is an assistant's.
-    keeps_own_blanks: it wants text of white space alone back, if it marked it with data of its own.
-    carries_tools: it takes calls and results of tools; else they are told in words.
-    takes_system: it has a place for the system text; else the user says it first.
-    """
+    """The abilities of a provider, as far as they matter for a history."""
 
     provider: str
+    """The adapter's name, by which it knows its own opaque data."""
     model: str | None = None
+    """The provider's name of the model, if only the model that issued a piece of reasoning takes it back. None:
+    any model of the provider takes it back."""
     tool_ids: ToolIdRule = ToolIdRule()
+    """The form of the ids of tool calls."""
     accepts_images: bool = True
+    """Whether user messages may hold images."""
     accepts_audio: bool = False
+    """Whether user messages may hold audio."""
     accepts_documents: bool = False
+    """Whether user messages may hold documents."""
     image_types: tuple[str, ...] | None = None
+    """The media types of images; None is any. An image of unknown type passes."""
     audio_types: tuple[str, ...] | None = None
+    """The media types of audio; None is any. Audio of unknown type passes."""
     document_types: tuple[str, ...] | None = None
+    """The media types of documents; None is any. A document of unknown type passes."""
     fetches: tuple[str, ...] = WEB
+    """The schemes of the addresses from which the provider fetches media."""
     results_carry: tuple[Literal["image", "document"], ...] = ("image",)
+    """The kinds of media that a tool's result may hold, out of the accepted kinds."""
     replays_thinking: bool = False
+    """Whether the provider wants its own reasoning back."""
     keeps_developer: bool = False
+    """Whether the provider has the role of a developer."""
     adopts_signatures: bool = False
+    """Whether a signature of unstated origin counts as the provider's own."""
     begins_with_user: bool = False
+    """Whether the provider refuses a history that begins with an assistant's message."""
     keeps_own_blanks: bool = False
+    """Whether the provider wants a text of white space back, if it attached data of its own to that text."""
     carries_tools: bool = True
+    """Whether requests carry calls and results of tools. Otherwise they are told in words."""
     takes_system: bool = True
+    """Whether requests have a place for the system text. Otherwise the user says it first."""
 
     def within(self, can: AdapterCapabilities) -> Target:
-        """What of it a model takes that can do no more than that."""
+        """This target, limited to the abilities of one model.
+
+        Args:
+            can: The abilities of the model.
+        """
         return msgspec.structs.replace(
             self,
             accepts_images=self.accepts_images and can.supports_images,
@@ -109,42 +128,59 @@ def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tupl
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """One thing that the target will not see, or not as it was, and why."""
+    """A part of the history that the target will not see, or will see in another form."""
 
     session_id: str
+    """The id of the session."""
     message_id: str
+    """The id of the message."""
     block_type: str
+    """The type of the block."""
     adapter: str
+    """The name of the adapter."""
     reason: str
+    """The reason for the loss, in words."""
 
 
 class FittedHistory(msgspec.Struct, frozen=True):
-    """What to send. tool_ids: from our id of a call to the one for the wire. tool_names: by our id.
-
-    homes: which blocks came from which message, by its id; the first that has a block is its own. may_lose: the
-    request allows losses.
-    """
+    """The history as it is to be sent."""
 
     system: str | None
+    """The system text; None if there is none, or if the user says it."""
     messages: tuple[Message, ...]
+    """The messages to send."""
     tool_ids: dict[str, str]
+    """The ids of tool calls on the wire, by Callboard's ids."""
     tool_names: dict[str, str]
+    """The names of the tools, by Callboard's ids of their calls."""
     losses: tuple[Loss, ...]
+    """The losses."""
     session_id: str = ""
+    """The id of the session."""
     adapter: str = ""
+    """The name of the adapter."""
     homes: tuple[tuple[str, tuple[ContentBlock, ...]], ...] = ()
+    """The blocks of each message, by the message's id. A block that several messages share belongs to the first of
+    them."""
     may_lose: bool = True
+    """Whether the request allows losses."""
 
     def home(self, block: ContentBlock) -> str:
         """The id of the message that a block of `messages` came from; empty if it had none."""
         return next((home for home, blocks in self.homes if any(map(is_, blocks, repeat(block)))), "")
 
     def own(self, raw: ProviderRaw | None) -> JsonObject:
-        """What the target itself attached to a block; nothing of anyone else's."""
+        """The data that the target itself attached to a block; empty if another provider attached it."""
         return raw.data if raw is not None and raw.provider == self.adapter else {}
 
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
-        """What a protocol can't carry of a block of `messages`. kind: of that part of the block."""
+        """The loss of a block that the protocol can't carry.
+
+        Args:
+            block: The block, one of `messages`.
+            reason: The reason for the loss, in words.
+            kind: The lost part of the block; None is the block itself.
+        """
         return Loss(self.session_id, self.home(block), kind or block_type(block), self.adapter, reason)
 
     @property
@@ -158,7 +194,11 @@ class FittedHistory(msgspec.Struct, frozen=True):
         )
 
     def log(self) -> None:
-        """One WARN for each loss; never any content. Raises CapabilityError if the request allows no loss."""
+        """Log one warning for each loss. A warning holds no content.
+
+        Raises:
+            CapabilityError: There is a loss, and the request allows none.
+        """
         for loss in self.losses:
             _log.warning("content_dropped", **msgspec.structs.asdict(loss))
         if self.losses and not self.may_lose:
@@ -172,5 +212,10 @@ def block_type(block: ContentBlock) -> str:
 
 
 def left_out(refused: Iterable[ContentBlock]) -> list[TextBlock]:
-    """What stands where nothing else is left: an empty message would vanish, and its answer hang in the air."""
+    """The text in place of a message that has lost all its blocks. Without it the message would vanish, and its
+    answer would answer nothing.
+
+    Args:
+        refused: The blocks that are not sent.
+    """
     return [TextBlock(f"({block_type(block)} left out: it can't be shown here)") for block in refused]

@@ -4,20 +4,22 @@
     async with engine.bus.subscribe(*exporter.topics, policy=Lossless(), name="otel") as events:
         await exporter.run(events)
 
-It reads a subscription, so it works the same on a live bus and on a replay, and holds nobody up. Its providers are
-the host's own, or the global ones. The package is an extra: ``pip install "callboard[otel]"``.
+The exporter reads a subscription. So it works the same on a live bus and on a replay, and nobody waits for it. It
+uses the host's own providers, or the global ones. OpenTelemetry is an extra: ``pip install "callboard[otel]"``.
 
-**Spans.** A turn is a span (`invoke_agent`, internal); below it each attempt of each call (`chat MODEL`, client)
-and each run of a tool (`execute_tool NAME`). The host's span that was current when the turn was begun, or a call
-that belongs to none, is its parent; without one it is the root of a trace. A session has no end: it is no span but
-the `gen_ai.conversation.id` of all of them. An attempt links to the one that it followed: `callboard.link` says
-whether as `retry` or `repair`, as `fallback` on another model after a failure, or as the next `step` after tools.
-Times are those of the events, and durations the monotonic clock's. A cancelled call or turn is no error.
+**Spans.** A turn is a span (`invoke_agent`, internal). Below it, each attempt of a call is a span (`chat MODEL`,
+client), and each run of a tool (`execute_tool NAME`). The parent of a turn, or of a call without a turn, is the
+host's span that was current at its beginning. Without such a span it is the root of a trace. A session has no end,
+so it is no span. It is the `gen_ai.conversation.id` of its spans. An attempt links to the attempt before it.
+`callboard.link` tells why it followed: `retry`, `repair`, `fallback` on another model after a failure, or the next
+`step` after tools. Times are the times of the events. Durations are those of the monotonic clock. A cancelled call
+or turn is no error.
 
-**Metrics** are of now, whatever the time of the events; for a replay of history they are best left out.
+**Metrics** carry the present time, whatever the time of the events. For a replay of old events, leave them out.
 
-**Content** is left out unless `content` asks for it: then a turn's span has its messages, a tool's its arguments
-and its result, and errors their text. A replay has no content, because events are stored without it.
+**Content** is left out unless `content` asks for it. Then the span of a turn has its messages, the span of a tool
+its arguments and its result, and errors have their text. A replay has no content, because events are stored
+without it.
 """
 
 from __future__ import annotations
@@ -71,16 +73,22 @@ class _Open:
 
 
 class OtelExporter:
-    """Turns the events that it is given into spans and metrics.
+    """Turns events into spans and metrics.
 
-    tracer_provider, meter_provider: None takes the global one. metrics: whether to record any. content: whether
-    messages and the texts of errors may be exported. provider_names: names of adapters in models.yaml, and the
-    conventions' names of the providers behind them, beside those that are known.
-    Raises ConfigurationError if OpenTelemetry's API is not installed.
+    Args:
+        tracer_provider: The provider of tracers; None is the global one.
+        meter_provider: The provider of meters; None is the global one.
+        metrics: Whether to record metrics.
+        content: Whether to export messages and the texts of errors.
+        provider_names: The conventions' names of the providers behind adapters of models.yaml, by the adapters'
+            names. They are added to the known names.
+
+    Raises:
+        ConfigurationError: The API of OpenTelemetry is not installed.
     """
 
     topics = ("llm.*", "session.*", "tool.*")
-    """What to subscribe to."""
+    """The topics to subscribe to."""
 
     def __init__(
         self,
@@ -107,7 +115,11 @@ class OtelExporter:
         self._last: Envelope | None = None
 
     async def run(self, events: AsyncIterable[Envelope]) -> None:
-        """Export events until there are no more, or until cancelled; what is open then ends as `lost`."""
+        """Export events until there are no more, or until it is cancelled. Spans that are open then end as `lost`.
+
+        Args:
+            events: The events, as a subscription gives them.
+        """
         try:
             async for envelope in events:
                 self.handle(envelope)
@@ -115,7 +127,7 @@ class OtelExporter:
             self.close()
 
     def handle(self, envelope: Envelope) -> None:
-        """Export one event; topics of no interest are passed over."""
+        """Export one event. Events of other topics are ignored."""
         self._last = envelope
         match envelope.data:
             case LlmCallStarted() as data:

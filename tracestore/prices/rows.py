@@ -1,4 +1,4 @@
-"""The rows of a price table and their rules: what one may hold, which belong together, and the hash over all."""
+"""The rows of a price table: their fields, their rules, their order, and the hash over all of them."""
 
 from __future__ import annotations
 
@@ -19,59 +19,67 @@ ANY_TIER = "*"
 _MAX_RATE = 10**15  # pico-USD: 1,000 USD for one; beyond that it is a mistake in the unit
 
 BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
-"""What is counted separately, in the order of `explain()`; also the names of the rates."""
+"""The buckets that are counted and priced separately, in the order of `explain()`. Rates have the same names."""
 
 _WRITES = ("cache_write_5m", "cache_write_1h")
 
 NO_CACHE_RATE = "no cache rate: as input"
-"""The reason beside a cost that has tokens of a cache at the rate of input."""
+"""The reason of a cost in which tokens of a cache are billed as input."""
 
 
 def tier_name(service_tier: str | None) -> str:
-    """A service tier as rows name it: in lower case, and empty for each provider's word for the usual one."""
+    """A service tier as rows name it: in lower case, and empty for each provider's word for the usual tier."""
     return unusual_tier(service_tier) or ""
 
 
 class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates of one model for a span of time, of sizes, and for one service tier.
-
-    model: ``provider:name``; ``*`` stands for any text.
-    input, output: pico-USD per token; None: not known.
-    cache_read: pico-USD per token read from a cache; None: as input.
-    cache_write_5m, cache_write_1h: pico-USD per token written to a cache; as input if both are None. Where only
-    one is, writes are billed apart, and that one is not known.
-    reasoning: pico-USD per token; None: as output. per_request: pico-USD per call.
-    extra: rates of what is counted in `TokenUsage.details`, in pico-USD per token or piece. Of `USAGE_PARTS`, what
-    is not here is billed as the bucket that it is a part of; a piece that is not here has no price.
-    valid_from, valid_to: microseconds UTC, from inclusive to exclusive; None: without limit.
-    daily_from, daily_to: the hours of each UTC day in which it holds, in seconds since midnight, from inclusive to
-    exclusive; both None: all day. Within its hours such a row goes before one that holds all day.
-    above: applies to calls with more input tokens in total than this; 0: to all.
-    service_tier: as `tier_name` gives it; empty: the usual one; ``*``: any that no other row is for.
-    reference: of a published table, asked only where no other row applies.
-    note: for people; no part of the version.
-    """
+    """The rates of one model, for a span of time, a range of sizes, and one service tier."""
 
     model: str
+    """The model as ``provider:name``; ``*`` stands for any text."""
     input: int | None = None
+    """Pico-USD per input token; None if it is not known."""
     output: int | None = None
+    """Pico-USD per output token; None if it is not known."""
     cache_read: int | None = None
+    """Pico-USD per token read from a cache; None bills such tokens as input."""
     cache_write_5m: int | None = None
+    """Pico-USD per token written to a cache for five minutes. If both rates of writing are None, written tokens
+    are billed as input. If only this one is None, it is not known."""
     cache_write_1h: int | None = None
+    """Pico-USD per token written to a cache for an hour; None as for `cache_write_5m`."""
     reasoning: int | None = None
+    """Pico-USD per reasoning token; None bills such tokens as output."""
     per_request: int = 0
+    """Pico-USD per call."""
     valid_from: int | None = None
+    """The first moment, in microseconds since the epoch; None is without limit."""
     valid_to: int | None = None
+    """The moment after the last one, in microseconds since the epoch; None is without limit."""
     above: int = 0
+    """The row applies to calls with more input tokens in total than this number; 0 is all calls."""
     note: str = ""
+    """A note for people. It is no part of the version."""
     extra: dict[str, int] = {}
+    """Rates of the things that `TokenUsage.details` counts, in pico-USD per token or piece. A part of a bucket
+    (`USAGE_PARTS`) without a rate here is billed as its bucket. A piece without a rate here has no price."""
     service_tier: str = ""
+    """The service tier, as `tier_name` gives it. Empty is the usual tier. ``*`` is any tier that has no row of its
+    own."""
     daily_from: int | None = None
+    """The beginning of the row's hours in each UTC day, in seconds since midnight; None with `daily_to` is all
+    day. Within its hours such a row goes before a row for all day."""
     daily_to: int | None = None
+    """The end of the row's hours, in seconds since midnight. The end itself is not included."""
     reference: bool = False
+    """Whether the row is of a published table. Such a row applies only if no other row does."""
 
     def rate(self, name: str) -> int | None:
-        """The rate for one of `BUCKETS` or of a usage's details, in pico-USD; None if it is not known."""
+        """The rate for a bucket or a detail, in pico-USD; None if it is not known.
+
+        Args:
+            name: One of `BUCKETS`, or a name of `TokenUsage.details`.
+        """
         billed = self.rate_name(name)
         if billed not in BUCKETS:
             return self.extra.get(billed)
@@ -79,15 +87,19 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
     def per_million(self, name: str) -> Decimal | None:
-        """The rate in USD for a million, exactly; None if it is not known."""
+        """The rate in USD per million, exactly; None if it is not known."""
         rate = self.rate(name)
         return None if rate is None else Decimal(rate) / 10**6
 
     def rate_name(self, name: str) -> str:
-        """The name of the rate that `rate()` gives: another one, for what is billed as something else is.
+        """The name of the rate that `rate()` gives. It is another bucket's name if the row bills this one as that
+        bucket.
 
-        A part of a bucket without a rate of its own is billed as that bucket, reasoning as output, and what a
-        cache holds as if there were none: audio that was read from it as audio.
+        A part of a bucket without a rate of its own is billed as the bucket, and reasoning as output. Tokens of a
+        cache without a rate are billed as if there were no cache: cached audio as audio.
+
+        Args:
+            name: One of `BUCKETS`, or a name of `TokenUsage.details`.
         """
         if name in self.extra:
             return name
@@ -101,7 +113,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return "input" if self._cached_as_input(name) else name
 
     def as_input(self, name: str) -> bool:
-        """Whether that is of a cache and billed as input, see `NO_CACHE_RATE`."""
+        """Whether a bucket or a detail belongs to a cache and is billed as input, see `NO_CACHE_RATE`."""
         return name not in self.extra and self._cached_as_input(USAGE_PARTS.get(name, name))
 
     def _cached_as_input(self, bucket: str) -> bool:
@@ -112,14 +124,21 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return bucket in _WRITES and self.cache_write_5m is None and self.cache_write_1h is None
 
     def covers(self, at_us: int, total_input_tokens: int) -> bool:
-        """Whether the row is valid at that moment (`at_us`, microseconds UTC) and for a call of that size
-        (`total_input_tokens`).
+        """Whether the row is valid for a call.
+
+        Args:
+            at_us: The time of the call, in microseconds since the epoch.
+            total_input_tokens: The number of input tokens of the call, cached ones included.
         """
         return self.valid_at(at_us, total_input_tokens, at_us // US_PER_SECOND % DAY_SECONDS)
 
     def valid_at(self, at_us: int, total_input_tokens: int, second_of_day: int) -> bool:
-        """`covers` with `second_of_day`, the seconds since midnight UTC, given apart from the moment `at_us`.
-        `total_input_tokens`: the size.
+        """Whether the row is valid for a call, with the time of day given apart.
+
+        Args:
+            at_us: The time of the call, in microseconds since the epoch.
+            total_input_tokens: The number of input tokens of the call, cached ones included.
+            second_of_day: The time of day in seconds since midnight UTC.
         """
         return (
             (self.valid_from is None or at_us >= self.valid_from)
@@ -134,28 +153,39 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceAlias(msgspec.Struct, frozen=True):
-    """A name that is priced as another. ``*`` in the pattern stands for any text; one in the target takes it over.
+    """A name that is priced as another one.
 
-    pattern, target: ``provider:name``. A pattern matches without regard to case. reference: see `PriceRow`.
+    ``*`` in the pattern stands for any text. ``*`` in the target stands for the same text. A pattern matches
+    without regard to case.
     """
 
     pattern: str
+    """The name, as ``provider:name``."""
     target: str
+    """The name whose prices apply, as ``provider:name``."""
     reference: bool = False
+    """Whether the alias is of a published table, as in `PriceRow`."""
 
 
 class PriceList(NamedTuple):
-    """What a price table is made of, as a file or a snapshot says it; nobody has checked yet that it fits."""
+    """The contents of a price table, as a file or a snapshot has them. They are not checked yet."""
 
     rows: Sequence[PriceRow]
+    """The rows."""
     label: str
+    """The table's name, for people."""
     aliases: Sequence[PriceAlias]
+    """The aliases."""
     origin: str = ""
-    """Where it was read, for errors."""
+    """The place from which the list was read, for errors."""
 
 
 def sorted_rows(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
-    """The rows in a table's order. Raises ConfigurationError if they overlap or hold impossible values."""
+    """The rows in a table's order.
+
+    Raises:
+        ConfigurationError: Rows overlap or hold impossible values.
+    """
     ordered = tuple(sorted(rows, key=_order))
     for row in ordered:
         _validate(row)
@@ -219,7 +249,7 @@ def _all_pairs(rows: list[PriceRow]) -> list[tuple[PriceRow, PriceRow]]:
 
 
 def _same_time(first: PriceRow, second: PriceRow) -> bool:
-    """Whether two rows, the second of which doesn't begin before the first, hold at some moment both."""
+    """Whether there is a time at which both rows are valid. The second row begins no earlier than the first."""
     return first.valid_to is None or second.valid_from is None or second.valid_from < first.valid_to
 
 

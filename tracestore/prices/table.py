@@ -1,24 +1,25 @@
-"""Price tables: what a call costs is a function of its model, its usage, its moment and one immutable table.
+"""Price tables. The cost of a call depends on its model, its usage, its time and one immutable table, and on
+nothing else.
 
-**Units.** A rate is integer pico-USD per token, which is the same number as micro-USD per million tokens: 3 USD
-per million is 3_000_000. A cost is integer nano-USD. The products of a call are summed exactly in pico-USD and
-rounded once, half up. No float touches money.
+**Units.** A rate is a whole number of pico-USD per token. That is the same number as micro-USD per million tokens:
+3 USD per million is 3_000_000. A cost is a whole number of nano-USD. The products of a call are summed exactly in
+pico-USD and rounded once, half up. No float touches money.
 
-**Buckets.** `TokenUsage` counts are disjoint, so each bucket has one rate and no token is billed twice. Reasoning
-tokens are a part of the output; they take the `reasoning` rate if there is one, else the output's. What usage
-counts apart (`TokenUsage.details`) is taken out of its bucket if it is tokens, and added if it is pieces.
+**Buckets.** The counts of `TokenUsage` are disjoint. So each bucket has one rate, and no token is billed twice.
+Reasoning tokens are a part of the output. They take the `reasoning` rate if there is one, and else the rate of the
+output. `TokenUsage.details` counts some things apart: tokens are taken out of their bucket, and pieces are added.
 
-**Which row.** The first in the order of `tracestore.prices.matching` that is valid at the moment of the call, for
-its size, and for the service tier that the provider says it served.
+**Choice of the row.** Rows are tried in the order of `tracestore.prices.matching`. The first row applies that is
+valid at the time of the call, for its size, and for the service tier that the provider says it served.
 
-A row may begin above a number of input tokens (`above`): such tiers are cliffs. Once the total input, cached or
-not, is *greater* than the threshold, all tokens of the call pay the tier's rates.
+A row may begin above a number of input tokens (`above`). Such tiers are cliffs: once the total input, cached or
+not, is *greater* than the threshold, all tokens of the call pay the rates of the tier.
 
-**Caches without a rate.** Tokens read from or written to a cache that has no rate are billed as input, and the
-cost's reason says so: what a provider names no price for is no discount and no surcharge.
+**Caches without a rate.** Tokens read from a cache or written to it are billed as input if the row has no rate for
+them, and the reason of the cost says so. A missing rate is neither a discount nor a surcharge.
 
-**Unknown is not zero.** No row, or no rate for a bucket that has tokens, or counts that contradict each other:
-the cost is None, with the reason.
+**Unknown is not zero.** The cost is None, with a reason, if there is no row, if a bucket that has tokens has no
+rate, or if the counts contradict each other.
 """
 
 from __future__ import annotations
@@ -49,39 +50,44 @@ from .rows import (
 )
 
 MOST_PICO = 9 * 10**18
-"""Of one call: 9 million USD, which with every sum of it fits in 64 bits."""
+"""The largest cost of one call in pico-USD: 9 million USD. So 64 bits hold every sum within a call."""
 
 TOO_LARGE = "cost too large"
 INCONSISTENT = "usage inconsistent"
-"""Reasons that the SQL of repricing gives in the same words."""
+"""A reason without a cost. `TOO_LARGE` is another. The SQL of repricing gives the same words."""
 
 
 class Component(msgspec.Struct, frozen=True):
-    """One line of a bill. count: tokens, pieces, or 1 request. rate: pico-USD for one. pico_usd: their product.
-
-    rate_name: whose rate it is, if the row has none of that name: of audio billed as any input, ``input``.
-    """
+    """One line of a bill."""
 
     name: str
+    """The bucket, the detail, or ``request``."""
     count: int
+    """The number of tokens or pieces; 1 for a request."""
     rate: int
+    """The rate for one of them, in pico-USD."""
     pico_usd: int
+    """The product of count and rate."""
     rate_name: str = ""
+    """The name of the rate, if it is another bucket's. Audio that is billed as any other input has the rate
+    ``input``. Empty if the rate has the name of the line."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """How a cost came about. The components sum to `pico_usd` exactly; the cost is that sum, rounded once.
-
-    model: ``provider:name`` as routed. row: the price row that applied; rule: how it was found, in words.
-    components, pico_usd: empty and None if the call is unpriced.
-    """
+    """The cost of a call, and how it was computed. The cost is the sum of the components, rounded once."""
 
     model: str
+    """The model as routed, ``provider:name``."""
     row: PriceRow | None
+    """The price row that applied; None if no row applied."""
     components: tuple[Component, ...]
+    """The lines of the bill; empty if the call has no price."""
     pico_usd: int | None
+    """The exact sum of the components, in pico-USD; None if the call has no price."""
     cost: Cost
+    """The cost."""
     rule: str = ""
+    """The way in which the row was found, in words."""
 
 
 @cache
@@ -92,11 +98,10 @@ def _shipped() -> PriceTable:
 
 
 class PriceTable:
-    """An immutable set of price rows, known by the hash of its contents.
+    """An immutable set of price rows. Its version is the hash of its contents.
 
-    version: the first 12 hex digits of the SHA-256 of its rows and aliases; equal tables have equal versions.
-    label: for people. aliases: names that are priced as others.
-    Raises ConfigurationError if rows overlap or hold impossible values, or an alias is none.
+    Raises:
+        ConfigurationError: Rows overlap or hold impossible values, or an alias is malformed.
     """
 
     __slots__ = ("_matcher", "aliases", "label", "rows", "version")
@@ -125,30 +130,40 @@ class PriceTable:
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> PriceTable:
-        """The newest table of a price file; its form is described in `tracestore.prices.files`.
+        """The newest table of a price file. `tracestore.prices.files` describes the form of the file.
 
-        Raises ConfigurationError, naming the file, the key and what was expected.
+        Raises:
+            ConfigurationError: The file is malformed. The text names the file and the key, and says what was
+                expected.
         """
         return cls.all_from_yaml(path)[-1]
 
     @classmethod
     def all_from_yaml(cls, path: Path | str) -> tuple[PriceTable, ...]:
-        """All tables of a price file, oldest first. Raises ConfigurationError."""
+        """All tables of a price file, the oldest first.
+
+        Raises:
+            ConfigurationError: The file is malformed.
+        """
         from .files import load
 
         return tuple(cls.of(each) for each in load(Path(path)))
 
     @classmethod
     def default(cls) -> PriceTable:
-        """The table of who has none: the shipped snapshot, and models on this machine cost nothing.
+        """The shipped table, for a host without prices of its own. Models on this machine cost nothing.
 
-        It is read when it is first asked for, and kept.
+        The table is read when it is asked for the first time, and kept.
         """
         return _shipped()
 
     @classmethod
     def of(cls, prices: PriceList) -> PriceTable:
-        """The table of these rows. Raises ConfigurationError if they contradict each other."""
+        """The table of a price list.
+
+        Raises:
+            ConfigurationError: The rows contradict each other.
+        """
         try:
             return cls(prices.rows, prices.label, aliases=prices.aliases)
         except ConfigurationError as error:
@@ -157,10 +172,14 @@ class PriceTable:
             raise ConfigurationError(f"{prices.origin}: {error}") from error
 
     def merged(self, overrides: PriceTable, label: str | None = None) -> PriceTable:
-        """A table in which the rows of `overrides` replace all rows of the same models here.
+        """A table in which rows of `overrides` replace all rows of the same models in this table.
 
-        Rows of a reference table stay behind all others, patterns included; so the overrides' `openai:*` goes
-        before a reference's `openai:gpt-5`.
+        Rows of a reference table stay behind all other rows, patterns included. So `openai:*` of the overrides
+        goes before `openai:gpt-5` of a reference table.
+
+        Args:
+            overrides: The table with precedence.
+            label: The label of the new table; None takes the label of the overrides.
         """
         replaced = {row.model for row in overrides.rows}
         kept = [row for row in self.rows if row.model not in replaced]
@@ -180,10 +199,15 @@ class PriceTable:
         priced_as: str | None = None,
         service_tier: str | None = None,
     ) -> PriceRow | None:
-        """The row for a ``provider:name`` at a moment and size; None if there is none.
+        """The row for a model at a time; None if there is none.
 
-        at_us: microseconds UTC. total_input_tokens: of the call. served_model, priced_as: see `matches`.
-        service_tier: as the provider names it; None: the usual one.
+        Args:
+            model: The model as ``provider:name``.
+            at_us: The time in microseconds since the epoch.
+            total_input_tokens: The number of input tokens of the call, cached ones included.
+            served_model: The model that the provider says it ran, see `matches`.
+            priced_as: The model whose published prices apply, see `matches`.
+            service_tier: The service tier as the provider names it; None is the usual one.
         """
         found = self._find(model, at_us, total_input_tokens, served_model, priced_as, service_tier)
         return None if found is None else found.row
@@ -206,11 +230,13 @@ class PriceTable:
     def matches(
         self, model: str, served_model: str | None = None, priced_as: str | None = None
     ) -> tuple[Match, ...]:
-        """All rows that may price a model, at any time, size and service tier, the first in rank first.
+        """All rows that may price a model, at any time and size and in any service tier, in order of rank.
 
-        served_model: what the provider says it ran, with or without ``provider:``. Rows that fit it go before
-        rows that fit only `model`, because it is the served model that is billed. priced_as: the ``provider:name``
-        whose published prices the model has, where its adapter goes by a name of its own.
+        Args:
+            model: The model as ``provider:name``.
+            served_model: The model that the provider says it ran, with or without ``provider:``. Rows for it go
+                before rows for `model`, because the served model is billed.
+            priced_as: The ``provider:name`` whose published prices apply, if the adapter has a name of its own.
         """
         return self._matcher.matches(model, served_model, priced_as)
 
@@ -223,11 +249,16 @@ class PriceTable:
         served_model: str | None = None,
         priced_as: str | None = None,
     ) -> Cost:
-        """What a call costs under this table.
+        """The cost of a call under this table.
 
-        model: ``provider:name`` as routed. at_us: when the attempt started, microseconds UTC. served_model: the
-        model that the provider says it ran, if it did. priced_as: see `matches`.
-        The cost's source is ``computed``, or ``unpriced`` with a reason; it is never zero for want of a price.
+        Its source is ``computed``, or ``unpriced`` with a reason. A cost is never zero because a price is missing.
+
+        Args:
+            model: The model as routed, ``provider:name``.
+            usage: The tokens of the call.
+            at_us: The start of the attempt, in microseconds since the epoch.
+            served_model: The model that the provider says it ran; None if it doesn't say.
+            priced_as: The model whose published prices apply, see `matches`.
         """
         return self.explain(model, usage, at_us, served_model=served_model, priced_as=priced_as).cost
 
@@ -240,7 +271,15 @@ class PriceTable:
         served_model: str | None = None,
         priced_as: str | None = None,
     ) -> Explanation:
-        """Like `price()`, with every component: count times rate. at_us and the others: the same."""
+        """The cost of a call like `price()`, with every line of the bill.
+
+        Args:
+            model: The model as routed, ``provider:name``.
+            usage: The tokens of the call.
+            at_us: The start of the attempt, in microseconds since the epoch.
+            served_model: The model that the provider says it ran; None if it doesn't say.
+            priced_as: The model whose published prices apply, see `matches`.
+        """
         tier = usage.service_tier
         match = self._find(model, at_us, usage.total_input_tokens, served_model, priced_as, tier)
         row, rule = (None, "") if match is None else (match.row, match.rule)
@@ -274,9 +313,16 @@ class PriceTable:
         priced_as: str | None = None,
         service_tier: str | None = None,
     ) -> Iterator[Segment]:
-        """The table's answer for one model as disjoint boxes of time, hours and size: what SQL can join with.
+        """The table's answers for one model, as disjoint ranges of time, hours and size. SQL can join with them.
 
-        It is obtained by asking at each corner where the answer can change, so it is the same answer.
+        The table is asked at each corner where the answer can change. So the ranges give the same answers as
+        `find`.
+
+        Args:
+            model: The model as ``provider:name``.
+            served_model: The model that the provider says it ran; None if it doesn't say.
+            priced_as: The model whose published prices apply, see `matches`.
+            service_tier: The service tier as the provider names it; None is the usual one.
         """
         tiers = (tier_name(service_tier), ANY_TIER)
         matches = self.matches(model, served_model, priced_as)
@@ -309,16 +355,22 @@ class PriceTable:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Where one row applies: since <= moment < until, above < total input tokens <= up_to, and of each UTC day
-    daily_from <= microseconds since midnight < daily_to."""
+    """The range of times, sizes and hours in which one row applies."""
 
     since: int
+    """The first moment, in microseconds since the epoch."""
     until: int
+    """The moment after the last one, in microseconds since the epoch."""
     above: int
+    """The total number of input tokens that a call must exceed."""
     up_to: int
+    """The largest total number of input tokens."""
     row: PriceRow
+    """The row that applies."""
     daily_from: int
+    """The first moment of each UTC day, in microseconds since midnight."""
     daily_to: int
+    """The moment after the last one of each UTC day, in microseconds since midnight."""
 
 
 def round_to_nano(pico_usd: int) -> int:
@@ -327,13 +379,13 @@ def round_to_nano(pico_usd: int) -> int:
 
 
 def tier_words(service_tier: str | None) -> str:
-    """What a reason adds for a service tier: nothing for the usual one."""
+    """The words that a reason adds for a service tier; empty for the usual one."""
     tier = tier_name(service_tier)
     return f" at service tier {tier}" if tier else ""
 
 
 def _counts(usage: TokenUsage) -> dict[str, int] | None:
-    """What there is of each bucket and each detail; None if the counts contradict each other, or did."""
+    """The number of units in each bucket and each detail; None if the counts contradict each other."""
     if usage.source is UsageSource.INCONSISTENT:
         return None
     reasoning = usage.reasoning_tokens or 0
