@@ -1,6 +1,6 @@
-"""Events as a trace stores them, without content; and envelopes as lines of a spill file, with captured content.
+"""Events as a trace stores them, without content, and envelopes as lines of a spill file, with captured content.
 
-`bus.events.codec` has the JSON itself, which never fails to be read or written.
+`bus.events.codec` reads and writes the JSON itself.
 """
 
 from __future__ import annotations

@@ -16,26 +16,36 @@ BESIDE = ("", "-wal", "-shm", ".lock")
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file system says about a trace file. All of it but `folder` is of the moment.
-
-    folder: the nearest one above it that exists. open_to_others: files that others than the owner can read.
-    file_lock: whether writers lock ``<file>.lock`` around each transaction, which `locking` explains.
-    """
+    """The facts that the file system knows about a trace file at one moment."""
 
     path: Path
+    """The path of the file."""
     exists: bool
+    """Whether the file exists."""
     size: int
+    """The size of the file in bytes."""
     folder: Path
+    """The nearest folder above the file that exists."""
     writable: bool
+    """Whether the file can be written."""
     open_to_others: tuple[Path, ...]
+    """The files of the trace that other users than the owner can read."""
     free_bytes: int
+    """The free space of the disk in bytes."""
     sqlite_version: str
+    """The version of the SQLite library."""
     file_lock: bool
+    """Whether writers lock ``<file>.lock`` around each transaction, for the reason in `locking`."""
     locking: str
+    """The way in which writers lock the file, in words."""
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Look at the file and its folder; opens and makes nothing. Raises OSError if even that can't be done."""
+    """Look at the file and its folder. Nothing is opened or made.
+
+    Raises:
+        OSError: The file system doesn't answer.
+    """
     import shutil  # brings five compression libraries along
 
     folder = _existing(path.parent)

@@ -24,15 +24,24 @@ PAGE = 500
 
 
 class StoredEvents:
-    """The events of a trace file that were there when the iteration began, in the order of their storing.
+    """The events of a trace that were stored when the iteration began, in the order of their storing.
 
-    Within a run that is the order of `seq`. Filters combine; what is None doesn't matter.
+    Within a run this is the order of `seq`. An event must pass all filters. A filter that is None lets every event
+    pass. Each iteration reads the trace anew, and raises StoreError if it can't be read.
 
-    It may be iterated again, and is read again then. run_id, session_id, request_id: only events of that one.
-    topics: patterns as `Bus.subscribe` takes them. since, until: from inclusive to exclusive, microseconds UTC or
-    aware datetimes. types: a host's own events, which otherwise come as `UnknownEvent`. page: events per read.
-    Raises ValueError for a pattern that could match nothing, and a page below 1; iterating raises StoreError if
-    the file can't be read.
+    Args:
+        store: The trace.
+        run_id: The id of the run.
+        session_id: The id of the session.
+        request_id: The id of the request.
+        topics: Patterns of topics, as `Bus.subscribe` takes them.
+        since: The first moment, in microseconds since the epoch or as an aware datetime.
+        until: The moment after the last one, in the same forms.
+        types: A host's own events. Without them such events come as `UnknownEvent`.
+        page: The number of events that are read at a time.
+
+    Raises:
+        ValueError: A pattern can match nothing, or `page` is below 1.
     """
 
     def __init__(

@@ -20,9 +20,12 @@ _TIDY_EVERY = 64
 class SavedReplies:
     """A store for `engine.middleware.Cache`, shared by all processes that name the same file.
 
-    path: made when first needed, readable by its owner alone. most: replies; those that expire first make room.
-    It opens by itself and may be used again after `aclose()`. Belongs to one event loop. Its methods raise
+    It opens by itself, and can be used again after `aclose()`. It belongs to one event loop. Its methods raise
     StoreError.
+
+    Args:
+        path: The file. It is made when it is needed, and only its owner may read it.
+        most: The largest number of replies. Beyond it, replies that expire first are deleted.
     """
 
     def __init__(self, path: Path | str, *, most: int = 100_000) -> None:
@@ -32,14 +35,24 @@ class SavedReplies:
         self._opening = anyio.Lock()
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of that key, if it is still good. now_us: microseconds since the epoch."""
+        """The reply of a key; None if there is none, or if it has expired.
+
+        Args:
+            key: The key.
+            now_us: The present moment, in microseconds since the epoch.
+        """
         await self._open()
         rows = await self._database.read("SELECT reply FROM replies WHERE key = ? AND until_us > ?", (key, now_us))
         return rows[0][0] if rows else None
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply, in the place of an earlier one. now_us, until_us: the moment, and the one from which on it
-        is no longer good, in microseconds since the epoch.
+        """Keep a reply in place of an earlier one.
+
+        Args:
+            key: The key.
+            reply: The reply.
+            now_us: The present moment, in microseconds since the epoch.
+            until_us: The moment at which the reply expires, in microseconds since the epoch.
         """
         await self._open()
         tidy = self._puts % _TIDY_EVERY == 0

@@ -1,8 +1,9 @@
-"""Calls as a table that other programs read: CSV, JSON lines or Parquet, one row for each attempt.
+"""Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
-They are read in pages and written as they come, so a file of millions of calls takes no more memory than one page.
-Columns are only ever added, at the end. Times are both microseconds UTC and ISO text. Money is integer nano-USD
-and, beside it, the exact decimal text of US dollars; never a float. What is unknown is empty, never zero.
+Calls are read in pages and written at once. So an export of millions of calls takes no more memory than one page.
+New columns are only ever added at the end. Times are both microseconds UTC and ISO text. Money is a whole number
+of nano-USD and, beside it, the exact decimal text of US dollars, and never a float. An unknown value is empty,
+never zero.
 """
 
 from __future__ import annotations
@@ -156,12 +157,24 @@ async def export_calls(
     under: str | None = None,
     page: int = PAGE,
 ) -> int:
-    """Write calls, the earliest stored first, and return how many rows that were.
+    """Write calls to a table, the earliest stored first.
 
-    target: a path, written whole or not at all and for its owner alone, or an open binary file, for which CSV and
-    JSON lines need no seeking. under: the price version of the costs; None: the current one.
-    Raises StoreError; OSError; ConfigurationError if Parquet is wanted and pyarrow is not installed, or if the
-    target is the trace file itself.
+    Args:
+        store: The trace.
+        target: A path, or an open binary file. The file at a path is written as a whole or not at all, and only
+            its owner may read it. CSV and JSON lines never seek in an open file.
+        format: The format of the table.
+        where: The calls to write; None is all of them.
+        under: The price version of the costs; None is the current one.
+        page: The number of calls that are read at a time.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        StoreError: The trace can't be read.
+        OSError: The target can't be written.
+        ConfigurationError: Parquet needs pyarrow, which is not installed, or the target is the trace file itself.
     """
     _refuse_trace_file(target, store.path)
     rows = 0

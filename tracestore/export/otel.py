@@ -349,7 +349,7 @@ class OtelExporter:
 
 
 def _host_context(trace_parent: str | None) -> Context:
-    """A context with the host's span in it, as `bus.trace_context` noted it; else an empty one."""
+    """A context with the host's span, as `bus.trace_context` noted it; an empty context without one."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 

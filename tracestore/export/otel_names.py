@@ -1,8 +1,8 @@
-"""Our events in the words of OpenTelemetry's GenAI conventions: names and attributes, nothing else.
+"""The words of OpenTelemetry's GenAI conventions for our events: names and attributes, and nothing else.
 
-The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026, where all of
-them are still "Development" and some were renamed that year; this is the one place that knows them. What they have
-no name for, such as what a call cost, stands under ``callboard.``.
+The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026. At that time
+all of them were "Development", and some were renamed within the year. So this module is the only one that knows
+them. Facts without a name there, such as the cost of a call, stand under ``callboard.``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def provider_names() -> dict[str, str]:
 
 
 def operation(provider: str) -> str:
-    """The operation of a call; `provider` in the conventions' name."""
+    """The operation of a call.
+
+    Args:
+        provider: The provider's name in the conventions.
+    """
     return "generate_content" if provider in ("gcp.gemini", "gcp.vertex_ai") else CHAT
 
 
@@ -110,7 +114,7 @@ def of_start(data: LlmCallStarted) -> Attributes:
 
 
 def of_settings(settings: CallSettings) -> Attributes:
-    """What a call was sent with; what was left to the provider has no attribute."""
+    """The settings of a call. A setting that was left to the provider has no attribute."""
     attributes: Attributes = {}
     for name, key in _SETTINGS.items():
         value = getattr(settings, name)
@@ -137,7 +141,12 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> Attributes:
-    """What an attempt's end adds. replies: it is of an operation whose reply comes to an end for some reason."""
+    """The attributes that the end of an attempt adds.
+
+    Args:
+        data: The end of the attempt.
+        replies: Whether the operation has a reply that ends for a reason.
+    """
     attributes: Attributes = {}
     if data.usage is not None:
         attributes |= of_usage(data.usage)
@@ -178,7 +187,7 @@ def of_usage(usage: TokenUsage) -> Attributes:
 
 
 def of_cost(cost: Cost) -> Attributes:
-    """Integer nano-USD; an unknown cost has no figure, rather than none."""
+    """A cost as a whole number of nano-USD. An unknown cost has no attribute."""
     attributes: Attributes = {"callboard.cost.source": str(cost.source)}
     if cost.nano_usd is not None:
         attributes["callboard.cost.nano_usd"] = cost.nano_usd

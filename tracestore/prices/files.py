@@ -97,7 +97,8 @@ def _parse(path: Path) -> Node:
 
 
 class _Reader:
-    """Turns nodes into rows; every complaint names the file, the key and what was expected."""
+    """Turns the nodes of a file into rows. Every complaint names the file and the key, and says what was
+    expected."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

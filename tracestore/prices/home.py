@@ -15,13 +15,21 @@ SNAPSHOT_NAME = "price-snapshot.json"
 
 
 def published_table(home: Path) -> PriceTable:
-    """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    """The published prices: the snapshot in the home folder, or else the shipped one.
+
+    Raises:
+        ConfigurationError: The snapshot can't be read.
+    """
     path = home / SNAPSHOT_NAME
     return PriceTable.default() if not path.exists() else PriceTable.of(published_snapshot(home).prices())
 
 
 def published_snapshot(home: Path) -> Snapshot:
-    """The snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    """The snapshot in the home folder, or else the shipped one.
+
+    Raises:
+        ConfigurationError: The snapshot can't be read.
+    """
     from .snapshot import read, shipped_snapshot
 
     path = home / SNAPSHOT_NAME
@@ -29,9 +37,14 @@ def published_snapshot(home: Path) -> Snapshot:
 
 
 def price_table(home: Path, own: Path | None = None) -> PriceTable:
-    """A user's price file over the published prices. own: None is prices.yaml in that folder, if there is one.
+    """A user's prices over the published prices.
 
-    Raises ConfigurationError.
+    Args:
+        home: The home folder.
+        own: The user's price file; None is prices.yaml in the home folder, if there is one.
+
+    Raises:
+        ConfigurationError: A file can't be read, or its rows contradict each other.
     """
     published, default = published_table(home), home / OWN_NAME
     if own is None and not default.exists():

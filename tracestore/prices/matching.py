@@ -1,16 +1,17 @@
-"""Which rows of a price table may price a model, and by which rule: explicit, in order, and able to say so.
+"""The rows of a price table that may price a model, in order, each with the rule by which it was found.
 
-A model has up to four names: what the provider says that it ran and what was asked for, each under the adapter's
-own name and under the provider whose prices the adapter goes by (`priced_as`). For each name, the rows are those
+A model has up to four names. The provider says which model it ran, and the caller asked for a model. Each of these
+two has a name under the adapter and a name under the provider whose prices apply (`priced_as`). For each name, the
+rows are tried in this order:
 
-1. for exactly this ``provider:name``;
-2. for the name that an alias leads to, the first alias that fits (one without ``*`` before those with);
-3. for the name without its date, if it ends in one (``-2025-08-06`` or ``-20250806``), and its aliases;
-4. if there are none so far: for the names that aliases of whole providers lead to (``azure:*`` is ``openai:*``);
-5. with ``*`` in them, the one with more literal characters first.
+    1. rows for exactly this ``provider:name``;
+    2. rows for the target of the first alias that fits (an alias without ``*`` before those with it);
+    3. rows for the name without the date at its end (``-2025-08-06`` or ``-20250806``), and for its aliases;
+    4. if there are none so far: rows for the targets of aliases of whole providers (``azure:*`` is ``openai:*``);
+    5. rows with ``*``, the one with more literal characters first.
 
-A user's rows go before those of a reference table, whatever their rule. Among the user's rows the adapter's own
-name goes first; among the reference's the provider's, because an adapter may be called anything.
+A user's rows go before those of a reference table, whatever their rule. Among the user's rows, the adapter's own
+name goes first. Among the reference's rows, the provider's name goes first, because an adapter may have any name.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ _MOST_NAMES = 12  # that aliases may lead to from one name; more is a circle
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A row that may price a model. rule: how it was found, in words."""
+    """A row that may price a model."""
 
     row: PriceRow
+    """The row."""
     rule: str
+    """The way in which the row was found, in words."""
 
 
 class Matcher:
@@ -91,7 +94,7 @@ class Matcher:
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
     def _all_names(self, name: str) -> dict[str, str]:
-        """A name and those that it leads to, each with how it does, until there are rows for one of them."""
+        """A name and the names that it leads to, each with the way to it, until one of them has rows."""
         names: dict[str, str] = {}
         waiting = [(name, "")]
         while waiting and len(names) < _MOST_NAMES:

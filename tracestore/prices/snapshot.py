@@ -27,32 +27,40 @@ _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 
 
 class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model. id: ``provider:name``. also: other names, ``*`` for any text. prices: the fields of its rows.
-
-    What else its source says: name: for people. context_window: in tokens. deprecated: by its provider.
-    """
+    """One model of a published table."""
 
     id: str
+    """The model as ``provider:name``."""
     prices: tuple[_Fields, ...]
+    """The fields of its price rows."""
     also: tuple[str, ...] = ()
+    """Other names of the model; ``*`` stands for any text."""
     name: str | None = None
+    """The model's name, for people."""
     context_window: int | None = None
+    """The size of the model's window in tokens."""
     deprecated: bool = False
+    """Whether the provider has deprecated the model."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A published table. date: of which it is, YYYY-MM-DD. left_out: what its source has besides, by reason.
-
-    aliases: pairs of pattern and target that no one model has, such as one provider reselling another's models.
-    """
+    """A published table."""
 
     format: int
+    """The number of the format."""
     date: str
+    """The date of the table, YYYY-MM-DD."""
     source: str
+    """The source of the table, with its version."""
     licence: str
+    """The licence of the source."""
     models: tuple[SnapshotModel, ...]
+    """The models."""
     aliases: tuple[tuple[str, str], ...] = ()
+    """Pairs of pattern and target that belong to no single model. One provider that resells another's models is
+    such a pair."""
     left_out: dict[str, int] = {}
+    """The number of models of which the source says more than the table, by reason."""
 
     def prices(self) -> PriceList:
         """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""
@@ -105,7 +113,15 @@ def read(path: Path) -> Snapshot:
 
 
 def decode(data: bytes, source: str) -> Snapshot:
-    """A snapshot's JSON, its models not yet looked at. source: for errors. Raises ConfigurationError."""
+    """A snapshot out of its JSON. The models are not looked at yet.
+
+    Args:
+        data: The JSON.
+        source: The place of the data, for errors.
+
+    Raises:
+        ConfigurationError: The data is no snapshot of this version.
+    """
     try:
         snapshot = msgspec.json.decode(data, type=Snapshot)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -1,14 +1,15 @@
-"""From the data of genai-prices (github.com/pydantic/genai-prices, MIT) to our snapshot.
+"""The conversion of the data of genai-prices (github.com/pydantic/genai-prices, MIT) to a snapshot.
 
-What that data means, and where it needs care:
+The data needs care in these points:
 
-* A price holds from its start date until the next one's; before the first date, the first price holds.
-* Hours of the day stand in the same list as dates, without one of their own. They are taken to hold since the
+- A price holds from its start date until the next price's start. Before the first date, the first price holds.
+- Hours of the day stand in the same list as dates, and have no date of their own. They are taken to hold since the
   last date in the list, not for ever.
-* Tiers are cliffs above a number of input tokens, each rate with its own; a row here has all rates of one size.
-* A variant (batch, or a service tier) names only what differs from the standard price.
-* A few figures are not whole pico-USD (float noise of resellers, hourly rates divided by 3600): they are rounded
-  half up, and counted in `left_out`, as is everything that is not taken over at all.
+- Tiers are cliffs above a number of input tokens, and each rate has its own tiers. A row here has all rates of one
+  size.
+- A variant (batch, or a service tier) holds only the rates that differ from the standard price.
+- A few figures are not whole pico-USD (float noise of resellers, hourly rates divided by 3600). They are rounded
+  half up and counted in `left_out`, like everything that is not taken over.
 """
 
 from __future__ import annotations
@@ -75,9 +76,15 @@ _NOT_SPEECH = "^(?!.*-[tT][tT][sS](?:$|-))"
 
 
 def convert(data: Json, *, source: str, day: str) -> Snapshot:
-    """The snapshot of a list of providers, or of an object that has it under ``providers``.
+    """The snapshot of a list of providers, or of an object that has the list under ``providers``.
 
-    source: what it is, with its version. day: YYYY-MM-DD, of which it is. Raises ConfigurationError.
+    Args:
+        data: The data of genai-prices.
+        source: The name of the data, with its version.
+        day: The date of the data, YYYY-MM-DD.
+
+    Raises:
+        ConfigurationError: The data has a form that is not known here.
     """
     providers = data.get("providers") if isinstance(data, dict) else data
     if not isinstance(providers, list) or not providers:
@@ -184,7 +191,10 @@ def _patterns(clause: JsonObject, left_out: set[str]) -> Iterator[str]:
 
 
 def _from_regex(regex: str, left_out: set[str]) -> Iterator[str]:
-    """The names of a simple expression: a text; one with any digit after it; one with a date, which we know."""
+    """The names that a simple expression matches: one text, a text with any digit after it, or a text with a date.
+
+    Matching itself leaves dates out, so a text is given without its date.
+    """
     text = _DATE_AT_END.sub("", regex).removesuffix("$")
     digit = text.endswith(r"\d")
     text = text.removesuffix(r"\d")
@@ -244,7 +254,7 @@ def _variants(model: JsonObject, left_out: set[str]) -> list[tuple[str, int | No
 
 
 def _in_force(dated: list[JsonObject], at: int) -> JsonObject:
-    """The last entry that has begun; before all, the first."""
+    """The last entry that has begun. Before all entries, it is the first."""
     begun = [entry for entry in dated if (start := _start(entry)) is None or start <= at]
     return begun[-1] if begun else dated[0]
 
@@ -280,7 +290,7 @@ def _seconds(text: str) -> int:
 
 
 def _rates(prices: JsonObject, left_out: set[str]) -> _Rates:
-    """Dollars by their names of rates; tiers as (above, dollars), the first above -1."""
+    """The rates in dollars by their names. Tiers are pairs of threshold and dollars; the first threshold is -1."""
     rates: _Rates = {}
     for name, value in prices.items():
         if value is None:
@@ -335,7 +345,11 @@ def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
 
 
 def parse(data: bytes, source: str) -> Json:
-    """JSON with its numbers as they are written. Raises ConfigurationError."""
+    """JSON with its numbers as they are written.
+
+    Raises:
+        ConfigurationError: The data is no JSON.
+    """
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""The end of the interpreter: what is still open then is stopped.
+"""The end of the interpreter, which stops open connections.
 
 aiosqlite's thread is no daemon, so a connection that is left open would keep the process alive for ever. One
 daemon thread per process waits for the main thread to end, and for those of the host's own threads that the
-interpreter waits for, and stops what they left open.
+interpreter waits for. Then it stops the connections that they left open.
 """
 
 from __future__ import annotations

@@ -2,24 +2,25 @@
 
 The guarantees, and how they are kept:
 
-* **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
-  COMMIT or ROLLBACK, that aiosqlite's thread runs in one go: a cancelled `await` doesn't stop it half-way. Whoever
-  asked for it waits for it to end even while being cancelled.
-* **One transaction at a time.** The connection's thread takes one function after the other, in the order in which
-  they came; nobody's statement gets in between. One trip to that thread costs more than many a statement.
-* **Writers never wait on each other inside SQLite with a stale snapshot:** every write begins ``IMMEDIATE``.
-* **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
-  connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of
-  any process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back; while
-  another process has it, the thread is free for readers, and the event loop asks again.
-* **The interpreter always ends.** aiosqlite's thread is no daemon: a connection left open would keep the process
-  alive for ever. One daemon thread per process waits for the main thread to end and stops what is still open.
-* **A file at rest is read where nothing can be written,** as on read-only media. SQLite is told then that it never
-  changes; if somebody begins to write it all the same, reading ends in an error and never in something false.
-* **The file is its owner's alone** (0600, in a 0700 folder if we make it), never reached through a symlink, and
-  never touched unless it is ours.
+- **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
+  COMMIT or ROLLBACK, which aiosqlite's thread runs in one go. A cancelled `await` doesn't stop it half-way. Its
+  caller waits for its end even while being cancelled.
+- **One transaction at a time.** The connection's thread runs one function after the other, in the order in which
+  they came. No other statement gets in between. One trip to that thread costs more than many a statement.
+- **Writers never wait on each other inside SQLite with a stale snapshot.** Every write begins ``IMMEDIATE``.
+- **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
+  connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of any
+  process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back. While another
+  process has it, the thread is free for readers, and the event loop asks again.
+- **The interpreter always ends.** aiosqlite's thread is no daemon, so a connection left open would keep the
+  process alive for ever. One daemon thread per process waits for the main thread to end, and then stops open
+  connections.
+- **A file at rest is read where nothing can be written,** as on read-only media. SQLite is told that the file
+  never changes. If somebody writes it all the same, reading ends in an error and never in a false result.
+- **The file is its owner's alone** (0600, in a 0700 folder if we make it). It is never reached through a symlink,
+  and never touched unless it is ours.
 
-Every failure is a `StoreError` that names the file; one that may pass is a `StoreUnavailable`.
+Every failure is a `StoreError` that names the file. A failure that may pass is a `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ __all__ = ["APPLICATION_ID", "Database", "Durability", "Row", "Statements", "Uns
 
 _T = TypeVar("_T")
 Durability: TypeAlias = Literal["normal", "full"]
-"""full: a commit outlives a loss of power; normal: a crash of the program."""
+"""``full``: a commit survives a loss of power. ``normal``: a commit survives a crash of the program."""
 
 APPLICATION_ID = 0x43414C42
 """``CALB``, in the header of every trace file."""
@@ -103,9 +104,13 @@ class Database:
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file; `prepare` checks and migrates it before anything else is done to it.
+        """Open the file. If that fails, the file and every byte in it stay as they were.
 
-        Raises StoreError if the file can't be used. Then it, and every byte in it, is as it was.
+        Args:
+            prepare: Checks and migrates the database before anything else is done to it.
+
+        Raises:
+            StoreError: The file can't be used.
         """
         if self._connection is not None:
             return

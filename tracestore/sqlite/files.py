@@ -1,4 +1,5 @@
-"""The database's file and those beside it: private, never reached through a symlink, locked by one at a time."""
+"""The database's file and the files beside it. They are private, locked by one process at a time, and never
+reached through a symlink."""
 
 from __future__ import annotations
 
@@ -41,10 +42,13 @@ def refuse_irregular(path: Path) -> None:
 
 
 def is_at_rest(path: Path) -> bool:
-    """Whether a file was closed by its writer, and lies where nothing can be made beside it: on read-only media.
+    """Whether a file was closed by its writer, and lies in a folder where nothing can be made, as on read-only
+    media.
 
-    SQLite needs a file of shared memory to read what has a write-ahead log; such a file has none, and needs none.
-    Raises StoreUnavailable if a log of its own was left beside it.
+    SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.
+
+    Raises:
+        StoreUnavailable: A log of its own was left beside the file.
     """
     if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-shm").exists():
         return False
@@ -196,14 +200,14 @@ class RunLock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is still there under its name; nobody else sees the lock otherwise."""
+        """Whether the file is still there under its name. Without it, nobody else sees the lock."""
         try:
             return os.path.samestat(os.fstat(self._file.descriptor), os.stat(self._path))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go of the lock; the file stays, if it is there."""
+        """Let go of the lock. The file stays, if it is there."""
         self._file.close()
 
     def remove(self) -> None:
@@ -213,7 +217,7 @@ class RunLock:
 
 
 class FreeRunLock:
-    """The lock of a run that no process holds; ours for the moment."""
+    """The lock of a run that no process holds. This process holds it for the moment."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -225,9 +229,10 @@ class FreeRunLock:
 
 @contextlib.contextmanager
 def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
-    """Hold the lock of a run that doesn't live any more; None if it does, or if its file can't be opened.
+    """Hold the lock of a run that doesn't live any more. None if the run lives, or if its file can't be opened.
 
-    Who has no lock file doesn't live: it is there before the run writes anything, until it is over.
+    A run without a lock file doesn't live: the file is there before the run writes anything, until the run is
+    over.
     """
     path = run_lock_path(database, run_id)
     try:
@@ -255,7 +260,7 @@ def run_locks(database: Path) -> list[str]:
 
 
 def remove_quietly(path: Path) -> None:
-    """Delete a file that nobody misses; in a folder that can't be written, it stays."""
+    """Delete a file that nobody needs. In a folder that can't be written, the file stays."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -16,7 +16,16 @@ from .schema.migrations import check
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
     """Run one statement on a connection of its own that can't write.
 
-    Raises StoreError if it does anything but read, is no SQL, or takes longer than `seconds`; ValueError.
+    Args:
+        path: The trace file.
+        sql: The statement.
+        parameters: The values of its parameters.
+        limit: The largest number of rows.
+        seconds: The time that the statement may take.
+
+    Raises:
+        StoreError: The statement does anything but read, is no SQL, or takes too long.
+        ValueError: A parameter or a limit is impossible.
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")

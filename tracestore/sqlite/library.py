@@ -11,7 +11,13 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
-    """A file that exists, to be opened with ``uri=True``. immutable: nobody writes it, so nothing is beside it."""
+    """The URI of a file that exists, to be opened with ``uri=True``.
+
+    Args:
+        path: The file.
+        mode: ``ro`` only reads.
+        immutable: Whether nobody writes the file, so that nothing lies beside it.
+    """
     return f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if immutable else ''}"
 
 

@@ -1,20 +1,23 @@
-"""Which runs live, and how those end that died.
+"""The runs of a trace file: which of them live, and how a dead one is ended.
 
 A run is one start of a bus whose events go into the file. While it lives, its process holds a lock on
-``<file>.run-<run_id>``, which ends with the process however that dies. At the next start of a writer, a run that
-is not marked as ended, and whose lock nobody holds, is over: each of its calls that began and has no end gets one,
-and the run is marked, in one transaction. Readers never do it, nor do commands that write something else.
+``<file>.run-<run_id>``. The lock ends with the process, however the process dies. The next start of a writer looks
+for runs that are not marked as ended, and whose lock nobody holds. Such a run is lost. Each of its calls without
+an end gets an end, and the run is marked, in one transaction. Readers never do this, nor do commands that write
+something else.
 
-What such a call used is estimated, as far as its start says how much was sent, and priced for the moment of the
-call. What the provider had written by then nobody knows; of a start without that figure nothing is known at all.
+The usage of such a call is estimated from the input that its start reports, and priced for the time of the call.
+Nobody knows the output that the provider had written by then. If the start reports no input, nothing is known of
+the usage.
 
-The end that a call gets is an `llm.call_failed` of class `PROCESS_LOST`, and it belongs to the lost run: at its
-next number, its last moment, and its last monotonic time. So (run, seq) stays unique, since the only process that
-gave numbers to this run is dead; whoever reads or replays one run finds start and end in it, in order; and a
-replay at the original pace doesn't wait for the hours until somebody came to look. `runs.ended_us` is when.
+The end of such a call is an `llm.call_failed` of class `PROCESS_LOST`. It belongs to the lost run, at the run's
+next number, last moment and last monotonic time. So (run, seq) stays unique, since the only process that gave
+numbers to this run is dead. A reader or a replay of one run finds start and end in it, in order. A replay at the
+original pace doesn't wait through the hours until the run was ended. `runs.ended_us` holds the time at which it
+was ended.
 
-What the process could not write any more may be in its spill file or its journal, ends of calls among it. A run
-of which something is in there is left open until that is written.
+The spill file or the journal of the dead process may hold further events, ends of calls among them. So a run stays
+open until those events are written.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from .files import RunLock, free_run_lock, run_locks
 from .statements import Statements
 
 PROCESS_LOST = "process_lost"
-"""The error class of a call whose process died; no adapter raises it, so it is none of `ErrorClass`."""
+"""The error class of a call whose process died. No adapter raises it, so it is not a value of `ErrorClass`."""
 
 _MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 
@@ -45,7 +48,7 @@ _log = Log("tracestore.runs")
 
 
 class Runs:
-    """The runs that live through one store, and the end of those that nobody lives any more."""
+    """The runs that live through one store, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -67,9 +70,16 @@ class Runs:
             self.hold(run_id)
 
     async def close_lost(self, prices: PriceTable | None = None) -> list[str]:
-        """End the runs whose process is gone; their names. prices: for what their calls may have used.
+        """End the runs whose processes are gone.
 
-        Raises StoreError; those before it are ended then.
+        Args:
+            prices: The prices of the usage of their calls; None leaves the costs unknown.
+
+        Returns:
+            The ids of these runs.
+
+        Raises:
+            StoreError: A run can't be ended. The runs before it are ended.
         """
         path = self._database.path
         closed = []
@@ -139,12 +149,16 @@ _CALLS_WITHOUT_END = """
 
 
 async def open_runs(database: Database) -> list[str]:
-    """The runs that are not marked as ended, the earliest first: those that live, and those that were lost."""
+    """The runs that are not marked as ended, living and lost ones, the earliest first."""
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]
 
 
 def _close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:
-    """The number of calls that got an end. Somebody else may have been quicker; then there is nothing to do."""
+    """End one lost run, unless another process has done it meanwhile.
+
+    Returns:
+        The number of calls that got an end.
+    """
     found = statements.run(
         """
         SELECT r.id, r.last_us, r.committed_seq,

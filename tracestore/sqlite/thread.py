@@ -24,7 +24,7 @@ _log = Log("tracestore.database")
 
 
 class _Script(str):
-    """A script for SQLite that is a function; the text is for aiosqlite's log."""
+    """A script for SQLite that is a function. Its text stands in aiosqlite's log."""
 
     __slots__ = ("work",)
 
@@ -60,7 +60,7 @@ async def in_thread(connection: aiosqlite.Connection, work: Callable[[Statements
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, whatever cancels the caller; then let the cancellation through."""
+    """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None
     # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.

@@ -1,7 +1,7 @@
-"""A trace file as its writer has it: opened, written in batches, and opened anew when it can't be written.
+"""A trace file in the hands of its writer: opened, written in batches, and opened anew when it can't be written.
 
-Nothing is given up until the file is closed: whether there was nothing that could be opened, the disk failed, or
-somebody moved or replaced the file, the next batch opens what is at the path then.
+The path is never given up before the file is closed. If nothing could be opened, if the disk failed, or if
+somebody moved or replaced the file, the next batch opens the file that is then at the path.
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ class TraceFile:
             raise
 
     async def close_lost_runs(self, prices: PriceTable | None) -> list[str]:
-        """End the calls and the runs of processes that died; the names of those runs."""
+        """End the calls and the runs of processes that died.
+
+        Returns:
+            The ids of those runs.
+        """
         try:
             return await self._living.close_lost(prices)
         finally:
@@ -97,7 +101,7 @@ class TraceFile:
     # -- Writing
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
-        """Store events, and what they say about calls and sessions, in one transaction."""
+        """Store events, and the facts that follow from them about calls and sessions, in one transaction."""
         if not envelopes:
             return
         if self._anew or self._database.is_moved:
@@ -144,7 +148,8 @@ class TraceFile:
         self._anew = False
 
     async def _sum_up(self, events: int) -> None:
-        """Take new calls into the sums once there are enough; not in the transaction that stores events."""
+        """Add new calls to the sums when there are enough of them, outside of the transaction that stores
+        events."""
         self._new_calls += events
         if self._new_calls < SUM_UP_AFTER:
             return

@@ -1,4 +1,4 @@
-"""The actor around a `WriterCore`, and what can be asked of it."""
+"""The actor around a `WriterCore`, and the requests that it answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class _PumpFailed(msgspec.Struct, frozen=True):
 class TraceWriter(Actor):
     """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
 
-    core: made once, by `WriterCore.for_bus`, and given to every incarnation; it keeps what isn't committed yet.
+    Args:
+        core: The core, which `WriterCore.for_bus` has made once. Every incarnation of the actor is given the same
+            core, which keeps the events that are not committed yet.
     """
 
     def __init__(self, core: WriterCore) -> None:

@@ -23,10 +23,16 @@ async def adopt_leftovers(
     own: Path | None,
     batch_events: int,
 ) -> bool:
-    """Write the spill files that dead processes left beside a database, and remove each when it is written.
+    """Write the spill files that dead processes left beside a database, and remove each after it is written.
 
-    own: the spill file of the process that adopts. False if the store can't take all of it now; what is left then
-    can be adopted later.
+    Args:
+        database: The path of the database.
+        write: Writes events to the database.
+        own: The spill file of this process; None if it has none.
+        batch_events: The number of events that are written at a time.
+
+    Returns:
+        False if the store can't take all of it now. The rest can be adopted later.
     """
     for path in await anyio.to_thread.run_sync(leftovers, database):
         if path == own:

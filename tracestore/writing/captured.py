@@ -34,33 +34,35 @@ _STORED = "stored"
 
 
 class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=SessionMessageAppended.topic_of()):
-    """A message whose content goes into the store as it stands here, redacted already.
-
-    withheld: why its content doesn't; the message has none then.
-    """
+    """A message whose content goes into the store as it stands here. It is redacted already."""
 
     withheld: str | None = None
+    """The reason why its content is not stored; None if it is. With a reason the message has no content."""
 
 
 class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
-    """A session's setup that goes into the store. withheld: why its system prompt doesn't."""
+    """A session's setup that goes into the store."""
 
     withheld: str | None = None
+    """The reason why its system prompt is not stored; None if it is."""
 
 
 class Capture:
-    """Turns what is published into what may be stored.
+    """Turns published events into events that may be stored.
 
-    The hook runs on the event loop and must not block. The system prompt passes it as a message of the system's;
-    tools' definitions don't. A message on which it raises, or returns neither a message nor None, isn't stored.
-    redact: the host's hook, called once for each message; None stores all as it is.
+    The host's hook runs on the event loop and must not block. The system prompt passes the hook as a message of
+    the system. The definitions of tools don't pass it. A message is not stored if the hook raises, or returns
+    neither a message nor None.
+
+    Args:
+        redact: The host's hook, which is called once for each message; None stores every message as it is.
     """
 
     def __init__(self, redact: Redact | None = None) -> None:
         self._redact = redact
 
     def apply(self, envelope: Envelope) -> Envelope:
-        """The envelope with its content cleared for storing; one that has none, as it is."""
+        """The event with its content cleared for the store. An event without content stays as it is."""
         data = envelope.data
         if type(data) is SessionMessageAppended:
             message, withheld = self._cleared(data.message)
@@ -105,7 +107,11 @@ def _emptied(message: Message) -> Message:
 
 
 def encode(value: object) -> bytes:
-    """One line of JSON. Raises TypeError, ValueError or RecursionError for what a host has put in and is none."""
+    """One line of JSON.
+
+    Raises:
+        TypeError, ValueError, RecursionError: A host's value can't be written as JSON.
+    """
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # half a surrogate pair, which standard JSON can escape
@@ -194,9 +200,14 @@ def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
 
 
 def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
-    """The message behind a body, without id and metadata. fetch: the body of a hash.
+    """The message of a stored body, without its id and its metadata.
 
-    Raises what `fetch` raises, and ValueError if this version can't read the body.
+    Args:
+        body: The body.
+        fetch: Gives the body of a hash. Its errors pass through.
+
+    Raises:
+        ValueError: This version can't read the body.
     """
     fields = decode(body)
     fields["content"] = [_fetched(block, fetch) for block in fields["content"]]
@@ -251,12 +262,16 @@ def _fetched(block: dict[str, Any], fetch: Callable[[bytes], bytes]) -> dict[str
 
 
 class SpilledContent(msgspec.Struct, omit_defaults=True):
-    """What a line has of a captured event beside its bare JSON. Media are base64 here."""
+    """The part of a spilled line that holds captured content, beside the bare event. Media are base64 here."""
 
     withheld: str | None = None
+    """The reason why the content is not stored; None if it is."""
     message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The JSON of the message, if the event has one."""
     metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The JSON of the message's metadata, if it has any."""
     setup: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """The JSON of the session's setup, if the event has one."""
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
@@ -277,7 +292,15 @@ def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
 def unspilled(
     event: SessionMessageAppended | SessionConfigured, content: SpilledContent
 ) -> CapturedMessage | CapturedSetup:
-    """What was spilled. event: without its content. Raises ValueError."""
+    """The captured event of a spilled line.
+
+    Args:
+        event: The event without its content.
+        content: The content of the line.
+
+    Raises:
+        ValueError: This version can't read the content.
+    """
     if isinstance(event, SessionConfigured):
         if not isinstance(content.setup, msgspec.Raw):
             raise ValueError("a line with a setup's content has no setup")

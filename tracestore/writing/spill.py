@@ -1,9 +1,9 @@
-"""Where events wait while the database can't take them: a file of JSON lines beside it.
+"""The place where events wait while the database can't take them: a file of JSON lines beside it.
 
-Each writer has a file of its own, locked while it lives, so that the lines of a process that died can be told
-from those of one that runs. What a dead process left is adopted at the next start and written into the store.
-Lines are read back in the order in which they came; a torn last line (the process died in it) is skipped. Writing
-the same event twice is harmless, so a file is only removed after everything in it is committed.
+Each writer has a file of its own, which it locks while it lives. So the file of a dead process can be told from
+the file of a running one. The next start adopts the file of a dead process and writes its events into the store.
+Lines are read back in their order. A torn last line, in which the process died, is skipped. It does no harm to
+write the same event twice. So a file is removed only after all its events are committed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _PEEK_BYTES = 4 * 1024 * 1024
 
 
 class LineFile:
-    """A private, locked file of lines, made when the first come. Blocks; what it raises is OSError.
+    """A private, locked file of lines, which is made with its first line. Its methods block, and raise OSError.
 
-    size: of what was appended whole, in bytes.
+    `size` is the number of bytes in whole lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,9 +82,10 @@ class LineFile:
 
 
 class SpillFile:
-    """A first-in, first-out queue of events on disk, of at most `limit_bytes`. Blocks; call it in a thread.
+    """A first-in, first-out queue of events on disk, of at most `limit_bytes`. Its methods block; call them in a
+    thread.
 
-    Counted in events: `waiting` have been appended and not been taken off yet.
+    `waiting` is the number of events that were appended and not taken off yet.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -151,7 +152,11 @@ def spill_path(database: Path, run_id: str) -> Path:
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """Where the writer whose spill file that is copies what waits in memory; see `tracestore.writing.journal`."""
+    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.journal`.
+
+    Args:
+        spill: The spill file of the writer.
+    """
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 
@@ -194,7 +199,16 @@ def _first_seq(path: Path) -> int:
 
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
-    """Up to `limit` events of a file from `offset` on, and the offset behind them; no progress at its end."""
+    """Some events of a file.
+
+    Args:
+        path: The file.
+        offset: The place in the file to begin at, in bytes.
+        limit: The largest number of events.
+
+    Returns:
+        The events, and the offset behind them. At the end of the file the offset stays the same.
+    """
     lines, size = [], 0
     with open(path, "rb") as file:
         file.seek(offset)

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
-"""The state of a store as its writer sees it; `tracestore.writing.writer` describes the four."""
+"""The state of a store as its writer sees it. `tracestore.writing.writer` describes the four states."""
 
 
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,14 @@ def retry_delay(failures: int, options: WriterOptions) -> float:
 
 
 def after_failure(state: StoreState, failures: int, options: WriterOptions, *, may_spill: bool) -> StoreState:
-    """The state after so many failures in a row, the latest included. may_spill: there is a spill file."""
+    """The state after failures in a row.
+
+    Args:
+        state: The state before.
+        failures: The number of failures, the latest included.
+        options: The options of the writer.
+        may_spill: Whether there is a spill file.
+    """
     match state:
         case "ok":
             return "retrying"

@@ -15,7 +15,10 @@ EVENT_BYTES = 1024
 
 
 class Waiting:
-    """First in, first out. size: roughly what they keep alive, in bytes, messages that they refer to included."""
+    """Events that wait to be stored, first in, first out.
+
+    `size` is roughly the number of bytes that the events keep alive, with the messages that they refer to.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -25,7 +28,7 @@ class Waiting:
         return len(self._events)
 
     def exceeds(self, events: int, size: int) -> bool:
-        """Whether more wait than that; none are never too many."""
+        """Whether more events or bytes wait than these limits. An empty queue never exceeds them."""
         return bool(self._events) and (len(self._events) > events or self.size > size)
 
     def add(self, envelopes: Sequence[Envelope]) -> None:
@@ -33,11 +36,20 @@ class Waiting:
         self.size += _weigh(envelopes)
 
     def first(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest, at most so many; None is all. They still wait."""
+        """The oldest events. They still wait.
+
+        Args:
+            limit: The largest number of events; None is all of them.
+        """
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """At most so many of those that follow the `oldest` ones. They still wait."""
+        """The events behind the oldest ones. They still wait.
+
+        Args:
+            oldest: The number of oldest events to pass over.
+            limit: The largest number of events.
+        """
         events = self._events  # which is quick at both of its ends; islice would walk over the oldest
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 

@@ -1,7 +1,8 @@
 """The trace writer: from the bus to the store, in batches, losing nothing that it can keep.
 
-What is published waits in a lossless subscription, is taken into `WriterCore`, and leaves it when it is committed.
-The order never changes: first what was spilled, then what waits in memory. What the store does decides the state:
+A published event waits in a lossless subscription. It is taken into `WriterCore`, and leaves it when it is
+committed. The order never changes: first the spilled events, then the events in memory. The state depends on the
+store:
 
     ok          commits at most 100 ms after an event came, 256 events at a time
     retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
@@ -10,14 +11,14 @@ The order never changes: first what was spilled, then what waits in memory. What
     dropping    that file is full or can't be written: as many events as fit stay in memory, newer ones are lost
                 and counted
 
-The first commit that works leads back to ``ok`` from everywhere, spilled events included. Every change of state is
-published as `StoreStateChanged`. A store that fails never stops or slows a call.
+From every state, the first commit that works leads back to ``ok``, spilled events included. Every change of state
+is published as `StoreStateChanged`. A store that fails never stops or slows a call.
 
-Whoever hands over an answer calls `WriterCore.secure` first: what waits in memory is copied to the journal beside
-the database, so that it survives the end of the process (see `tracestore.writing.journal`).
+`WriterCore.secure` is called before an answer is handed over. It copies the waiting events to the journal beside
+the database, so that they survive the end of the process (see `tracestore.writing.journal`).
 
-`WriterCore` holds everything that must survive a crash of the actor; the engine makes it once and hands it to each
-new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for what came last.
+`WriterCore` holds everything that must survive a crash of the actor. The engine makes it once and hands it to each
+new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for the last events.
 """
 
 from __future__ import annotations
@@ -71,13 +72,16 @@ class Source(Protocol):
 
 
 class WriterCore:
-    """The writer without an actor around it; made by `for_bus`. For one event loop.
+    """The writer without an actor around it. It belongs to one event loop.
 
-    sink: what stores, such as a TraceStore. source: what gives events, such as a subscription. spill_path: the
-    journal lies beside it; None keeps everything in memory. database_path: of the trace file; what earlier
-    processes left beside it is taken up. on_state: told of each change of state; must not raise.
-    close_lost: ends the runs whose processes died, once what they had spilled is written.
-    capture: clears the content of messages for storing, when they come in; None stores none.
+    Args:
+        sink: The store of the events, such as a TraceStore.
+        source: The source of the events, such as a subscription.
+        spill_path: The path of the spill file, with the journal beside it; None keeps everything in memory.
+        database_path: The path of the trace file. Files that earlier processes left beside it are adopted.
+        on_state: Called with each change of state. It must not raise.
+        close_lost: Ends the runs whose processes died, after their spilled events are written.
+        capture: Clears the content of messages for the store when they come in; None stores no content.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class WriterCore:
 
     @property
     def state(self) -> StoreState:
-        """``ok``; or ``retrying``, ``spilling`` or ``dropping`` while the store fails."""
+        """The state: ``ok``, or ``retrying``, ``spilling`` or ``dropping`` while the store fails."""
         return self._state
 
     def statistics(self) -> WriterStatistics:
@@ -192,10 +196,12 @@ class WriterCore:
                 taken_over = await self._take_over()
 
     async def flush(self) -> None:
-        """Return when everything that was published before the call is committed.
+        """Wait until everything that was published before the call is committed. From then on it survives the
+        death of the process.
 
-        From then on it survives the death of the process. Raises StoreError if the store can't take it now, or if
-        events were lost since the last flush; what could be kept is kept, and is written when the store recovers.
+        Raises:
+            StoreError: The store can't take it now, or events were lost since the last flush. Events that could be
+                kept are written when the store recovers.
         """
         mark = self._entered + self._source.depth
         self._hurry.set()
@@ -214,10 +220,11 @@ class WriterCore:
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
 
     async def secure(self) -> None:
-        """Return when everything that was published before the call survives the end of this process.
+        """Wait until everything that was published before the call survives the end of this process.
 
-        Committed, spilled, or in the journal; one small write, and no wait unless very much came at once. It
-        never raises: if the file can't be written, `WriterStatistics.unsecured` says why, and only a commit helps.
+        By then each event is committed, spilled, or in the journal. This is one small write, without waiting
+        unless very many events came at once. The method never raises. If the file can't be written,
+        `WriterStatistics.unsecured` says why, and only a commit helps.
         """
         journal = self._journal
         if journal is None:
@@ -275,7 +282,7 @@ class WriterCore:
             await self._hurry.wait()
 
     async def _take_in(self) -> None:
-        """Take in what waits now, a part at a time: the event loop isn't held up by all that a burst has left."""
+        """Take in the events that wait now, a part at a time, so that a burst does not hold up the event loop."""
         mark = self._entered + self._source.depth
         while self._entered < mark and self._source.depth:
             self._take(_TAKEN_AT_ONCE)

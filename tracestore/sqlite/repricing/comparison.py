@@ -86,9 +86,17 @@ _OF_BASE = _Before(
 
 
 def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high: int) -> list[Group]:
-    """The sums of the calls that were priced last, from `low`, exclusive, to `high`.
+    """The sums of the calls that were priced last.
 
-    The costs before are the current ones; those of a run with a base are the ones at call time, see above.
+    The costs before are the current ones. A run with a base compares with the costs at call time, as explained
+    above.
+
+    Args:
+        statements: The connection.
+        pricer: The pricer, which has priced the calls.
+        run_id: The number of the run.
+        low: The number of the call before the first one.
+        high: The number of the last call.
     """
     base = statements.run("SELECT base FROM reprice_run WHERE id = ? AND base IS NOT NULL", (run_id,))
     if base:

@@ -1,13 +1,13 @@
-"""`PriceTable.explain` as SQL, for a million calls at once; a property test holds the two together.
+"""`PriceTable.explain` as SQL, for a million calls at once. A property test compares the two.
 
-Every distinct way in which the calls name a model is resolved once, in Python, when it is first met: into segments
-(boxes of time, hours and size with one price row each) in temporary tables. Then calls are joined with segments,
-and `reprice_cost` has the nano-USD of each, or the reason why there are none.
+Calls name their model in many ways. Each distinct way is resolved once, in Python, when it is first met. The
+result are segments (ranges of time, hours and size with one price row each) in temporary tables. Then calls are
+joined with segments. `reprice_cost` holds the nano-USD of each call, or the reason why it has no cost.
 
-There are two statements for that. `_PLAIN` prices a call with one look into one table and one row of products, and
-knows no reasons. What it can't price, it leaves: calls whose model is new, that have no price or whose usage
-contradicts itself, and those with counts apart (`usage_details`). For these few there is `_ANY`, which knows
-everything and takes several times as long.
+There are two statements for this. `_PLAIN` prices a call with one look into one table and one row of products. It
+knows no reasons, and leaves calls that it can't price: calls of a new model, without a price, with contradictory
+usage, or with counts apart (`usage_details`). `_ANY` prices these few. It knows every case, and takes several
+times as long.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _PLAIN = f"""
 """
 
 _NEAR_64_BITS = 9.1e18
-"""sum() fails where 64 bits end, so it is not asked for what total() finds to be near that."""
+"""A limit near the end of 64 bits, where sum() fails. Where total() exceeds it, sum() is not asked."""
 
 
 def _part_of(bucket: str) -> str:
@@ -301,10 +301,13 @@ _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
 
 
 class Pricer:
-    """Prices calls under one table, some thousands at a time. Its tables are those of one connection.
+    """Prices calls under one table, some thousands at a time. Its temporary tables belong to one connection.
 
-    condition, values: which calls, as `CallFilter.condition` says it. as_model: price each as if it were of this
-    ``provider:name``. by_session: note the sessions.
+    Args:
+        condition: The SQL condition of the calls to price, as `CallFilter` gives it.
+        values: The values of the condition.
+        as_model: A ``provider:name`` to price every call as; None prices each call as its own model.
+        by_session: Whether to note the session of each call.
     """
 
     def __init__(
@@ -389,7 +392,7 @@ class Pricer:
         self._add_rates(statements, number, self._details)
 
     def _learn_details(self, statements: Statements) -> None:
-        """Look up the rates of what is counted apart, for names that are met for the first time."""
+        """Look up the rates of details that are met for the first time."""
         new = sorted({str(name) for (name,) in statements.run(_DETAIL_NAMES)} - {*self._details})
         self._details += new
         for number in range(len(self._rows) if new else 0):

@@ -1,19 +1,19 @@
 """Recomputing the costs of stored calls, set-based and append-only.
 
-1. Every distinct way in which the calls name a model is resolved once, in Python, into segments: boxes of time and
-   size with one price row each (`pricing`). They go into a temporary table.
-2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why there are none, go into a
-   temporary table and from there into the file, and are added up on the way (`comparison`): the calls themselves,
-   whose rows are large, are read once. Between two of these transactions other writers get their turn.
-3. Calls that came meanwhile are priced, too; the last of them in the transaction that makes the costs of this run
-   the current ones. A repricing that dies half-way has changed nothing that anyone sees. The file says how far it
-   came, in the transaction of the costs themselves. So `resume` goes on from there and ends with the same report
-   (`tracestore.sql.repricing.history`).
-4. Calls that had begun by then, and end later, get their cost in the transaction that stores their end
-   (`tracestore.sql.repricing.late_costs`).
+    1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
+       time and size with one price row each (`pricing`). They go into a temporary table.
+    2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, go into a
+       temporary table and from there into the file. They are added up on the way (`comparison`), so that the calls
+       themselves, whose rows are large, are read once. Between these transactions other writers get their turn.
+    3. Calls that began meanwhile are priced, too. The last of them are priced in the transaction that makes the
+       costs of this run the current ones. A repricing that dies half-way has changed nothing that anyone sees. The
+       transaction of the costs also stores how far the run came. So `resume` goes on from there and ends with the
+       same report (`tracestore.sql.repricing.history`).
+    4. A call that had begun by then, and ends later, gets its cost in the transaction that stores its end
+       (`tracestore.sql.repricing.late_costs`).
 
-Nothing is ever edited: neither events, nor the costs at call time, nor a cost that a run has given. The SQL
-follows `PriceTable.explain` case by case; a property test holds the two together to the nano-dollar.
+Nothing is ever edited: neither events, nor costs at call time, nor a cost that a run has given. The SQL follows
+`PriceTable.explain` case by case. A property test compares the two to the nano-dollar.
 
 A repricing of *some* calls lies on top of the current costs: the other calls keep the cost they had.
 """
@@ -143,7 +143,7 @@ class Repricing:
         return lambda statements: self._price(statements, run_id, low, high, dry)
 
     def _price(self, statements: Statements, run_id: int, low: int, high: int, dry: bool) -> None:
-        """Add up the costs of one chunk, before and after; and unless `dry`, keep them."""
+        """Add up the costs of one chunk, before and after. Unless `dry`, store the new costs."""
         self._pricer.price(statements, low, high)
         groups = compared(statements, self._pricer, run_id, low, high)
         add_to_sums(statements, _sum_table(dry), run_id, groups)

@@ -1,8 +1,8 @@
 """A copy of a trace file while others write to it.
 
-The copy is made page by page from one snapshot, over a connection of its own that only reads: it needs no lock
-that writers need, and neither the store's own connection nor another process waits for it. Meanwhile the
-write-ahead log can't be folded back, so it grows by what is written until the copy is done.
+The copy is made page by page from one snapshot, over a connection of its own that only reads. It needs no lock
+that writers need. Neither the store's own connection nor another process waits for it. Meanwhile the write-ahead
+log can't be folded back, so it grows with every write until the copy is done.
 """
 
 from __future__ import annotations

@@ -12,7 +12,11 @@ from ..runs import open_runs
 
 
 async def condition(database: Database) -> StoreCondition:
-    """Look; changes nothing. Raises StoreError."""
+    """The condition of the file. Nothing is changed.
+
+    Raises:
+        StoreError: The file can't be read.
+    """
     runs = await open_runs(database)
     lost = [run_id for run_id in runs if _is_free(database.path, run_id)]
     calls = 0

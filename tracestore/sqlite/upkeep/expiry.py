@@ -24,13 +24,17 @@ CONTENT_OF_SESSIONS = (
     "DELETE FROM session_messages WHERE session_id IN (SELECT value FROM json_each(:names))",
     "DELETE FROM session_setups WHERE session_id IN (SELECT value FROM json_each(:names))",
 )
-"""What goes with sessions; :names is a JSON array of their ids."""
+"""Deletes the content of sessions. :names is a JSON array of their ids."""
 
 
 def forget_content(statements: Statements, before_us: int) -> int:
-    """Delete content that was last said before a moment, and overwrite it in the file; how many bodies went.
+    """Delete content that was last said before a moment, and overwrite it in the file. The caller holds a
+    transaction.
 
-    For a transaction. Sessions that began before can't be resumed any more; their events and costs stay.
+    Sessions that began before that moment can't be resumed any more. Their events and costs stay.
+
+    Returns:
+        The number of bodies that were deleted.
     """
     statements.run("PRAGMA secure_delete = ON")
     try:
@@ -44,9 +48,12 @@ def forget_content(statements: Statements, before_us: int) -> int:
 
 
 async def delete_session(database: Database, session_id: str, now_us: int) -> bool:
-    """Delete a session and what was captured of it and of no other; False if there is nothing of it.
+    """Delete a session, and the captured content that belongs to no other session.
 
-    Step by step, so that others can write meanwhile. What is said again while this goes on stays.
+    It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
+
+    Returns:
+        False if the store has nothing of the session.
     """
     names = {"names": msgspec.json.encode([session_id]).decode()}
 
@@ -71,9 +78,9 @@ _SESSION = "DELETE FROM sessions WHERE session_id IN (SELECT value FROM json_eac
 
 
 def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
-    """The hashes of all bodies from before a moment that a session refers to. Only reads.
+    """The hashes of all bodies from before a moment that a session refers to. Nothing is written.
 
-    A body that is said again is of that later moment, so only old rows are looked at.
+    A body that is said again carries the later moment, so only old rows are looked at.
     """
     rows: list[Row] = statements.run(
         """
@@ -96,10 +103,18 @@ def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
 
 
 def delete_unneeded(statements: Statements, before_us: int, needed: set[bytes], after: int) -> tuple[int, int]:
-    """Delete some of the bodies that were last said before a moment and are not needed, and overwrite them.
+    """Delete and overwrite some bodies that were last said before a moment and that no session needs. The caller
+    holds a transaction.
 
-    For a transaction. after: the number of the last body that was looked at, 0 at first. Returns how many went,
-    and the last one now; 0 when all are through.
+    Args:
+        statements: The connection.
+        before_us: The moment, in microseconds since the epoch.
+        needed: The hashes of the bodies that are needed.
+        after: The number of the last body that was looked at; 0 at first.
+
+    Returns:
+        The number of bodies that were deleted, and the number of the last body that was looked at. It is 0 at the
+            end.
     """
     rows = statements.run(
         "SELECT id, hash FROM content WHERE id > ? AND last_us < ? ORDER BY id LIMIT ?",

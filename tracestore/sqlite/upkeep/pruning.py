@@ -1,20 +1,20 @@
-"""Retention: what is older than wanted leaves the file, in small steps between which others write.
+"""Retention: old rows leave the file, in small steps between which other writers get their turn.
 
-What goes, goes whole. A call goes with all its attempts, tags, costs of any repricing, and events, in one
-transaction, once all its attempts ended before the cutoff; other events by their own time; then sessions and
-ended runs of which nothing is left, and with a session what was captured of it, but for what another one says too.
-So the sums over what remains are what they were.
+A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and the
+costs of every repricing, in one transaction. Other events are deleted by their own time. Then sessions and ended
+runs without any rows left are deleted. With a session its captured content is deleted, except for messages that
+another session has, too. So the sums over the remaining rows stay correct.
 
-What stays whatever its age: calls without an end, runs that aren't ended, price tables and the history of
-repricings (they hold no call), and the last call and the last event of the file, so that no number is given twice
-and a reader that goes on behind the last number misses nothing.
+Some rows stay whatever their age: calls without an end, runs that have not ended, and price tables and the history
+of repricings, which hold no call. The last call and the last event of the file stay as well. So no number is given
+twice, and a reader that continues behind the last number misses nothing.
 
-Events and costs are append-only: triggers refuse every DELETE that isn't of older rows than a row of the table
-`pruning` says, which exists inside a step's transaction only and so is never seen by anybody else.
+Events and costs are append-only. Triggers refuse every DELETE, unless a row of the table `pruning` allows it for
+rows of that age. Such a row exists only inside the transaction of a step, so nobody else ever sees it.
 
-Pages that become free are used by the next writes, so a file that is pruned regularly stops growing. Files made by
-this version also give free pages back to the disk, in small steps. A file made by version 1 keeps its size until
-`vacuum` has rewritten it once, which needs its size again on the disk and makes writers wait meanwhile.
+The next writes use the pages that become free. So a file that is pruned regularly stops growing. Files of this
+version also give free pages back to the disk, in small steps. A file of version 1 keeps its size until `vacuum`
+has rewritten it once. The rewriting needs the size of the file again on the disk, and writers wait meanwhile.
 """
 
 from __future__ import annotations
@@ -113,7 +113,11 @@ _COUNT_OLD_CALLS = f"""
 
 
 class Pruning:
-    """One pruning of one file. progress: told what has gone so far, after every step."""
+    """One pruning of one file.
+
+    Args:
+        progress: Called after every step with the report of all that was deleted so far.
+    """
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
         self._database = database

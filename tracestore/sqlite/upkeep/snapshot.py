@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 def copy_snapshot(
     source: Path, target: Path, step_pages: int, told: Callable[[int, int], object], *, immutable: bool = False
 ) -> None:
-    """Copy a database as it is at this moment into a file that exists and is empty. Blocks; call it in a thread.
+    """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
 
-    Holds one read transaction from beginning to end: writers go on, and nothing they do makes it begin again.
-    told: pages copied and pages in all, after each step; what it raises ends the copy. immutable: as for `uri`.
-    Raises StoreError.
+    It holds one read transaction from beginning to end. Other writers go on, and no write makes it begin again.
+
+    Args:
+        source: The database.
+        target: An empty file that exists.
+        step_pages: The number of pages in one step.
+        told: Called after each step with the number of copied pages and of all pages. If it raises, the copy ends.
+        immutable: Whether nobody can write to the source, as for `uri`.
+
+    Raises:
+        StoreError: The database can't be copied.
     """
     import sqlite3
 
