@@ -1,8 +1,8 @@
-"""From an HTTP status and whatever body came with it to one AdapterError.
+"""The AdapterError for a provider's reply, out of the HTTP status and the body.
 
-Order of evidence, for every provider: the body's type and code, then the status, the message text last, and only
-for what has nothing but a message (context overflow, spent credit, bad keys). Each provider adds its own table of
-codes.
+The evidence has the same order for every provider: the body's type and code, then the status, and the text of the
+message last. The text decides only about errors that have nothing else (context overflow, spent credit, bad keys).
+Each provider adds its own table of codes.
 """
 
 from __future__ import annotations
@@ -156,22 +156,26 @@ _EVENT_DATA = re.compile(rb"\s*(?:event:[^\n]*\n)?data:(?P<data>[^\n]*)")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What an error reply says, wherever in its body it says it. Empty strings where it says nothing.
-
-    retry_after: seconds to wait, where the body says so in a field of its own.
-    """
+    """The facts of an error reply, wherever they stand in its body. An empty string is an unknown fact."""
 
     type: str = ""
+    """The provider's type of the error."""
     code: str = ""
+    """The provider's code of the error."""
     message: str = ""
+    """The provider's message."""
     param: str = ""
+    """The name of the parameter that the error is about."""
     detail_code: str = ""
+    """The code of the error's details."""
     request_id: str = ""
+    """The provider's identifier of the request."""
     retry_after: float | None = None
+    """The time to wait in seconds, if the body has a field for it."""
 
 
 def read_error(body: bytes) -> ErrorBody:
-    """Find the error in a body of any known shape; a body of no known shape is the message itself."""
+    """Find the error in a body of any known shape. A body of unknown shape is itself the message."""
     event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream so, with an error's status
     try:
         value = _decoded(body if event is None else event["data"])
@@ -235,7 +239,7 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
 
 
 def _canonical(status: Json) -> str:
-    """Google's name of a status; where others have `status`, it is a number."""
+    """Google's name of a status. Other providers have a number in the field `status`."""
     return status if isinstance(status, str) and status.replace("_", "").isupper() else ""
 
 
@@ -244,7 +248,13 @@ def _text(value: Json) -> str:
 
 
 def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:
-    """The kind of error, by the order of evidence. codes: the provider's own table, which goes first."""
+    """The kind of an error, by the order of evidence.
+
+    Args:
+        body: The facts of the error reply.
+        status: The HTTP status; None for an error inside a stream.
+        codes: The provider's own table of codes, which goes first.
+    """
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
     for name in strong:
@@ -291,7 +301,7 @@ def _by_status(status: int) -> ErrorType:
 
 
 def error_without_status(body: ErrorBody, codes: Mapping[str, ErrorType], provider: str) -> AdapterError:
-    """The AdapterError for an error inside a reply or an event; the call adds its id."""
+    """The AdapterError for an error inside a reply or an event. The call adds its id."""
     return build_error(body, provider=provider, codes=codes)
 
 
@@ -304,12 +314,19 @@ def build_error(
     headers: Mapping[str, str] = {},
     now_us: int = 0,
 ) -> AdapterError:
-    """The AdapterError for a reply or an error inside a stream (then `status` is None).
+    """The AdapterError for an error reply, or for an error inside a stream.
 
-    Raises nothing. A 409 is worth another attempt; a rate limit with 413 is not, nor one whose request is larger
-    than the limit, for it never fits.
-    `x-should-retry: false` makes any error final; ``true`` can't make the kinds passing that the contract raises
-    at once.
+    A 409 is worth another attempt. A rate limit with status 413 is not, nor is one whose request is larger than
+    the limit, because it never fits. `x-should-retry: false` makes any error final. ``true`` can't make an error
+    passing that the contract raises at once.
+
+    Args:
+        body: The facts of the error reply.
+        provider: The adapter's name.
+        codes: The provider's own table of codes.
+        status: The HTTP status; None for an error inside a stream.
+        headers: The headers of the reply, with lower-case names.
+        now_us: The present time, in microseconds since the epoch.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None

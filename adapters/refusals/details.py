@@ -1,6 +1,7 @@
-"""The details that Google's errors carry, each with a type of its own: why, and when to come again.
+"""The details of Google's errors, each with a type of its own: the reason of the error, and the time to wait.
 
-They stand in the body, where others use headers and codes; Google's endpoint for Chat Completions sends them, too.
+They stand in the body, where other providers use headers and codes. Google's endpoint for Chat Completions sends
+them, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NO_LIMIT_LEFT = re.compile(r"\blimit: 0\b")
 
 
 def detail_reason(details: Json, message: str) -> str:
-    """The reason that an ErrorInfo names, or `USED_UP` for such a quota; "" if there is neither."""
+    """The reason that an ErrorInfo names, or `USED_UP` for a quota that is spent. Empty if there is neither."""
     reason = ""
     for kind, detail in _each(details):
         if kind == "QuotaFailure" and _is_used_up(detail, message):

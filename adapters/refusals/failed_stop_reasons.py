@@ -1,4 +1,4 @@
-"""Ends that are none: what servers say, as the reason for a reply's end, when the reply did not come to it."""
+"""Stop reasons that are failures: words with which servers end a reply that never came to its end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FAILED_ENDS: Mapping[str, ErrorType] = {
     "network_error": ServerError,  # Z.ai
     "insufficient_system_resource": OverloadedError,  # DeepSeek
 }
-"""Reasons by their lower-case name. The servers of every protocol are read by the same list: gateways translate
-bodies from one to another, and leave such words as they are."""
+"""The errors by the stop reasons, in lower case. All protocols share the table, because gateways translate bodies
+from one protocol to another and leave such words as they are."""
 
 
 def failed_end(reason: str | None, provider: str) -> AdapterError | None:
-    """The error that a reason for the end stands for; None if it is an end, well or not, or none at all."""
+    """The error that a stop reason means; None if it means a true end, or if there is no reason."""
     kind = FAILED_ENDS.get((reason or "").lower())
     if kind is None:
         return None

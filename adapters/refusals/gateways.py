@@ -1,7 +1,8 @@
-"""How LiteLLM's proxy tells of an error: its own words around the provider's, and the kind only in those words.
+"""The errors of LiteLLM's proxy, whose own words surround the provider's words. The kind of error stands only in
+these words.
 
-``litellm.ContextWindowExceededError: litellm.BadRequestError: OpenAIException - {"error": …}``, then two newlines
-and what the proxy did about it. The type and code beside it are the HTTP status again.
+``litellm.ContextWindowExceededError: litellm.BadRequestError: OpenAIException - {"error": …}`` is followed by two
+newlines and by the proxy's own actions. The type and the code beside it repeat the HTTP status.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _REMARK = re.compile(r"\n+(?:LiteLLM: model group |model=)|\.? ?Received Model G
 
 
 def exception_name(message: str) -> str:
-    """The exception that the message begins with, if it is known; else an empty string."""
+    """The exception at the beginning of the message, if it is known. Otherwise an empty string."""
     match = _NAME.match(message)
     return match[1] if match is not None and match[1] in LITELLM_CODES else ""
 
 
 def unwrapped(message: str) -> str:
-    """The provider's own words; the message itself if it isn't LiteLLM's."""
+    """The provider's own words. A message that isn't LiteLLM's stays as it is."""
     if _NAME.match(message) is None:
         return message
     wrappers = _WRAPPERS.match(message)

@@ -10,7 +10,11 @@ _LIMITS = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit 
 
 
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
-    """The limits; None if there are none. headers: with lower-case names."""
+    """The rate limits that a reply reports; None if it reports none.
+
+    Args:
+        headers: The headers of the reply, with lower-case names.
+    """
     found = {name: headers[f"x-ratelimit-{name}"] for name in _LIMITS if f"x-ratelimit-{name}" in headers}
     if not found:
         return None
@@ -24,5 +28,5 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
 
 
 def _limit(text: str | None) -> int | None:
-    """A limit; some gateways write -1 for none."""
+    """A limit. Some gateways write -1 for no limit."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -1,7 +1,7 @@
-"""What a request demands of its model and can't do without, held against what the model can do. Pure.
+"""The check of a request against the capabilities of its model. This module is pure.
 
-What the current turn itself asks must be there, or nothing is sent; older turns are fitted to the model, with a
-report of what that lost (see `history`).
+The model must be able to do everything that the current turn asks. Otherwise nothing is sent. Older turns are
+fitted to the model, and a report tells what was lost (see `history`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ FORCING = ("required", "named")
 
 
 def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities | None, provider: str) -> None:
-    """Hold a request against what its model can do; None can do everything.
+    """Check a request against the capabilities of its model.
+
+    Args:
+        request: The request.
+        capabilities: The capabilities of the model; None is all capabilities.
+        provider: The adapter's name, for errors.
 
     Raises:
-        CapabilityError: The current turn demands what the model lacks.
-        InvalidRequestError: The reasoning effort is none of those that there are.
+        CapabilityError: The current turn needs a capability that the model lacks.
+        InvalidRequestError: There is no such reasoning effort.
     """
     effort = request.reasoning_effort
     if effort is not None and effort not in EFFORTS:

@@ -1,8 +1,8 @@
-"""When a limit begins anew, as headers say it: the hint of a rate limit that has no `retry-after`.
+"""The time at which a limit begins anew, out of headers. It is the hint of a rate limit without `retry-after`.
 
-Each limit has a header for what is left of it and one for its reset: OpenAI's and Groq's
-(``x-ratelimit-reset-tokens: 6m0s``), OpenRouter's (``x-ratelimit-reset``, milliseconds since the epoch), that of
-the IETF's draft (``ratelimit-reset: 30``) and Anthropic's (``anthropic-ratelimit-requests-reset``, RFC 3339).
+Each limit has a header for its rest and a header for its reset: OpenAI's and Groq's (``x-ratelimit-reset-tokens:
+6m0s``), OpenRouter's (``x-ratelimit-reset``, milliseconds since the epoch), the IETF draft's (``ratelimit-reset:
+30``) and Anthropic's (``anthropic-ratelimit-requests-reset``, RFC 3339).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _EPOCH_MILLISECONDS = 1e12
 
 
 def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
-    """Seconds until all of the limits that are used up begin anew; None if that is not said.
+    """The seconds until all limits that are used up begin anew; None if the headers don't say.
 
-    headers: of a rate limit's reply, with lower-case names. now_us: microseconds since the epoch.
+    Args:
+        headers: The headers of a rate limit's reply, with lower-case names.
+        now_us: The present time, in microseconds since the epoch.
     """
     waits = [_seconds(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
     return max((wait for wait in waits if wait), default=None)
@@ -34,7 +36,7 @@ def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def _seconds(text: str, now_us: int) -> float | None:
-    """A duration, seconds, or a moment as a number or in words; None for nonsense."""
+    """Seconds out of a duration, a number of seconds, or a moment as a number or in words. None for nonsense."""
     now = now_us / 1e6
     value = number_of(text)
     if value is None:

@@ -26,9 +26,10 @@ _EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validato
 
 
 def without_reasoning(message: Message, provider: str) -> Message:
-    """The message without a provider's reasoning and signatures, maybe empty; the same object if it has none.
+    """The message without a provider's reasoning and signatures. It may be empty. Without any, the same object is
+    returned.
 
-    A block of reasoning whose provider isn't known counts as that provider's.
+    A block of reasoning from an unknown provider counts as this provider's.
     """
     kept = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
     if len(kept) == len(message.content) and all(map(_same, kept, message.content)):
@@ -47,7 +48,7 @@ def _same(one: ContentBlock, other: ContentBlock) -> bool:
 
 
 def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
-    """A block without its signature, or as it is; None if it is nothing without."""
+    """A block without its signature. None if nothing of it remains."""
     match block:
         case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
             return None if raw is None or raw.provider == provider else block
@@ -70,7 +71,8 @@ def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
 
 
 def _unsigned(raw: ProviderRaw, provider: str) -> JsonObject:
-    """What a provider attached, without signatures; the same object if there are none, or it is another's."""
+    """The data that a provider attached, without signatures. The same object if it has none, or if another
+    provider attached it."""
     data = raw.data
     if raw.provider != provider:
         return data

@@ -18,9 +18,16 @@ _ADVICE = "is base_url right?"
 def not_of_protocol(
     name: str, body: bytes, headers: Mapping[str, str], url: str, why: object, *, found: str = "the reply"
 ) -> StreamError:
-    """The error for a reply that can't be read. url: of the server. why: what the reader said.
+    """The error for a reply that can't be read. A reply that calls itself something other than JSON, or that is a
+    page, comes from a wrong address, so it is not retried.
 
-    What is no JSON by its own account, or a page, comes of a wrong address: no retry follows.
+    Args:
+        name: The adapter's name.
+        body: The body of the reply.
+        headers: The headers of the reply, with lower-case names.
+        url: The URL of the server.
+        why: The reader's complaint.
+        found: The name of the thing that can't be read.
     """
     kind = content_type(headers)
     said = f"{name}: {found} of {host_of(url)} is none of its protocol ({kind or 'no content type'}): {why}"
@@ -47,7 +54,14 @@ def is_foreign(body: bytes, kind: str) -> bool:
 
 
 def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> str:
-    """What an error's text says of where it comes from, if that isn't plainly the provider; else nothing."""
+    """The words of an error's text about its origin. Empty if the origin is plainly the provider.
+
+    Args:
+        status: The HTTP status.
+        headers: The headers of the reply, with lower-case names.
+        body: The body of the reply.
+        url: The URL that was asked.
+    """
     if 300 <= status < 400:
         target = headers.get("location", "")
         where = f"to {place(target)}" if target else "without saying where to"
@@ -58,7 +72,7 @@ def origin(status: int, headers: Mapping[str, str], body: bytes, url: str) -> st
 
 
 def content_type(headers: Mapping[str, str]) -> str:
-    """The media type in lower case, without its parameters; empty if there is none."""
+    """The media type in lower case, without parameters. Empty if there is none."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 

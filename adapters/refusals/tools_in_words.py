@@ -1,4 +1,5 @@
-"""Exchanges with tools that a provider doesn't accept, told in words: nothing is lost, or run again. Pure."""
+"""Exchanges with tools that a provider doesn't accept, told in words. No exchange is lost, and no tool runs again.
+Pure."""
 
 from __future__ import annotations
 

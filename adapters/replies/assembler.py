@@ -1,18 +1,19 @@
-"""From a provider's fragments to canonical events: the one place where the stream invariants are made.
+"""Canonical events out of a provider's fragments. The invariants of a stream are made here and nowhere else.
 
-Every reply, streamed or whole, goes through an Assembler. A provider's code names blocks by a key of its own
-(a wire index, an item id) and says what arrived for which key; the assembler decides what is emitted when:
+Every reply, streamed or whole, goes through an Assembler. A provider's code names blocks by a key of its own (a
+wire index, an item id) and hands over each fragment with its key. The assembler decides when an event is emitted:
 
-* One block is open at a time. Its events are contiguous, and indexes only grow.
-* The first fragment of a later block closes the open one, if the protocol lets it be complete. Text and
-  reasoning opened with `implicit_end` may be; a tool call may be once its arguments are a whole JSON object.
-* Otherwise the later block's fragments are held back, unmerged, until the open block ends; at `finish` what is
-  still held is emitted in the order in which the blocks began.
-* `message.start` is held back until the first content, so that an attempt which fails before that leaves no
+- One block is open at a time. Its events are contiguous, and indexes only grow.
+- The first fragment of a later block closes the open block, if the protocol lets that block be complete. Text and
+  reasoning may be complete if they were opened with `implicit_end`. A tool call may be complete once its arguments
+  are a whole JSON object.
+- Otherwise the later block's fragments are held back, unmerged, until the open block ends. At `finish`, fragments
+  that are still held back are emitted in the order in which their blocks began.
+- `message.start` is held back until the first content. So an attempt that fails before its first content leaves no
   trace and can be repeated.
 
-Text or reasoning that arrives for a block already closed opens a new block: nothing is lost. Arguments that
-arrive for a tool call already closed can't be delivered, and are reported in `warnings`.
+Text or reasoning for a closed block opens a new block, so nothing is lost. Arguments for a closed tool call can't
+be delivered, and are reported in `warnings`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ Key: TypeAlias = Hashable
 
 
 class Assembler:
-    """Collects one reply. Feed it, then `take()` the events that are ready; see the module's text.
+    """Collects one reply. Feed it, then `take()` the events that are ready. The module's text says when an event
+    is ready.
 
-    `usage` is to be set as soon as the provider reports anything. `clean_input` is for a provider that was sent
-    another schema of a tool: it makes the arguments that are meant of the tool's name and the model's arguments.
+    Set `usage` as soon as the provider reports anything. `clean_input` is for a provider that was sent another
+    schema of a tool: out of the tool's name and the model's arguments it makes the arguments for the tool.
 
     Args:
         message_id: The id of the reply, in its events.
@@ -49,8 +51,8 @@ class Assembler:
         requested_model: The model that was asked. ``provider_raw`` carries it too, because some signatures bind to
             a model.
         clock: Makes the ids of tool calls.
-        estimate_usage: Usage for a reply with that output, for providers that report none.
-        request: What was asked, for protocols whose replies must be read in its light.
+        estimate_usage: Estimates the usage of a reply from its output, for providers that report none.
+        request: The request, for protocols whose replies depend on it.
     """
 
     def __init__(
@@ -90,7 +92,14 @@ class Assembler:
     # -- what providers say
 
     def text(self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None) -> None:
-        """More text for a block. Empty fragments open nothing. raw: becomes the block's provider_raw."""
+        """More text for a block. An empty fragment opens no block.
+
+        Args:
+            key: The provider's key of the block.
+            fragment: The text.
+            implicit_end: Whether the block may end without a word of the provider.
+            raw: The provider's data of the block, which become its `provider_raw`.
+        """
         if fragment:
             block = self._by_key.get(key)
             if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
@@ -111,7 +120,14 @@ class Assembler:
                 block.raw = raw
 
     def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
-        """What makes a reasoning block valid on replay; the block's last delta carries it."""
+        """The signature that makes a reasoning block valid when it is sent back. The block's last delta carries
+        it.
+
+        Args:
+            key: The provider's key of the block.
+            signature: The signature.
+            raw: The provider's data of the block.
+        """
         block = self._fragment(key, "thinking", "", implicit_end=False)
         block.signature = signature
         if raw is not None:
@@ -120,7 +136,14 @@ class Assembler:
     def tool_start(
         self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
     ) -> None:
-        """A tool call begins. raw: the provider's own identifiers for it."""
+        """A tool call begins.
+
+        Args:
+            key: The provider's key of the block.
+            name: The tool's name.
+            raw: The provider's own identifiers of the call.
+            implicit_end: Whether the block may end without a word of the provider.
+        """
         block = ReplyBlock(
             self.message_id, "tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu")
         )
@@ -182,7 +205,12 @@ class Assembler:
         return block is not None and block.closed
 
     def end(self, key: Key, *, incomplete: bool = False) -> None:
-        """The provider says that a block is whole; or, of a tool call, that it will get no further."""
+        """The provider says that a block has ended.
+
+        Args:
+            key: The provider's key of the block.
+            incomplete: Whether a tool call has ended before its arguments were complete.
+        """
         block = self._by_key.get(key)
         if block is not None:
             block.ended = True
@@ -199,7 +227,7 @@ class Assembler:
         self._usage, self._count_usage = usage, None
 
     def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
-        """Ask `count` for the usage when it is wanted; for providers that report it with every delta."""
+        """Ask `count` for the usage when it is wanted. This is for providers that report it with every delta."""
         self._count_usage = count
 
     def warn(self, code: WarningCode, message: str) -> None:
@@ -237,9 +265,11 @@ class Assembler:
         return fork
 
     def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
-        """The reply was cancelled or broke off: what is open is closed as far as it got.
+        """The reply was cancelled or broke off. The open block is closed as far as it got.
 
-        usage: what it really was, if that is known; else it is `usage_so_far`.
+        Args:
+            stop_reason: The reason for the end.
+            usage: The true usage, if it is known; None is `usage_so_far`.
         """
         self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
 
@@ -274,7 +304,7 @@ class Assembler:
         self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
 
     def replaced(self, what: Sequence[str]) -> None:
-        """Note what of the body could not be read and was replaced; each kind of it once."""
+        """Note the parts of the body that could not be read and were replaced. Each kind is noted once."""
         for each in what:
             message = f"the provider sent {each}, which was replaced"
             if not any(warning.message == message for warning in self.warnings):

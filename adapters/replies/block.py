@@ -1,4 +1,4 @@
-"""One block of a reply: what has come of it, the events that tell of it, and what it comes to in the end."""
+"""One block of a reply: the fragments that came for it, its events, and its content in the end."""
 
 from __future__ import annotations
 
@@ -28,30 +28,46 @@ CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 
 @dataclass(slots=True)
 class ReplyBlock:
-    """Of the message with that id. `parts` are what came, in order, whether told already or still held back."""
+    """A block of one message."""
 
     message_id: str
+    """The id of the message."""
     kind: Literal["text", "thinking", "tool", "whole"]
+    """The kind of the block. A ``whole`` block comes in one piece and has no fragments."""
     implicit_end: bool
+    """Whether the block may end without a word of the provider."""
     index: int = -1  # assigned when the block opens
+    """The place of the block in the message; -1 until it is open."""
     parts: list[str] = field(default_factory=list)
+    """The fragments in their order, both emitted and held back."""
     signature: str | None = None
+    """The signature of a reasoning block."""
     raw: JsonObject | None = None  # becomes provider_raw
+    """The provider's data of the block."""
     tool_id: str = ""
+    """The id of a tool call."""
     tool_name: str = ""
+    """The name of the tool."""
     final_input: JsonObject | None = None
+    """The arguments of a tool call, if they came as an object."""
     whole: ContentBlock | None = None  # for kind "whole"
+    """The content of a whole block."""
     whole_raw: Json = None
+    """The provider's own form of a whole block."""
     ended: bool = False  # the provider said so; a held block can be ended before it opens
+    """Whether the provider has said that the block ended."""
     incomplete: bool = False  # the provider said that this call must not be executed
+    """Whether a tool call ended before its arguments were complete."""
     closed: bool = False
+    """Whether the events of the end were emitted."""
     content: ContentBlock | None = None  # what it came to, once closed
+    """The content of a closed block; None before, and for a block without content."""
 
     def copy(self) -> ReplyBlock:
         return replace(self, parts=list(self.parts))
 
     def written(self) -> list[str]:
-        """What the model wrote, in fragments; of a call whose arguments came as an object, that as JSON."""
+        """The model's words, in fragments. Arguments that came as an object are given as JSON."""
         if self.parts or not self.final_input:
             return self.parts
         return [msgspec.json.encode(self.final_input).decode()]
@@ -63,7 +79,11 @@ class ReplyBlock:
         return self.kind != "tool" or parse_object("".join(self.parts)) is not None
 
     def open(self, index: int) -> list[StreamEvent]:
-        """It is this block's turn: the events of what has come of it."""
+        """Open the block at its place in the message.
+
+        Returns:
+            The events of everything that has come for the block so far.
+        """
         self.index = index
         match self.kind:
             case "tool":
@@ -87,9 +107,15 @@ class ReplyBlock:
     def close(
         self, raw: Callable[[JsonObject], ProviderRaw], clean_input: CleanInput | None, *, cut_off: bool
     ) -> list[StreamEvent]:
-        """Nothing more comes: what it came to is its `content` from now on. The events of its end.
+        """Close the block, and make its `content`.
 
-        raw: marks the provider's data as the provider's. cut_off: the reply broke off in it.
+        Args:
+            raw: Marks the provider's data as the provider's.
+            clean_input: Makes the arguments for the tool out of the model's arguments.
+            cut_off: Whether the reply broke off in this block.
+
+        Returns:
+            The events of the block's end.
         """
         self.closed = True
         match self.kind:

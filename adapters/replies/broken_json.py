@@ -1,7 +1,8 @@
-"""Bodies that are nearly JSON: read all the same, as other clients do, with what can't be read replaced.
+"""Bodies that are nearly JSON. They are read as other clients read them, with replacements for the unreadable
+parts.
 
 Nothing here is done before a body has failed to decode. NaN and Infinity, which Python's own writer sends, become
-null; bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. Whoever reads on says what was replaced.
+null. Bytes that are no UTF-8 and halves of surrogate pairs become U+FFFD. The caller reports the replacements.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ _NO_NUMBER = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL
 
 
 class Mended(NamedTuple):
-    """A body that may now decode. replaced: what was, in words."""
+    """A body that may now decode."""
 
     text: bytes
+    """The body."""
     replaced: tuple[str, ...]
+    """The replaced parts, in words."""
 
 
 def mend_body(text: bytes) -> Mended | None:
-    """The body with what no JSON can hold replaced; None if it holds no such thing."""
+    """The body with replacements for everything that JSON can't hold; None if the body holds no such thing."""
     replaced: list[str] = []
     steps = (
         ("bytes that are no UTF-8", _as_utf8),

@@ -1,8 +1,8 @@
 """Newline-delimited JSON, decoded from raw bytes.
 
-Only a line feed ends a line; a carriage return before it, and white space around a value, is none of the value.
-Blank lines are skipped, and the last line needs no end. Characters such as U+2028 may stand inside JSON text, and
-a character may be cut between two pieces of the body: nothing here looks at text.
+Only a line feed ends a line. A carriage return before it, and white space around a value, do not belong to the
+value. Blank lines are skipped, and the last line needs no end. Characters such as U+2028 may stand inside JSON
+text, and a character may be cut between two pieces of the body. So the decoder looks at bytes and never at text.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from .sse import SseEvent
 
 MAX_LINE_BYTES = MAX_REPLY_BYTES
-"""The longest line that is accepted; a longer one ends the stream in a StreamError."""
+"""The longest line that is accepted, in bytes. A longer line ends the stream in a StreamError."""
 
 
 class NdjsonDecoder:
-    """`feed(bytes)` as they arrive, `close()` at the end of the body; both return the lines now complete.
+    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the lines
+    that are complete by then.
 
-    A line is an event without a name, so that the same code reads it that reads server-sent events.
+    A line is an event without a name. So the same code can read lines and server-sent events.
     """
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from .sse import SseDecoder, SseEvent
 
 
 class StreamNormaliser(Protocol):
-    """Fed with a body as it arrives. Never raises: a failure stands in `error`, after the events before it.
-
-    finished: the protocol's own end was seen, and the assembler is complete; what follows is ignored.
-    """
+    """Reads a body as it arrives. It never raises: a failure stands in `error`, behind the events before it."""
 
     error: AdapterError | None
+    """The failure of the stream; None if there was none."""
     finished: bool
+    """Whether the protocol's own end was seen. Then the assembler is complete, and everything that follows is
+    ignored."""
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
         """The events that this piece of the body completes."""
@@ -98,7 +98,7 @@ class SseNormaliser(EventNormaliser):
 
 
 class NdjsonNormaliser(EventNormaliser):
-    """Base of the normalisers for bodies of one JSON value a line; their events have no names."""
+    """The base of normalisers for bodies with one JSON value a line. Their events have no names."""
 
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler, NdjsonDecoder())

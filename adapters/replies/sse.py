@@ -1,9 +1,9 @@
 """Server-sent events, decoded from raw bytes.
 
-The decoder is fed whatever the network gives and answers with whole events; it does no I/O and never fails on
-content. It differs from the WHATWG rules where providers do: an event that the end of the body cuts short of
-its blank line still counts, and events without data are skipped. Lines end in LF, CRLF or CR only: characters
-such as U+2028 may stand inside JSON text, which is why text-mode line iterators corrupt it.
+The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
+makes it fail. It differs from the WHATWG rules where providers do: an event without its blank line at the end of
+the body still counts, and events without data are skipped. Lines end in LF, CRLF or CR only. Characters such as
+U+2028 may stand inside JSON text, so that line iterators for text would corrupt it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import TypeAlias
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 
 MAX_EVENT_BYTES = MAX_REPLY_BYTES
-"""The largest event that is accepted; a longer one ends the stream in a StreamError."""
+"""The largest event that is accepted, in bytes. A larger event ends the stream in a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
 """How much is kept of lines that belong to no event."""
 
 
 SseEvent: TypeAlias = tuple[bytes, bytes]
-"""The `event:` field, empty if there was none; and the `data:` lines, joined by a line feed."""
+"""The `event:` field, empty if there was none, and the `data:` lines, joined by a line feed."""
 
 
 class SseDecoder:
-    """`feed(bytes)` as they arrive, `close()` at the end of the body; both return the events now complete."""
+    """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the events
+    that are complete by then."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come

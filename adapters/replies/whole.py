@@ -37,9 +37,9 @@ from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, Pro
 
 
 class WholeStream:
-    """See `adapters.contract.AdapterStream` for what it promises.
+    """A stream over a whole reply. `adapters.contract.AdapterStream` describes the methods.
 
-    Nothing is delivered before the reply is whole, so every failure comes as the exception alone.
+    No event is delivered before the reply is whole. So every failure comes as the exception alone.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEve
 
 
 def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
-    """The events of a message's blocks, each in one piece; what has no events has none here."""
+    """The events of a message's blocks, each in one piece. A block without events of its own has none here."""
     for index, block in enumerate(content):
         match block:
             case TextBlock():

@@ -14,10 +14,14 @@ _T = TypeVar("_T")
 
 
 def remembered(work: Callable[[JsonObject], _T]) -> Callable[[JsonObject], _T]:
-    """A function of a schema, done once for all that are equal; it remembers the latest 256.
+    """A function of a schema with a memory of its latest 256 results.
 
-    The same schemas come with every call as equal objects, not as the same. One that is no JSON is worked on each
-    time: whoever writes the body decides about that. What comes back belongs to all callers: not to be changed.
+    The same schemas come with every call as equal objects, but not as the same object. A schema that is no JSON is
+    worked on each time, and the writer of the body decides about it. A result belongs to all callers, so it must
+    not be changed.
+
+    Args:
+        work: The function.
     """
 
     @functools.lru_cache(maxsize=256)

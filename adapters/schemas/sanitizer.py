@@ -1,8 +1,8 @@
-"""What every target of a JSON Schema wants of it, and what takes the place of a constraint that it can't take.
+"""The form of a JSON Schema that every target wants, and words in place of constraints that a target doesn't take.
 
-`normalise_schema` changes how a schema is written, never what it means: definitions stand under ``$defs``, and
-what only tools for schemas read is gone. `move_to_description` takes away the keywords that a target doesn't know,
-and tells them to the model in words. Nothing that the target takes is touched.
+`normalise_schema` changes how a schema is written, never its meaning. Definitions stand under ``$defs``, and
+keywords for schema tools alone are left out. `move_to_description` takes away the keywords that a target doesn't
+know, and tells them to the model in words. Keywords that the target takes stay as they are.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _WORDS = {
 
 
 def normalise_schema(schema: JsonObject) -> JsonObject:
-    """The same schema as targets want it written. Pure; works inside definitions, too.
+    """The same schema as targets want it written. Pure. Schemas inside definitions are included.
 
-    ``definitions`` at the root become ``$defs``, and references to them follow. Properties keep any name.
+    ``definitions`` at the root become ``$defs``, and references to them follow. Properties may have any name.
     """
     written = _normalised(schema)
     definitions = written.pop("definitions", None)
@@ -87,7 +87,7 @@ def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject
 def without_booleans(schema: JsonObject) -> JsonObject:
     """A schema for targets that want an object wherever a schema stands. Pure.
 
-    What may be anything is an empty schema; what may be nothing is left out.
+    A schema for anything becomes an empty one. A schema for nothing is left out.
     """
     changed = map_subschemas(schema, without_booleans)
     for name in _NAMED:
@@ -112,9 +112,13 @@ def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
 
 
 def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
-    """A schema without the keywords that the target refuses; its description says what they said.
+    """A schema without the keywords that the target refuses. Its description says them in words. Pure.
 
-    refused: of a keyword and its value. Only this schema is looked at, not those in it. Pure.
+    Schemas inside this schema are left alone.
+
+    Args:
+        schema: The schema.
+        refused: Says of a keyword and its value whether the target refuses it.
     """
     moved = {name: value for name, value in schema.items() if name != "description" and refused(name, value)}
     if not moved:
@@ -124,7 +128,7 @@ def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]
 
 
 def in_words(constraints: JsonObject) -> Iterator[str]:
-    """What constraints say, each in a few words; those that say nothing are left out."""
+    """Constraints in words, a few words each. A constraint without effect is left out."""
     for name, value in constraints.items():
         if value is None or value is False:
             continue
@@ -135,7 +139,7 @@ def in_words(constraints: JsonObject) -> Iterator[str]:
 
 
 def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
-    """A schema whose description ends with those words. Pure."""
+    """A schema whose description ends with these words. Pure."""
     added = "; ".join(words)
     if not added:
         return schema
@@ -144,7 +148,7 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
 
 
 def merge_all_of(schema: JsonObject) -> JsonObject:
-    """A schema with its allOf written out; what contradicts stays in it, to be told in words."""
+    """A schema with its allOf written out. Contradictory parts stay in allOf, to be told in words."""
     parts = schema["allOf"]
     merged = {name: value for name, value in schema.items() if name != "allOf"}
     left: list[Json] = []
@@ -156,7 +160,7 @@ def merge_all_of(schema: JsonObject) -> JsonObject:
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:
-    """Add a schema's constraints; False, and nothing added, if both say different things of one matter."""
+    """Add a schema's constraints. False if both say different things of one matter. Then nothing is added."""
     joined: JsonObject = {}
     for name, value in part.items():
         before = merged.get(name)

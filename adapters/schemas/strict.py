@@ -1,14 +1,14 @@
 """JSON Schema for OpenAI's strict mode, and back.
 
-Strict mode guarantees that arguments follow the schema, and takes only a part of JSON Schema: every object closed,
-every property required. So a schema is rewritten: an optional property becomes a required one that may be null.
-What the rewriting adds is taken back out: `without_added_nulls` removes from a call's arguments each null that
-stands for "left out", before anyone sees them.
+Strict mode guarantees that arguments follow the schema. It takes only a part of JSON Schema: every object is
+closed, and every property is required. So a schema is rewritten. An optional property becomes a required one that
+may be null. `without_added_nulls` undoes this: from a call's arguments it removes each null that stands for "left
+out", before anyone sees it.
 
-A constraint that strict mode doesn't know is told to the model in the description: it was not enforced before
-either, and the host checks arguments against its own schema. A schema whose shape strict mode can't say (free
-keys, no type) is refused, with the path of what is in the way. Defaults are the host's to apply, and a null that
-means "left out" brings them back.
+A constraint that strict mode doesn't know is told to the model in the description. It was not enforced without
+strict mode either, and the host checks arguments against its own schema. A schema with a shape that strict mode
+can't say (free keys, no type) is refused, with the path of the obstacle. Defaults are the host's to apply. The
+removal of nulls brings them back.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostnam
 
 
 class NotStrict(ValueError):
-    """The schema can't be made strict; the text says where and why."""
+    """The schema can't be made strict. The text says where and why."""
 
 
 class StrictSchema(msgspec.Struct, frozen=True):
-    """A schema for strict mode. adds_nulls: it makes properties nullable that were optional."""
+    """A schema for strict mode."""
 
     schema: JsonObject
+    """The schema."""
     adds_nulls: bool
+    """Whether properties that were optional have become nullable."""
 
 
 def to_strict(schema: JsonObject) -> StrictSchema:
@@ -275,7 +277,12 @@ def _required(schema: JsonObject) -> list[Json]:
 
 
 def without_added_nulls(value: JsonObject, schema: JsonObject) -> JsonObject:
-    """Arguments without the nulls that stand for optional properties left out. schema: the original one. Pure."""
+    """Arguments without the nulls that stand for optional properties that were left out. Pure.
+
+    Args:
+        value: The arguments.
+        schema: The original schema.
+    """
     cleaned = _clean(value, schema, schema, MAX_DEPTH * 4)
     assert isinstance(cleaned, dict)
     return cleaned
@@ -307,7 +314,8 @@ def _clean_variant(value: Json, schema: JsonObject, root: JsonObject, budget: in
 
 
 def _left_out(original: Json, root: JsonObject) -> bool:
-    """True if a null for an optional property of that schema is none of the caller's own."""
+    """Whether a null for an optional property of a schema means "left out", and is no value of the caller's
+    own."""
     return isinstance(original, dict) and not _takes_null(original, root)
 
 

@@ -1,4 +1,5 @@
-"""Where OpenAI's strict mode is asked for: which tools and replies it is on for, and what that asks of reading.
+"""The use of OpenAI's strict mode: the tools and replies for which it is on, and its effect on the reading of
+replies.
 
 `strict_schema` rewrites the schemas. A schema that strict mode can't take goes without it, unless a tool's
 definition insists.
@@ -21,10 +22,14 @@ from .strict import NotStrict, StrictSchema, to_strict, without_added_nulls
 
 
 def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
-    """The tool's strict schema; None if strict mode is off for it, or the text that says why it can't be on.
+    """The strict schema of a tool. None if strict mode is off for it. A text if strict mode is impossible for it.
 
-    by_default: strict mode is on where the definition leaves that open. Raises InvalidRequestError if the
-    definition insists on strict mode and its schema can't be strict.
+    Args:
+        tool: The definition of the tool.
+        by_default: Whether strict mode is on where the definition leaves it open.
+
+    Raises:
+        InvalidRequestError: The definition insists on strict mode, and its schema can't be strict.
     """
     if not _is_asked(tool, by_default):
         return None
@@ -62,7 +67,12 @@ def strict_reply(schema: JsonObject) -> JsonObject:
 def input_cleaner(
     tools: Iterable[ToolDefinition], *, by_default: bool
 ) -> Callable[[str, JsonObject], JsonObject] | None:
-    """What takes back out of a call's arguments the nulls that strict mode brought in; None if there are none."""
+    """A function that removes the nulls which strict mode has added to a call's arguments. None if it adds none.
+
+    Args:
+        tools: The tools of the request.
+        by_default: Whether strict mode is on where a definition leaves it open.
+    """
     schemas: dict[str, JsonObject] = {}
     for tool in tools:
         strict = _strict(tool.input_schema) if _is_asked(tool, by_default) else None

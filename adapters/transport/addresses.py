@@ -12,9 +12,14 @@ _HOST = re.compile(r"[^\s/?#\[\]@:<>\"\\^`{|}\x00-\x20\x7f]+")
 
 
 def checked_base_url(url: str, name: str) -> str:
-    """A base URL without its trailing slash and version suffix. name: of the adapter.
+    """A base URL without its trailing slash and version suffix.
 
-    Raises ConfigurationError for one that no request can be sent to. It quotes nothing that may be secret.
+    Args:
+        url: The URL.
+        name: The adapter's name.
+
+    Raises:
+        ConfigurationError: No request can be sent to the URL. The text quotes nothing that may be secret.
     """
     url = url.strip()
     wrong = _what_is_wrong(url)
@@ -24,7 +29,7 @@ def checked_base_url(url: str, name: str) -> str:
 
 
 def normalise_base_url(url: str) -> str:
-    """A base URL without its trailing slash and version suffix; adapters add the version themselves."""
+    """A base URL without its trailing slash and version suffix. Adapters add the version themselves."""
     url = url.rstrip("/")
     for suffix in ("/v1", "/v1beta"):
         url = url.removesuffix(suffix)

@@ -1,6 +1,6 @@
-"""Connections kept alive, and what is known of one that breaks: httpcore's connections, in a pool of our own.
+"""Connections that are kept alive: httpcore's connections, in a pool of our own.
 
-On asyncio they have sockets of our own, see `sockets`; on trio httpcore's.
+On asyncio their sockets are our own, see `sockets`. On trio they are httpcore's.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ class AgedConnectionError(httpcore.NetworkError):
 
 
 class ConnectionPool:
-    """Connections to any number of servers: as many at once as there are requests, and some kept for later.
+    """Connections to any number of servers: one for each request under way, and some idle ones for later requests.
 
-    httpcore's own pool makes requests wait in a queue for a connection, which here none ever does. That takes
-    three cancel scopes and two walks over all requests and connections for every request: a twentieth of a call.
+    In httpcore's own pool, requests wait in a queue for a connection. Here no request ever waits. The queue takes
+    three cancel scopes and two walks over all requests and connections for every request, which is a twentieth of
+    a call.
 
-    context: None if it is never for https. idle: so many connections are kept for later. public_only: to public
-    addresses alone, see `public_addresses`.
+    Args:
+        context: The settings of TLS; None if the pool is never used for https.
+        idle: The number of idle connections that are kept.
+        public_only: Whether to connect to public addresses alone, see `public_addresses`.
     """
 
     def __init__(self, context: ssl.SSLContext | None, idle: int, *, public_only: bool = False) -> None:
@@ -177,9 +180,10 @@ class _NoLock:
 class _AsyncioConnection(_Connection):
     """A connection whose second and later requests wait for no lock.
 
-    httpcore takes three on the way of every request, each with a cancel scope and a turn of the event loop: 30 µs,
-    a thirtieth of a whole call. One guards the connecting, which is over by then. The two others guard a change of
-    state without an `await`, which on one event loop nothing can come between; what they decide is still checked.
+    For every request httpcore takes three locks, each with a cancel scope and a turn of the event loop: 30 µs, a
+    thirtieth of a whole call. One lock guards the connecting, which is over by then. The two others guard a change
+    of state without an `await`. On one event loop nothing can come between. The conditions behind these locks are
+    still checked.
     """
 
     _open: httpcore.AsyncHTTP11Connection | None = None

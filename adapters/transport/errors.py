@@ -8,9 +8,12 @@ from .addresses import host_of
 
 
 def translate(error: Exception, url: str = "") -> AdapterError:
-    """The AdapterError for whatever was raised; most specific first. Never holds request headers.
+    """The AdapterError for any exception of the transport. The most specific class wins. It never holds request
+    headers.
 
-    url: what was asked; of it only the host is told.
+    Args:
+        error: The exception.
+        url: The URL that was asked. The text names only its host.
     """
     import httpcore
     import httpx

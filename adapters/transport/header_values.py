@@ -15,9 +15,14 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
-    """The configuration with white space around keys and header values taken off. name: of the adapter.
+    """The configuration without white space around keys and header values.
 
-    Raises ConfigurationError that names the field whose value no header can carry, and doesn't quote it.
+    Args:
+        config: The configuration.
+        name: The adapter's name.
+
+    Raises:
+        ConfigurationError: No header can carry a value. The text names its field and doesn't quote it.
     """
     key = config.api_key
     if isinstance(key, str):

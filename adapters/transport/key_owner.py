@@ -1,7 +1,8 @@
-"""Whose a key is, by the name of the variable that it came from: one vendor's key must not go to another.
+"""The vendor that a key belongs to, by the name of its environment variable. One vendor's key must not go to
+another.
 
-Without a `base_url` an adapter asks its type's own vendor. A variable that names another vendor says that this is
-not meant; and a protocol that many vendors speak must be told which of them is.
+Without a `base_url` an adapter asks the vendor of its type. A variable that names another vendor shows that this
+is not meant. For a protocol that many vendors speak, the configuration must say which vendor is meant.
 """
 
 from __future__ import annotations

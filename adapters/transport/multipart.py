@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 
 class FormPart(NamedTuple):
-    """A field, or with a `filename` a file. name, filename: our own, of plain ASCII without quotes."""
+    """A field of a form, or a file."""
 
     name: str
+    """The name of the field, in plain ASCII without quotes."""
     content: bytes
+    """The content."""
     filename: str | None = None
+    """The name of the file, in plain ASCII without quotes; None for a field that is no file."""
     media_type: str | None = None
+    """The media type of the content; None leaves it out."""
 
 
 def write_form(parts: Sequence[FormPart]) -> tuple[bytes, str]:

@@ -63,7 +63,15 @@ class PublicSockets(httpcore.AsyncNetworkBackend):
 
 
 def check_public(address: str, host: str) -> None:
-    """Raise StreamError if it is an address that isn't public. host: by what name it was asked for."""
+    """Require a public address.
+
+    Args:
+        address: The address.
+        host: The name under which it was asked for.
+
+    Raises:
+        StreamError: The address isn't public.
+    """
     if not is_public(address):
         named = host if host == address else f"{host} ({address})"
         said = f"the address {named} is not public, and what a reply names may lead to public ones only"
@@ -71,7 +79,11 @@ def check_public(address: str, host: str) -> None:
 
 
 def check_literal(host: str) -> None:
-    """As `check_public`, for a host that is itself an address; a name is left to whoever resolves it."""
+    """As `check_public`, for a host that is itself an address. A name is checked when it is resolved.
+
+    Raises:
+        StreamError: The address isn't public.
+    """
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

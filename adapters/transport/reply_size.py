@@ -5,9 +5,15 @@ from __future__ import annotations
 from bus.errors import StreamError
 
 MAX_REPLY_BYTES = 128 * 1024 * 1024
-"""The largest reply that is read into memory, unpacked; so also its largest event, and its longest line."""
+"""The largest reply that is read into memory, in bytes after unpacking. Its largest event and its longest line
+have the same limit."""
 
 
 def too_large(limit: int = MAX_REPLY_BYTES, what: str = "the reply") -> StreamError:
-    """The error for what goes beyond a bound; another attempt would bring the same."""
+    """The error for a reply beyond a limit. It is not retried, because another attempt would bring the same.
+
+    Args:
+        limit: The limit in bytes.
+        what: The name of the thing that is too large.
+    """
     return StreamError(f"{what} is larger than {limit} bytes, and was not read further", retryable=False)

@@ -1,11 +1,11 @@
 """Sockets on asyncio itself, for the pools of `connections`.
 
-On asyncio httpcore reads and writes through anyio's streams. What those add to each read
-(cancel scopes, locks, checkpoints) is a third of what a token costs when it comes alone; we scope our reads
-ourselves, so we need none of it. Here the event loop hands the bytes over, and what httpcore writes piece by piece
-(a request's head, then its body) leaves as one packet. On trio, httpcore's own way stays as it is.
+On asyncio httpcore reads and writes through anyio's streams. Their cancel scopes, locks and checkpoints are a
+third of the cost of a token that comes alone. Our reads have cancel scopes of their own, so we need none of this.
+Here the event loop hands the bytes over. The pieces that httpcore writes one by one (a request's head, then its
+body) leave as one packet. On trio, httpcore's own way stays as it is.
 
-Timeouts are in seconds, and errors httpcore's, as `httpcore.AsyncNetworkStream` has them.
+Timeouts are in seconds. Errors are httpcore's, as in `httpcore.AsyncNetworkStream`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ CORK_BYTES = 64 * 1024
 
 
 class Line:
-    """What is known of one connection. heard: whether a byte came since that was last set to False."""
+    """The state of one connection."""
 
     heard = False
+    """Whether a byte came since this was last set to False."""
 
 
 class AsyncioSockets(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections, to whichever of a host's addresses answers first. line: is told what is heard."""
+    """Opens TCP connections, to the address of a host that answers first.
+
+    Args:
+        line: Learns whether bytes came over the connection.
+    """
 
     def __init__(self, line: Line | None = None) -> None:
         self._line = line or Line()

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from .connections import ConnectionPool
 
 CALLS_PER_CLIENT = 16
-"""One connection pool serves this many calls at once; httpcore's bookkeeping is quadratic in its connections."""
+"""The number of calls that one connection pool serves at once. httpcore's bookkeeping is quadratic in its
+connections."""
 
 IDLE_PER_CLIENT = 20
 """So many of a pool's connections are kept for later."""
@@ -44,7 +45,7 @@ IDLE_PER_CLIENT = 20
 _ACCEPTED = {"accept-encoding": "gzip, deflate"}
 
 ERROR_BODY_BYTES = 1024 * 1024
-"""So much of an error's body is read; the rest of a longer one is left."""
+"""The number of bytes that are read of an error's body. The rest of a longer body is left."""
 
 _LONG_READ_BYTES = 1024 * 1024
 """After so much of a body everybody else has a turn, though the next piece may be there already."""
@@ -85,7 +86,11 @@ class HttpReply(Protocol):
     """The headers, with lower-case names."""
 
     async def chunk(self) -> bytes | None:
-        """The next bytes of the body, decompressed; None at its end. Raises NetworkError."""
+        """The next bytes of the body, decompressed; None at its end.
+
+        Raises:
+            NetworkError: The connection broke.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -162,7 +167,8 @@ async def close_reply(reply: HttpReply) -> None:
 
 
 class _Client:
-    """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
+    """A connection pool, and the number of calls that use it now. With `single_use` it is closed with its one
+    reply."""
 
     def __init__(self, pool: httpx.AsyncClient | ConnectionPool, *, single_use: bool = False) -> None:
         self.pool = pool
@@ -234,9 +240,9 @@ class HttpxTransport:
         raise failure from cause  # out here, or the original would stay attached as its context
 
     async def _send_or_resend(self, kind: _Kind, request: HttpRequest) -> HttpReply:
-        """Send; and once more if the server had let go of a connection that was kept alive.
+        """Send a request, and send it again if the server had closed a connection that was kept alive.
 
-        That goes over a connection of its own, because the pool may hold several that are just as dead.
+        The second sending opens a connection of its own, because the pool may hold several closed ones.
         """
         try:
             return await self._send_on(self._pick(kind), request)
@@ -377,7 +383,7 @@ class _Reply:
 
 
 def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their lower-case names; those that were sent twice are joined by a comma."""
+    """Headers by their lower-case names. The values of a repeated header are joined by commas."""
     headers: dict[str, str] = {}
     for name, value in raw:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
