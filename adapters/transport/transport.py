@@ -286,15 +286,13 @@ class HttpxTransport:
         address: _Address,
         timeouts: dict[str, dict[str, float]],
     ) -> HttpReply:
-        import httpcore
+        from .connections import Request
 
         headers = [address.host, (b"Content-Length", b"%d" % len(request.body))]
         for name, value in {**_ACCEPTED, **request.headers}.items():
             headers.append((name.encode("ascii"), value.encode("ascii")))
         response = await pool.handle_async_request(
-            httpcore.Request(
-                request.method, address.url, headers=headers, content=request.body, extensions=timeouts
-            )
+            Request(request.method, address.url, headers, request.body, timeouts)
         )
         body = cast("_Closable", response.stream)  # closing it is what closing the response comes to
         return _Reply(response.status, response.headers, body, body, home)
