@@ -1,8 +1,13 @@
-"""The library that runs this task, asyncio or trio, and the signal to wait for there."""
+"""The library that runs this task, asyncio or trio, and what a task needs there: signals, cancel scopes, the time.
+
+anyio asks at every turn which library it is, which on a call's way costs more than the answer is used for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import cache
 from typing import Protocol
 
 import anyio
@@ -30,3 +35,23 @@ def new_signal() -> Signal:
     token that comes alone is waited for a few times.
     """
     return asyncio.Event() if on_asyncio() else anyio.Event()
+
+
+def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
+    """A cancel scope of anyio's, not entered yet.
+
+    Args:
+        deadline: The event loop's time at which it cancels itself.
+    """
+    return _asyncio_scope()(deadline=deadline) if on_asyncio() else anyio.CancelScope(deadline=deadline)
+
+
+def current_time() -> float:
+    """The event loop's time in seconds, as `anyio.current_time` has it."""
+    return asyncio.get_running_loop().time() if on_asyncio() else anyio.current_time()
+
+
+@cache
+def _asyncio_scope() -> type[anyio.CancelScope]:
+    """The class of which anyio's scopes on asyncio are. Only for a task of asyncio's."""
+    return type(anyio.CancelScope())

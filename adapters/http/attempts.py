@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 
+from bus.backend import current_time, new_scope
 from bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
 from bus.values.usage import TokenUsage, UsageSource
 
@@ -140,7 +141,7 @@ class HttpAttempts:
             if running is not None and not running.ended:
                 raise InvalidRequestError(f"request_id {self._terms.request_id!r} is already running")
             self.client.running[self._terms.request_id] = self
-            self._deadline = anyio.current_time() + self.timeout_seconds
+            self._deadline = current_time() + self.timeout_seconds
         if self.cancelled:
             raise self._cancelled_error()
         self.attempt += 1
@@ -199,12 +200,12 @@ class HttpAttempts:
         assert self._deadline is not None
         if self.cancelled and not self.draining:
             raise self._cancelled_error()
-        now = anyio.current_time()
+        now = current_time()
         self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
         self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
         if now >= self._deadline:  # a step that needn't wait would never be told
             raise self._out_of_time_error()
-        with anyio.CancelScope(deadline=min(self._limit_ends, self._deadline)) as scope:
+        with new_scope(min(self._limit_ends, self._deadline)) as scope:
             self._scope = scope
             try:
                 return await step()

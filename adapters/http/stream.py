@@ -13,6 +13,7 @@ from typing import Self
 
 import anyio
 
+from bus.backend import current_time
 from bus.errors import AdapterError, CancelledError, StreamError
 from bus.streams.events import StreamEvent
 from bus.values.usage import StopReason
@@ -131,12 +132,12 @@ class HttpStream:
         self._succeed()
 
     async def _read(self, reply: HttpReply) -> None:
-        sink, limit, began = self._sink, self._event_wait.left(), anyio.current_time()
+        sink, limit, began = self._sink, self._event_wait.left(), current_time()
         if sink is not None and self._delivered:
             await self._call.wait(lambda: self._read_all(reply, began, sink), limit, what="the next event")
         else:
             self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
-            self._note_wait(anyio.current_time() - began)
+            self._note_wait(current_time() - began)
 
     async def _read_all(
         self, reply: HttpReply, began: float, sink: Callable[[Sequence[StreamEvent]], object]
@@ -147,7 +148,7 @@ class HttpStream:
             self._take_in(await reply.chunk())
             if call.ended:
                 return
-            now = anyio.current_time()
+            now = current_time()
             self._note_wait(now - began)
             call.move_on(now, self._event_wait.left())
             began = now
@@ -256,7 +257,7 @@ class HttpStream:
         if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
             with anyio.move_on_after(DRAIN_SECONDS) as scope:
                 try:
-                    while await reply.chunk() is not None and anyio.current_time() < scope.deadline:
+                    while await reply.chunk() is not None and current_time() < scope.deadline:
                         pass
                 except AdapterError:
                     pass  # the reply is already whole

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from ..backend import Signal, new_signal
+from ..backend import Signal, new_scope, new_signal
 from ..errors import ActorStopped, CallboardError, TaskCancelled
 from ..log import Log
 
@@ -104,7 +104,7 @@ class TaskHandle(Generic[T]):
     def __init__(self, name: str) -> None:
         self.name = name
         """The task's name, for logs."""
-        self._scope = anyio.CancelScope()
+        self._scope = new_scope()
         self._cancelled = False
         self._done = False
         self._value: T | None = None
