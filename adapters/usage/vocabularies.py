@@ -34,8 +34,8 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
 }
 
 _REMEMBERED = 8192
-_known: dict[tuple[str, int], float] = {}
-"""What texts came to, by their hash: a text isn't kept for it, and each is looked at once."""
+_known: dict[str, dict[int, float]] = {name: {} for name in _NUMBERS}
+"""What texts came to in each vocabulary, by their hash: a text isn't kept for it, and each is looked at once."""
 
 
 def vocabulary_of(protocol: str, model: str) -> str:
@@ -54,11 +54,12 @@ def vocabulary_of(protocol: str, model: str) -> str:
 
 def text_tokens(text: str, vocabulary: str) -> float:
     """Tokens of a text, by a vocabulary of VOCABULARIES."""
-    key = (vocabulary, hash(text))
-    tokens = _known.get(key)
+    known = _known[vocabulary]
+    key = hash(text)
+    tokens = known.get(key)
     if tokens is None:
         tokens = max(sum(map(mul, _NUMBERS[vocabulary], traits(text))), 0.0)
-        if len(_known) >= _REMEMBERED:
-            _known.clear()
-        _known[key] = tokens
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[key] = tokens
     return tokens

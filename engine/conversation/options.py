@@ -105,6 +105,8 @@ class TurnOptions(RequestOptions, total=False):
 DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
 """The lowest level of every turn. All other options are absent by default."""
 
+_ALL = frozenset(TurnOptions.__annotations__)
+
 _OF_REQUESTS = tuple(RequestOptions.__annotations__)
 
 _ADVICE = {
@@ -156,12 +158,10 @@ def options_among(
     Raises:
         TypeError: A name is neither an option nor one of `others`.
     """
-    options = TurnOptions.__annotations__
-    known = {*options, *others} - advice.keys()
     for name in given:
-        if name not in known:
-            raise TypeError(f"{name}= is not an argument: {_hint(name, known, advice)}")
-    return cast("TurnOptions", {name: value for name, value in given.items() if name in options})
+        if name in advice or not (name in _ALL or name in others):
+            raise TypeError(f"{name}= is not an argument: {_hint(name, {*_ALL, *others} - advice.keys(), advice)}")
+    return cast("TurnOptions", {name: value for name, value in given.items() if name in _ALL})
 
 
 def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:

@@ -188,5 +188,7 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
 
 def _unanswered(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages after the last reply. The model must be able to take them; earlier ones are fitted to it."""
-    answered = (place for place, message in enumerate(messages, 1) if message.role is Role.ASSISTANT)
-    return tuple(messages[max(answered, default=0) :])
+    begin = len(messages)
+    while begin and messages[begin - 1].role is not Role.ASSISTANT:
+        begin -= 1
+    return tuple(messages[begin:])
