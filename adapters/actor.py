@@ -1,8 +1,8 @@
-"""An adapter as a supervised actor: it owns the adapter's life, and runs each call in a task of its own.
+"""An adapter as a supervised actor, which owns the adapter's life and runs each call in a task of its own.
 
-The actor publishes nothing about calls; it reports to whoever started one. Starting a call is not a message: it
-is synchronous, so that a thousand calls started in one tick are a thousand tasks, not a full mailbox. A crash
-inside a call fails that call; a crash of the actor fails its calls, and the next one finds a fresh adapter.
+The actor publishes nothing about calls. It reports to the starter of each call. Starting a call is no message. It
+is synchronous, so a thousand calls that start in one tick are a thousand tasks and no full mailbox. A crash inside
+a call fails that call. A crash of the actor fails its calls, and the next call finds a fresh adapter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AdapterActor(Actor):
 
     @property
     def adapter(self) -> ProviderAdapter:
-        """The running adapter; only between `started` and `stopping`."""
+        """The running adapter. It exists only between `started` and `stopping`."""
         assert self._made is not None
         return self._made
 
@@ -88,7 +88,7 @@ class CallHandle(Generic[T]):
             raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
-        """Ask the adapter to end the call; `wait()` then ends as the contract says. Idempotent."""
+        """Ask the adapter to end the call. Then `wait()` ends as the contract says. Idempotent."""
         actor = self._ref.actor
         if self._task.done or not isinstance(actor, AdapterActor):
             return
@@ -126,8 +126,8 @@ def start_call(
     Args:
         ref: The actor.
         request: The request.
-        sink: Gets the events of the stream, as many at a time as there are; None asks for no stream.
-        on_attempt: Told of each attempt.
+        sink: Receives the events of the stream, in batches; None asks for no stream.
+        on_attempt: Called with each report about an attempt.
 
     Raises:
         AdapterError: The actor isn't running.

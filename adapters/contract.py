@@ -42,8 +42,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     raise_on_long_hint: bool = False
     """Whether a hint above `max_delay` ends the call at once."""
     on_retry: OnRetry | None = None
-    """Told of each attempt that failed and is followed by another: its error, its number from 1, and the seconds
-    until the next. It must not block; an exception from it is logged."""
+    """Called with each attempt that failed and is followed by another: its error, its number from 1, and the
+    seconds until the next attempt. It must not block. An exception from it is logged."""
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
@@ -66,8 +66,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     """Seconds for the connection of each attempt."""
     first_event_timeout: float = 120.0
-    """Seconds for which a streamed reply may be silent before its first event; five times as many while signs of
-    life come."""
+    """The seconds for which a streamed reply may be silent before its first event. While signs of life come, it is
+    five times as many."""
     stream_read_timeout: float = 120.0
     """The same after the first event."""
     drain_for_usage: float = 0.0
@@ -144,11 +144,11 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     """The longest reply in tokens, reasoning included."""
     default_output_limit: bool = False
-    """Whether nobody asked for that limit. A wire that can do without it leaves it out where nothing is known of
-    the model's limits."""
+    """Whether nobody asked for that limit. Without knowledge of the model's limits, a wire that needs no limit
+    leaves it out."""
     capabilities: AdapterCapabilities | None = None
-    """What the model can do, as the configuration corrects it; None is what the adapter knows. The current turn
-    and the history are both held against it."""
+    """The capabilities of the model, as the configuration corrects them; None takes the adapter's own. The current
+    turn and the history are both checked against them."""
     tools: tuple[ToolDefinition, ...] = ()
     """The tools that the model may call."""
     system_prompt: str | None = None
@@ -192,7 +192,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     drain_for_usage: float | None = None
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
-    """How the request is made, for middleware; it decides nothing."""
+    """Whether the request is made as a stream, for middleware to know. The field itself has no effect."""
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
@@ -211,7 +211,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider's headers say about its limits; None where they say nothing."""
+    """The limits that the provider's headers report; None for a limit that they don't report."""
 
     requests_limit: int | None = None
     """Requests in all, in the provider's own period, mostly a minute."""
@@ -249,7 +249,7 @@ class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[CallWarning, ...] = ()
     """What was left out, changed or estimated."""
     rate_limit: RateLimitInfo | None = None
-    """The provider's limits; None if it said nothing of them."""
+    """The provider's limits; None if it reported none."""
     provider_request_id: str | None = None
     """The provider's id of the request, for its support."""
 
@@ -281,38 +281,45 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 class AttemptResent(msgspec.Struct, frozen=True):
     """An attempt's request was sent once more, within the attempt and over another connection.
 
-    The server had let go of one that was kept alive, before a byte of a reply. It may have read the request.
+    The server had closed a connection that was kept alive, before the first byte of a reply. It may have read the
+    request.
     """
 
     attempt: int
+    """The attempt's number, from 1."""
 
 
 class AttemptFirstEvent(msgspec.Struct, frozen=True):
     """The first content of an attempt's reply has arrived."""
 
     attempt: int
+    """The attempt's number, from 1."""
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
     """An attempt failed, and another follows after `delay_seconds`. The last attempt's failure is not reported."""
 
     attempt: int
+    """The attempt's number, from 1."""
     error: AdapterError
+    """The error."""
     delay_seconds: float
+    """The wait until the next attempt, in seconds."""
 
 
 AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptFirstEvent | AttemptFailed
 """What an adapter tells of each attempt."""
 AttemptObserver: TypeAlias = Callable[[AttemptReport], None]
-"""Who is told; must return at once."""
+"""Is called with each report. It must return at once."""
 
 
 class AdapterStream(Protocol):
     """A streamed reply: an async iterator of events, and an async context manager that closes it.
 
-    It ends normally after `MessageComplete`, also when the call is cancelled; when the call fails it yields
-    `MessageComplete` with stop reason ``error`` (if anything had been delivered) and then raises AdapterError.
-    Leaving the context early, or `aclose()`, closes the socket. It never hangs. For one reader.
+    The stream ends normally after `MessageComplete`, also when the call is cancelled. When the call fails, the
+    stream yields `MessageComplete` with stop reason ``error`` (if any event was delivered) and then raises
+    AdapterError. Leaving the context early, or `aclose()`, closes the socket. The stream never hangs. It has one
+    reader.
     """
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
@@ -328,7 +335,7 @@ class AdapterStream(Protocol):
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The whole response, once the stream has ended well; None before that, and if it failed."""
+        """The whole response, once the stream has ended well; None before, and after a failure."""
         ...
 
 
@@ -349,22 +356,24 @@ class MeteredAdapter(Protocol):
     """A ProviderAdapter that knows at any moment what a call has used."""
 
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
-        """What the current attempt of a call under way has used, if it ended here; None if nothing is known of it.
+        """The usage of the current attempt of a call under way, as if the call ended here. None if nothing is
+        known of it.
 
-        Costs nothing until it is asked. It is what is booked for a call that ends so.
+        The usage is counted only when it is asked for. A call that ends early is billed with it.
         """
         ...
 
 
 @runtime_checkable
 class ProviderAdapter(Protocol):
-    """One provider. Usable alone: construct, call, close; nothing else of Callboard is needed.
+    """One provider. An adapter can be used alone: construct it, call it, close it. Nothing else of Callboard is
+    needed.
 
-    Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side, on one
-    event loop. Only AdapterError (with its subclasses) is ever raised by a call, besides the loop's cancellation.
-    Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`;
-    `usage_so_far()`, see `MeteredAdapter`.
+    Every method except `estimate_input_tokens` and `get_capabilities` does I/O. Calls may run side by side, on one
+    event loop. A call only ever raises AdapterError (with its subclasses), besides the loop's cancellation.
 
+    These methods are optional: `initialize()`, awaited before the first call, `health_check()` and `statistics()`,
+    see `health`, and `usage_so_far()`, see `MeteredAdapter`.
     """
 
     name: str
@@ -382,16 +391,22 @@ class ProviderAdapter(Protocol):
 
         Args:
             request: The request.
-            on_attempt: Told, at once and in order, when an attempt starts, has its first content, or failed and is
+            on_attempt: Called at once and in order when an attempt starts, has its first content, or failed and is
                 followed by another. It must not raise.
 
         Raises:
-            AdapterError: The call failed; CancelledError if it was cancelled.
+            AdapterError: The call failed. It is a CancelledError if the call was cancelled.
         """
         ...
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
-        """The reply's events as they come; nothing is sent before the first is asked for. See `AdapterStream`."""
+        """The events of the reply as they come; see `AdapterStream`. The request is sent when the first event is
+        asked for.
+
+        Args:
+            request: The request.
+            on_attempt: Called as in `complete`.
+        """
         ...
 
     def estimate_input_tokens(
@@ -402,11 +417,11 @@ class ProviderAdapter(Protocol):
         *,
         model: str | None = None,
     ) -> int:
-        """About how many input tokens a request has, from the text alone; no network."""
+        """An estimate of the input tokens of a request, from the text alone and without the network."""
         ...
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        """What that model can do; `capabilities` is the answer for one that isn't known."""
+        """The capabilities of a model. For an unknown model they are `capabilities`."""
         ...
 
     async def cancel(self, request_id: str) -> bool:

@@ -1,7 +1,7 @@
-"""Whether a provider answers, and how busy its adapter is: the optional part of the contract.
+"""The health of a provider and the load of its adapter: the optional part of the contract.
 
-An adapter may have `health_check()` and `statistics()`; whoever asks looks for them with `isinstance` and takes a
-plain bool for an answer, too.
+An adapter may have `health_check()` and `statistics()`. Callers look for them with `isinstance`, and take a plain
+bool for an answer, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ChecksHealth(Protocol):
     """An adapter that can find out whether its provider answers, within seconds and at no cost."""
 
     async def health_check(self) -> AdapterHealth | bool:
-        """Starts nothing, costs nothing. Should not raise; an AdapterError counts as a no."""
+        """Whether the provider answers. The check starts nothing and costs nothing. It should not raise. An
+        AdapterError counts as a no."""
         ...
 
 
@@ -97,7 +98,12 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
 
 
 def judge(status: int, said: str) -> AdapterHealth:
-    """What the status of an answer to a harmless, authenticated GET means. said: how to call that answer."""
+    """The health that follows from the status of a harmless, authenticated GET.
+
+    Args:
+        status: The HTTP status.
+        said: The name of the answer, for the text.
+    """
     match status:
         case 401 | 403:
             fix = "Set a key that is valid there."

@@ -26,7 +26,7 @@ _SNAPSHOT = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|latest|preview-\d{
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One model. Limits are in tokens, dates are YYYY-MM-DD; None is not known."""
+    """One model. Limits are in tokens, and dates are YYYY-MM-DD. None is not known."""
 
     id: str
     """The provider's name of the model."""
@@ -41,7 +41,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     also: tuple[str, ...] = ()
     """Further names that the provider has for the model."""
     general: bool = True
-    """Whether everybody may use the model for anything; else it is for one purpose, or for chosen users."""
+    """Whether everybody may use the model for anything. Other models serve one purpose, or chosen users."""
     released: str | None = None
     """Since when the model is there."""
     deprecated: bool = False

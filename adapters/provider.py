@@ -115,7 +115,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return self.adapter.partition(":")[2]
 
     def load(self, place: str) -> object:
-        """What stands at a place in the provider's folder; imported at its first use."""
+        """The object at a place in the provider's folder. It is imported at its first use."""
         return _load(self.package, place)
 
     def data(self, file: str) -> bytes:
@@ -123,7 +123,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return package_data(self.package, file)
 
     def vendor_name(self, options: Mapping[str, Json], base_url: str | None) -> str | None:
-        """Whose models an adapter serves, by the name in price tables; None if that is not known.
+        """The vendor of an adapter's models, by its name in price tables; None if it is not known.
 
         Args:
             options: The adapter's `AdapterConfig.options`.

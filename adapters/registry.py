@@ -1,6 +1,6 @@
-"""Adapters by the name of their type, as `type:` in models.yaml gives it, and the tables of vendors' models.
+"""Adapters by the names of their types, as `type:` in models.yaml gives them, and the tables of vendors' models.
 
-All of it is derived from the descriptors of `adapters.provider`; code and tables are imported at their first use.
+All of it is derived from the descriptors of `adapters.provider`. Code and tables are imported at their first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def adapter_types() -> tuple[str, ...]:
 
 
 def registered_type(kind: type) -> str | None:
-    """The name of the type whose class this is; None if it is of no registered one."""
+    """The name of the type of an adapter's class; None if no registered type has this class."""
     for provider in providers():
         if kind.__name__ == provider.adapter_name and kind.__module__.startswith(f"{provider.package}."):
             return provider.name
@@ -35,7 +35,11 @@ def registered_type(kind: type) -> str | None:
 
 
 def adapter_class(name: str) -> object:
-    """The adapter of a provider by the name of its class. Raises KeyError if there is none."""
+    """The adapter of a provider by the name of its class.
+
+    Raises:
+        KeyError: There is no such class.
+    """
     found = {provider.adapter_name: provider for provider in providers()}[name]
     return found.load(found.adapter)
 
@@ -72,7 +76,7 @@ def tabled_vendors() -> tuple[str, ...]:
 
 
 def model_table(vendor: str) -> ModelTable[ModelRow] | None:
-    """What is known of a vendor's models; None if there is no table of them."""
+    """The table of a vendor's models; None if there is none."""
     models = _models(vendor)
     return None if models is None else models.TABLE
 

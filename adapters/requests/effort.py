@@ -7,7 +7,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def nearest_effort(asked: str, known: tuple[str, ...]) -> str:
-    """The known effort that is nearest to the one asked for; of two, the lesser. What is no effort is kept."""
+    """The known effort that is nearest to the wanted one. Of two, the lesser. An unknown word stays as it is."""
     if asked in known or asked not in EFFORTS:
         return asked
     place = EFFORTS.index(asked)

@@ -1,14 +1,13 @@
-"""Tool calls for models that have none, made of structured output: pure functions.
+"""Tool calls for models without tools, made of structured output. Pure functions.
 
-The tools are described in the system text, and the reply is constrained by a JSON Schema to be one call,
-``{"tool": NAME, "arguments": {…}}``, or, where the model is free to choose, an answer, ``{"answer": TEXT}``.
-A constrained model can't help producing a valid call; that it is a sensible one is another matter, and every such
-response carries a warning.
+The system text describes the tools. A JSON Schema constrains the reply to be one call, ``{"tool": NAME,
+"arguments": {…}}``, or, if the model is free to choose, an answer, ``{"answer": TEXT}``. A constrained model
+always produces a valid call, but not always a sensible one. So every such response carries a warning.
 
-Small models that have just seen a result tend to call again rather than to answer. Unless the caller requires a
-call, the turn after a result is therefore unconstrained and without tools: the model is asked to answer in words.
-For the same reason the calls of the history are told in words, not as JSON, which such models copy, and the
-request to answer stands in the last message, not in the system text, which they have forgotten by then.
+Small models that have just seen a result tend to call again instead of answering. So the turn after a result is
+unconstrained and without tools, unless the caller requires a call: the model is asked to answer in words. For the
+same reason the calls of the history are told in words and not as JSON, which such models copy. The request to
+answer stands in the last message and not in the system text, which they have forgotten by then.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ WARNING = CallWarning(
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """A request without tools that stands for one with tools.
-
-    constrained: the reply is JSON to be read by `read_response`; otherwise it is the answer itself.
-    """
+    """A request without tools that stands for one with tools."""
 
     request: CanonicalRequest
+    """The request."""
     constrained: bool
+    """Whether the reply is JSON, to be read by `read_response`. Otherwise the reply is the answer itself."""
 
 
 def emulate(request: CanonicalRequest) -> Emulation | None:
     """The request to send in place of one with tools; None if nothing in it has to do with tools.
 
-    Raises UnsupportedToolChoiceError if the tool choice names a tool that isn't there.
+    Raises:
+        UnsupportedToolChoiceError: The tool choice names a tool that isn't there.
     """
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
@@ -117,7 +116,12 @@ def describe(tools: tuple[ToolDefinition, ...], *, free: bool) -> str:
 
 
 def call_schema(tools: tuple[ToolDefinition, ...], *, answer: JsonObject | None = None) -> JsonObject:
-    """The schema of one call of one of the tools; with `answer`, also of an answer of that schema."""
+    """The schema of one call of one of the tools.
+
+    Args:
+        tools: The tools.
+        answer: The schema of an answer that is allowed, too; None allows calls alone.
+    """
     definitions: JsonObject = {}
     choices: list[Json] = []
     for tool in tools:
@@ -217,12 +221,16 @@ def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a constrained reply says. text: of an answer, or of what is neither. call: see `kind`."""
+    """The content of a constrained reply."""
 
     kind: Literal["call", "broken_call", "answer"]
+    """The kind of the content. A ``broken_call`` names no tool that there is, or has no arguments."""
     text: str = ""
+    """The text of an answer, or of a reply that is neither a call nor an answer."""
     tool: str = ""
+    """The name of the tool."""
     arguments: JsonObject = msgspec.field(default_factory=dict)
+    """The arguments of the call."""
 
 
 def read_decision(text: str) -> Decision:

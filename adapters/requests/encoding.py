@@ -1,4 +1,4 @@
-"""JSON text of what is sent, whatever stands in it: a tool's output may well hold what UTF-8 can't."""
+"""JSON text of requests, whatever they hold. A tool's output may hold characters that UTF-8 can't encode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from .surrogates import mend_json_value
 
 
 def encode_json(value: Json) -> bytes:
-    """JSON text, mended if UTF-8 can't hold it. Raises InvalidRequestError for what is no JSON."""
+    """JSON text, mended if UTF-8 can't encode it.
+
+    Raises:
+        InvalidRequestError: The value is no JSON.
+    """
     try:
         try:
             return msgspec.json.encode(value)

@@ -1,24 +1,25 @@
 """Fitting a canonical history to one target, before every send.
 
-The stored history is never changed: this makes a copy that the target accepts, and says what it had to leave out
-or change.
+The stored history is never changed. The result is a copy that the target accepts, with a report of everything that
+was left out or changed.
 
-* System text is `system_prompt`, then SYSTEM, then (where the provider has no such role) DEVELOPER messages,
-  joined by a blank line.
-* Every tool call is answered exactly once, directly after the message that made it; a call without a result,
-  or one that was cut off, is answered with an error; a result without a call is left out.
-* Reasoning goes only to the provider that issued it, and where it binds to a model only to that one; anything
-  opaque only to its provider. On request, foreign reasoning goes along as text that says whose it is.
-* Media that the target doesn't take are left out. A message or a result that would be empty without them says so.
-* Empty text and empty messages are left out; neighbours of one role are merged; where the provider insists, a
-  user message comes first.
-* Tool ids are the issuing provider's own where it is the target. Otherwise they are derived from our id: the
-  same if it is legal there and not taken, else a digest of it, so that it stays the same from send to send.
-* A tool's name that a model made up is made legal. Where the model takes no tools, calls and their results are
-  told in words.
-* Where the model takes no system text, the user says it first.
+- System text is `system_prompt`, then SYSTEM messages, then (where the provider has no such role) DEVELOPER
+  messages, joined by a blank line.
+- Every tool call is answered exactly once, directly after the message that made it. A call without a result, or a
+  call that was cut off, is answered with an error. A result without a call is left out.
+- Reasoning goes only to the provider that issued it, and only to its own model if it is bound to a model. Opaque
+  data go only to their provider. On request, foreign reasoning goes along as text that names its origin.
+- Media that the target doesn't take are left out. A message or a result that would be empty without them says so.
+- Empty text and empty messages are left out. Neighbours of one role are merged. If the provider insists, a user
+  message comes first.
+- Tool ids are the issuing provider's own if it is the target. Otherwise they are derived from our id. Our id
+  itself is taken if it is legal there and not in use, and else a digest of it. So an id stays the same from send
+  to send.
+- A tool's name that a model made up is made legal. If the model takes no tools, calls and results are told in
+  words.
+- If the model takes no system text, the user says it first.
 
-What the target takes is narrowed by the request's `capabilities`: a model may be able to do less than its
+The request's `capabilities` narrow the target's abilities, because a model may be able to do less than its
 protocol.
 
 ``provider_options["history"]`` of a request may say ``on_loss: "error"``, which makes every loss a CapabilityError
@@ -75,7 +76,7 @@ NO_RESULT = "This tool call was interrupted and has no result; it may have been 
 FAILED_SILENTLY = "The tool failed without saying why."
 BEGINNING = "(The conversation begins with the assistant's message.)"
 OPTIONS = "history"
-"""The key of `provider_options` for what this module can be told."""
+"""The key of `provider_options` with the options of this module."""
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 """The roles whose plain text no target has to change."""
@@ -152,7 +153,14 @@ class _Fitter:
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
-        """Add blocks of a role. origin: the message that they were, taken as it is if nothing had to change."""
+        """Add blocks of a role.
+
+        Args:
+            fitted: The messages so far.
+            origin: The message that the blocks came from. It is taken as it is if nothing had to change.
+            role: The role.
+            content: The blocks.
+        """
         blocks = tuple(content)
         if not blocks:
             return
@@ -368,6 +376,6 @@ def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, To
 
 
 def _legal_name(name: str) -> str:
-    """A tool's name as every provider takes it. Tools have such names; only a model can make up another."""
+    """A tool's name in a form that every provider takes. Only a model can make up a name in another form."""
     legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
     return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]

@@ -1,8 +1,8 @@
-"""The host's own fields of a request, merged into what we send: the one place where that is done. Pure.
+"""The merge of the host's own fields into a request. It happens here and nowhere else. Pure.
 
-Objects are merged, key by key, as deep as they go; two of different ``type`` are two different things, and the
-host's is taken. Lists of tools and of what is to be included are joined, ours first. Any other value of the host's
-goes before ours, but for what the reading of the reply and its bill depend on.
+Objects are merged, key by key, at every depth. Two objects of different ``type`` are two different things, and the
+host's is taken. Lists of tools and of includes are joined, ours first. Any other value of the host's goes before
+ours, except for values on which the reading of the reply and its bill depend.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def merge_options(body: JsonObject, options: JsonObject, *, protected: Collectio
     """Merge the host's fields into a body, in place.
 
     Args:
-        body: Ours; the objects in it are not changed, but replaced.
-        options: The host's.
-        protected: Dotted paths of what must stay as it is.
+        body: Our body. The objects in it are replaced and not changed.
+        options: The host's fields.
+        protected: The dotted paths of values that must stay as they are.
 
     Raises:
-        InvalidRequestError: A field can't be taken. It names the field.
+        InvalidRequestError: A field can't be taken. The text names the field.
     """
     _merge(body, options, "", protected)
 

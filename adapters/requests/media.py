@@ -22,7 +22,8 @@ def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
 
 
 def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
-    """A block's media type ("" if unknown) and bytes, from `data` or a data URL; None if there are none."""
+    """A block's media type (empty if unknown) and its bytes, from `data` or a data URL; None if it has no
+    bytes."""
     if block.data is not None:
         return block.media_type or "", block.data
     found = read_data_url(block.url or "")
@@ -40,7 +41,8 @@ def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
 
 
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
-    """A block's media type by its proper name; "" if it has none, None if an address of such a scheme hides it."""
+    """A block's media type by its proper name. Empty if it has none. None if the block is an address of one of the
+    schemes, which hides the type."""
     media_type = block.media_type
     if media_type is None and block.url is not None and not is_remote(block.url, schemes):
         head = block.url.partition(",")[0].partition(";")[0].lower()
@@ -49,7 +51,8 @@ def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Itera
 
 
 def read_data_url(url: str) -> tuple[str, bytes] | None:
-    """The media type and bytes of a data URL; None if it is none. Base64 may be of either alphabet."""
+    """The media type and bytes of a data URL; None if the URL is of another kind. Base64 may be of either
+    alphabet."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:"):
         return None

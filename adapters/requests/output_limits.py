@@ -1,8 +1,8 @@
-"""How providers say that a reply may not be as long as it was asked to be, and how long it may be. Pure.
+"""The largest length of a reply, out of a provider's complaint that too much was asked for. Pure.
 
-The texts are the same behind all wires, for gateways pass on those of others. Some name the most tokens of a
-reply; others the window and what of it the prompt takes. Such a text is an overlong prompt by its class, but a
-shorter reply would fit.
+The texts are the same behind all wires, because gateways pass on the texts of others. Some texts name the most
+tokens of a reply. Others name the window and the prompt's part of it. Such a text belongs to the class of overlong
+prompts, but a shorter reply would fit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 LEAST_OUTPUT = 256
-"""Tokens. With less room than that for the reply it is the prompt that is too long."""
+"""A number of tokens. With less room than this for the reply, the prompt itself is too long."""
 
 _NAME = r"[`'\"]?(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens)[`'\"]?"
 
@@ -48,7 +48,13 @@ _STATED = tuple(
 
 
 def stated_limit(messages: Iterable[str], asked: int) -> int | None:
-    """The most tokens that the reply may have; None if none is said, or it is not less than what was asked for."""
+    """The most tokens that the reply may have. None if the messages say no number, or a number that is not below
+    the wanted one.
+
+    Args:
+        messages: The provider's messages.
+        asked: The number of tokens that the request asked for.
+    """
     for message in messages:
         for pattern in _STATED:
             match = pattern.fullmatch(message.strip())

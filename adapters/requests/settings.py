@@ -1,4 +1,4 @@
-"""The portable settings of a request, written where a protocol has them; the others are refused with a warning."""
+"""The portable settings of a request, written into a body. A setting that the protocol lacks gives a warning."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ VERBOSITIES = ("low", "medium", "high")
 
 
 class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`AdapterConfig.options` that all adapters over HTTP know.
-
-    repair: false to send no refused request again, mended; see `repair`. download_hosts: names or addresses, of
-    no public address, to which the provider's replies may lead a download.
-    """
+    """The `AdapterConfig.options` that all adapters over HTTP know."""
 
     repair: bool = True
+    """Whether a refused request may be repaired and sent again; see `repair`."""
     download_hosts: tuple[str, ...] = ()
+    """Names or addresses without a public address from which a reply's files may be downloaded, too."""
 
 
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
@@ -57,9 +55,16 @@ class HasProviderOptions(Protocol):
 
 
 def own_options(request: HasProviderOptions, protocol: str, provider: str) -> Iterator[JsonObject]:
-    """What a request has for one protocol only: for all of its providers, then for this one of them.
+    """The fields of a request for one protocol: first those for all of its providers, then those for this
+    provider.
 
-    protocol, provider: the names under which it stands. Raises InvalidRequestError for what is no object.
+    Args:
+        request: The request.
+        protocol: The name under which fields for all providers of the protocol stand.
+        provider: The name under which fields for this provider stand.
+
+    Raises:
+        InvalidRequestError: The fields are no object.
     """
     for name in dict.fromkeys((protocol, provider)):
         options = request.provider_options.get(name, {})
@@ -71,7 +76,15 @@ def own_options(request: HasProviderOptions, protocol: str, provider: str) -> It
 
 
 def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> None:
-    """Raise UnsupportedToolChoiceError for a call that is demanded and can't be made. names: of the tools."""
+    """Require that the tool choice can be fulfilled.
+
+    Args:
+        choice: The tool choice; None is free.
+        names: The names of the tools.
+
+    Raises:
+        UnsupportedToolChoiceError: The choice demands a call that can't be made.
+    """
     if choice is None or choice.mode not in ("required", "named"):
         return
     if not names:
@@ -97,7 +110,7 @@ def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> boo
 
 
 def short_id(text: str, longest: int = 64) -> str:
-    """An id that is no longer than providers take it; a long one becomes a digest, always the same."""
+    """An id that is short enough for providers. A long id becomes a digest, which is always the same."""
     return text if len(text) <= longest else digest(text)
 
 
@@ -107,12 +120,12 @@ def digest(text: str) -> str:
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:
-    """The warning for what was left out of a request."""
+    """The warning for a setting that was left out of a request."""
     return CallWarning(WarningCode.PARAMETER_DROPPED, f"{parameter} was not sent to {provider}: {why}")
 
 
 def changed(parameter: str, asked: object, sent: object, why: str) -> CallWarning:
-    """The warning for what was sent otherwise than it was asked for."""
+    """The warning for a setting that was sent with another value than the wanted one."""
     return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {asked!r} was sent as {sent!r}: {why}")
 
 
@@ -125,11 +138,19 @@ def write_settings(
     refused: Mapping[str, str] | None = None,
     names: Iterable[str] = PORTABLE,
 ) -> list[CallWarning]:
-    """Write the settings that are given into a body; the warnings for those that can't be.
+    """Write the settings that are given into a body.
 
-    paths: where a setting stands on this wire, with dots between nested keys (``text.verbosity``); one that is
-    not in it doesn't exist there. refused: settings that this model or server refuses, and why. names: which
-    settings to write, if not all.
+    Args:
+        body: The body, which is changed in place.
+        request: The request.
+        paths: The place of each setting on this wire, with dots between nested keys (``text.verbosity``). A
+            setting without a place doesn't exist on this wire.
+        provider: The adapter's name.
+        refused: The settings that this model or server refuses, with the reasons.
+        names: The settings to write; without it, all of them.
+
+    Returns:
+        The warnings for settings that can't be written.
     """
     warnings: list[CallWarning] = []
     for name in names:

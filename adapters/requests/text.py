@@ -1,4 +1,5 @@
-"""Content and values as text: for protocols whose messages are plain strings, and for what is put into words."""
+"""Content and values as text, for protocols whose messages are plain strings, and for content that is told in
+words."""
 
 from __future__ import annotations
 

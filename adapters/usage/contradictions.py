@@ -1,4 +1,4 @@
-"""Whether the counts of a usage contradict each other; such a usage has no price, whatever is made of it."""
+"""Contradictions between the counts of a usage. A usage with contradictions has no price."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _JSON = msgspec.json.Decoder(Json)
 
 
 def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
-    """How far a usage can be trusted that a provider reported.
+    """The trust that a reported usage deserves.
 
-    parts: of each pair the first can't be more than the second. raw: the usage as it came, in which nothing can be
-    less than nothing. whole: nothing of it is missing or was worked out by us.
+    Args:
+        parts: Pairs of counts, of which the first can't be more than the second.
+        raw: The usage as it came. No count in it can be negative.
+        whole: Whether no count is missing, and none was worked out by us.
     """
     if any(part is not None and part > (total or 0) for part, total in parts) or has_negative(raw):
         return UsageSource.INCONSISTENT
@@ -22,7 +24,7 @@ def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, w
 
 
 def has_negative(raw: bytes | msgspec.Raw) -> bool:
-    """Whether a count in a usage is below zero; money isn't looked at."""
+    """Whether a count in a usage is below zero. Amounts of money are left out."""
     data = bytes(raw)
     return b"-" in data and _negative(_JSON.decode(data))
 

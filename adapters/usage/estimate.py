@@ -42,7 +42,7 @@ from .rates import TokenRates, rate_rows
 from .vocabularies import text_tokens, vocabulary_of
 
 ESTIMATE_ERROR = 0.25
-"""How far an estimate of a prompt's size may be off; only beyond that is anything concluded for sure."""
+"""The largest error of an estimate of a prompt's size, as a part of it. Decisions hold only beyond this error."""
 
 
 UPPER_FACTOR = 1.5
@@ -57,12 +57,12 @@ _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
 _MEASURED_TOOLS = 512
 _measured: dict[int, tuple[ToolDefinition, int, str]] = {}
-"""Tools by identity, with their properties and their schema as text; the tool is kept, so that its identity stays
-its own."""
+"""Tools by identity, with their properties and their schema as text. Each tool is kept, so that no other object
+gets its identity."""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
-    """Tokens of a text; at least one, if it isn't empty."""
+    """The estimated tokens of a text. A text that isn't empty has at least one."""
     return max(round(text_tokens(text, rates.vocabulary) * rates.text), 1 if text else 0)
 
 

@@ -15,10 +15,17 @@ from .rates import TokenRates
 def fill_usage(
     assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
 ) -> TokenUsage | None:
-    """The usage of a reply that is complete but for its end; None if nothing of it is known.
+    """The usage of a complete reply whose end is missing; None if nothing of it is known.
 
-    prompt, generated: as reported, None if missing. No output and no count of it is a count of zero. raw: the
-    provider's usage as JSON. An estimate is reported in the assembler's warnings.
+    An estimate is reported in the assembler's warnings.
+
+    Args:
+        assembler: The assembler of the reply.
+        prompt: The reported number of input tokens; None if it is missing.
+        generated: The reported number of output tokens; None if it is missing. For a reply without output it then
+            counts as zero.
+        rates: The rates of estimates.
+        raw: The provider's usage as JSON.
     """
     request = assembler.request
     if (prompt is None and generated is None) or (prompt is None and request is None):

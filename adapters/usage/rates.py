@@ -1,4 +1,4 @@
-"""Tokens for what requests are made of: data for `estimate`, which stands in the folders of the providers.
+"""The rates of estimates: tokens for each part of a request. The data stand in the folders of the providers.
 
 `labs/estimates/fit_estimates.py` writes the files.
 """
@@ -13,7 +13,8 @@ from ..provider import provider_named
 
 
 class TokenRates(msgspec.Struct, frozen=True):
-    """Tokens for one of each; the fields up to `document` are in the order of what `count` gives."""
+    """Tokens for each part of a request. The fields up to `document` are in the order of the numbers that `count`
+    gives."""
 
     request: float = 3.0
     """Tokens of a request, whatever is in it."""
@@ -66,7 +67,7 @@ class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def rate_rows(protocol: str) -> tuple[RateRow, ...]:
-    """The rows of a protocol, of which the first that fits counts; none if nothing was fitted for it.
+    """The rows of a protocol; the first that fits a model counts. Empty if no rates were fitted for the protocol.
 
     Args:
         protocol: An adapter's type.

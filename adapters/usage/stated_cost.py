@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bus.values.json import Json
 
 MOST_DOLLARS = 1_000_000
-"""For one call; whatever is more, infinite or no number is no cost."""
+"""The largest cost of one call in US dollars. A larger or infinite number is no cost."""
 
 _UPSTREAM_PARTS = (
     ("upstream_inference_prompt_cost", "upstream_inference_completions_cost"),
@@ -18,21 +18,20 @@ _UPSTREAM_PARTS = (
 
 
 class StatedCost(NamedTuple):
-    """In nano-USD; None where the server says nothing that makes sense.
-
-    total: what the call costs. upstream: the part of it that isn't paid to the one who states it.
-    """
+    """The cost that a server states, in nano-USD."""
 
     total: int | None = None
+    """The cost of the call; None if the server states nothing that makes sense."""
     upstream: int | None = None
+    """The part that is paid to somebody else than the server; None if the server states none."""
 
 
 def reported_cost(cost: Json, is_byok: Json, cost_details: Json) -> StatedCost:
-    """What the server says of the cost of a call.
+    """The cost of a call, as the server states it.
 
-    With the caller's own key (BYOK) it charges only its fee, which may be nothing, and what stands behind it bills
-    the rest: the call's cost is their sum. A server that doesn't say whose key it was, and charges nothing for
-    what cost something upstream, used the caller's.
+    With the caller's own key (BYOK) the server charges only its fee, which may be zero, and the provider behind it
+    bills the rest. The cost of the call is their sum. A server that doesn't say whose key it was, and charges
+    nothing for a call with a cost behind it, used the caller's key.
     """
     charged = _dollars(cost.get("total_cost") if isinstance(cost, dict) else cost)
     own_key = is_byok is True or (is_byok is None and charged == 0)
@@ -65,6 +64,6 @@ def only_written(cached: int, written: int, prompt: int) -> int:
     """The tokens written to a cache and not read from it.
 
     OpenRouter bills Gemini's cache for reading and for writing the same tokens in one call, and reports them under
-    both; together they are more than the prompt then. Buckets are disjoint, so those were read.
+    both. Together they are then more than the prompt. Buckets are disjoint, so such tokens count as read.
     """
     return written if cached + written <= prompt else max(0, written - cached)

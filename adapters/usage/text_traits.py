@@ -14,63 +14,91 @@ import msgspec
 
 
 class TextRates(msgspec.Struct, frozen=True, array_like=True):
-    """What each trait of a text comes to in tokens; the fields are in the order of what `traits` gives.
+    """The tokens for each trait of a text. The fields are in the order of the numbers that `traits` gives.
 
-    lower, upper, digit, mark, space: an ASCII character of that kind. joint: one of ``._-/(``, which tokenizers
-    join to the word behind it; a mark is any other. line: a line break, or a tab. triple: three digits in a row.
-    word, capital_word: a word behind a space. glued_word, glued_capital: a word behind a mark. camel: a capital
-    behind a small letter. capitalised: a capital with three small letters behind it. capital_pair: two capitals.
-    digit_after: a digit behind a letter. letter_after: a letter behind a digit. number: a number behind anything
-    else. mark_pair, mark_run: two marks, and eight of a kind. space_pair: two spaces. indent: a line that begins
-    with a space. long_word: eight small letters in a row.
-    foreign: a small word of another language in Latin letters, whose longer words are less common than English
-    ones; looked for where anything is beyond ASCII.
-
-    The rest is one character of a script. latin: of western Europe, beyond ASCII. far_latin: of the rest of the
-    Latin script. stacked: a letter with two accents, as in Vietnamese, and scripts without a trait of their own.
-    hindi: also other scripts of India. sign: an arrow, a bullet, a typographic mark. kana: also the marks of
-    Chinese and Japanese. wide_mark: a mark as wide as these.
+    The fields up to `foreign` are traits of text in Latin letters. The others are the tokens of one character of a
+    script.
     """
 
     lower: float = 0.03
+    """A small ASCII letter."""
     upper: float = 0.2
+    """A capital ASCII letter."""
     digit: float = 0.2
+    """An ASCII digit."""
     triple: float = 0.4
+    """Three digits in a row."""
     joint: float = 0.8
+    """One of ``._-/(``, which tokenizers join to the word behind it."""
     mark: float = 0.6
+    """Any other ASCII mark."""
     space: float = 0.05
+    """A space."""
     line: float = 0.7
+    """A line break, or a tab."""
     word: float = 0.8
+    """A word behind a space."""
     capital_word: float = 0.8
+    """A word with a capital behind a space."""
     glued_word: float = 0.8
+    """A word behind a mark."""
     glued_capital: float = 0.8
+    """A word with a capital behind a mark."""
     camel: float = 0.8
+    """A capital behind a small letter."""
     capitalised: float = 0.0
+    """A capital with three small letters behind it."""
     capital_pair: float = -0.2
+    """Two capitals in a row."""
     digit_after: float = 0.8
+    """A digit behind a letter."""
     letter_after: float = 0.3
+    """A letter behind a digit."""
     number: float = 0.6
+    """A number behind anything else."""
     mark_pair: float = -0.5
+    """Two marks in a row."""
     mark_run: float = -0.5
+    """Eight marks of one kind in a row."""
     space_pair: float = -0.05
+    """Two spaces in a row."""
     indent: float = 0.5
+    """A line that begins with a space."""
     long_word: float = 1.5
+    """Eight small letters in a row."""
     foreign: float = 3.0
+    """A small word of another language in Latin letters, whose longer words are less common than English ones. It
+    is looked for only in texts with characters beyond ASCII."""
     latin: float = 0.6
+    """A character of western Europe beyond ASCII."""
     far_latin: float = 1.5
+    """A character of the rest of the Latin script."""
     stacked: float = 1.0
+    """A letter with two accents, as in Vietnamese, or a character of a script without a field of its own."""
     greek: float = 0.6
+    """A Greek character."""
     cyrillic: float = 0.35
+    """A Cyrillic character."""
     hebrew: float = 0.7
+    """A Hebrew character."""
     arabic: float = 0.5
+    """An Arabic character."""
     hindi: float = 0.6
+    """A character of a script of India."""
     thai: float = 0.6
+    """A Thai character."""
     sign: float = 1.5
+    """An arrow, a bullet or a typographic mark."""
     kana: float = 0.8
+    """A Japanese kana, or a mark of Chinese or Japanese."""
     han: float = 0.8
+    """A Chinese character."""
     wide_mark: float = 1.0
+    """A mark as wide as a Chinese character."""
     hangul: float = 0.8
+    """A Korean syllable."""
     emoji: float = 1.8
+    """An emoji."""
 
 
 _SAMPLED = 2048
@@ -119,7 +147,7 @@ _KINDS = "".join(map(_kind, range(256))).encode()
 
 
 def traits(text: str) -> list[float]:
-    """How often each trait of TextRates is found; of a long text, about."""
+    """The number of times that each trait of TextRates occurs. For a long text it is an approximation."""
     if len(text) <= _SAMPLED:
         return _count(text)
     strips = [
@@ -147,7 +175,8 @@ def _count(text: str) -> list[float]:
 
 
 def _scripts(data: bytes) -> list[float]:
-    """Characters of each script, by the first byte of each; where scripts share it, by the second."""
+    """The number of characters of each script, by their first bytes, or by their second bytes where scripts share
+    the first."""
     firsts = data.translate(None, _BEFORE_SCRIPTS)
     size = len(firsts)
     found: list[float] = [size - len(firsts.translate(None, script)) for script in _SCRIPTS]

@@ -1,9 +1,9 @@
-"""What a call has used that did not come to its end, or has not yet: one rule, for every wire.
+"""The usage of a call that ended early or is still under way: one rule for every wire.
 
-Providers say what they bill at the end of a reply, and some say a part of it before. For what ended early the
-output is the larger of what was reported and an estimate of what had been delivered; the input is what was
-reported, or else an estimate of what was sent. A request that surely was never sent has used nothing. Of one that
-was answered with nothing but an error no usage is known, nor any bill.
+Providers report the billed usage at the end of a reply, and some report a part of it before. For a call that ended
+early, the output is the larger of the reported output and an estimate of the delivered output. The input is the
+reported one, or else an estimate of the request. A request that surely was never sent has used nothing. If the
+answer was nothing but an error, neither usage nor bill is known.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
 
 
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
-    """What a reply has used as far as it has come.
+    """The usage of a reply as far as it has come.
 
-    estimate: of what was sent, and of all that has been delivered: text, reasoning and arguments. Within its own
-    error it says nothing against a report, which may be the final one.
+    Args:
+        reported: The usage that the provider has reported; None if it has reported none.
+        estimate: The estimate of the request, and of all text, reasoning and arguments that were delivered. A
+            difference within the error of estimates does not count against a report, which may be the final one.
     """
     if reported is None:
         return estimate
@@ -43,9 +45,12 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
 def usage_of_failure(
     error: AdapterError, used: Callable[[], TokenUsage | None], *, heard: bool
 ) -> TokenUsage | None:
-    """What an attempt has used that failed so; None if nothing is known of it, as after a refusal.
+    """The usage of an attempt that failed; None if nothing is known of it, as after a refusal.
 
-    used: what it has used if the provider worked on it. heard: something of a reply had come.
+    Args:
+        error: The error.
+        used: Gives the usage under the condition that the provider worked on the attempt.
+        heard: Whether a part of a reply had come.
     """
     if heard:
         return used()

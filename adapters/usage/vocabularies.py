@@ -25,7 +25,7 @@ _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),
     (r"gpt-3|gpt-4(?![.o])|text-embedding", "cl100k"),
 )
-"""What is in the names of models, and their vocabulary; the first that fits."""
+"""Patterns of models' names with their vocabularies. The first pattern that fits counts."""
 
 _USUAL = "o200k"
 
