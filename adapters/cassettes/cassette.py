@@ -41,7 +41,7 @@ from .differences import differences
 FORMAT = 1
 
 VOLATILE_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
-"""Fields of a request's body that name the caller and change no reply; left out of the comparison."""
+"""Fields of a request's body that name the caller and change no reply. The comparison leaves them out."""
 
 _REQUEST_HEADERS = frozenset({"content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta"})
 _REPLY_HEADERS = frozenset(
@@ -57,8 +57,8 @@ _SHORTEST_SECRET = 4
 class CassetteMiss(AdapterError):
     """No recording answers this request.
 
-    An AdapterError, because a transport raises nothing else and an adapter passes it on unchanged; of class
-    ``other`` and never retried, because it is nobody's failure but the test's.
+    It is an AdapterError, because a transport raises nothing else and an adapter passes it on unchanged. Its class
+    is ``other``, and it is never retried, because the test alone is at fault.
     """
 
 
@@ -66,6 +66,7 @@ class Base64Chunk(msgspec.Struct, frozen=True):
     """A piece of a body that is no UTF-8 by itself."""
 
     base64: str
+    """The bytes of the piece, as base64."""
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How the checks ask, and what they get."""
+"""The questions of the checks, and their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .invariants import require
 from .kit import CALLS, Kit, NotShown, Says, Stage
 
 PATIENCE_SECONDS = 30.0
-"""Virtual time within which what was cancelled or closed must have ended; connections may be closed in order."""
+"""The virtual time in seconds within which a cancelled call or a closed adapter must have ended. Connections may
+be closed in order."""
 
 SOON = RetryPolicy(base_delay=0.01, jitter=False)
 """For attempts whose waits are not what is checked."""
@@ -36,10 +37,12 @@ def within(what: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
 
 @dataclass
 class Heard:
-    """The events of a stream, and what it raised after them."""
+    """The events of a stream, and its exception."""
 
     events: list[StreamEvent] = field(default_factory=list)
+    """The events."""
     error: AdapterError | None = None
+    """The exception that followed them; None if there was none."""
 
 
 async def listen(stream: AsyncIterator[StreamEvent]) -> Heard:
@@ -91,7 +94,7 @@ async def failure(at: Stage, *, streamed: bool, request: CanonicalRequest | None
 
 
 def content_in_short(content: Sequence[ContentBlock]) -> list[object]:
-    """What was said, without ids and what is opaque."""
+    """The content without ids and opaque data."""
     short: list[object] = []
     for block in content:
         match block:

@@ -22,23 +22,32 @@ Body: TypeAlias = Callable[[Kit], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Check:
-    """One sentence of behaviour. section: of the contract. proves: a point of the checklist for new providers."""
+    """One sentence of behaviour."""
 
     name: str
+    """The name of the check."""
     sentence: str
+    """The sentence."""
     section: str
+    """The section of the contract."""
     proves: str
+    """The point of the checklist for new providers."""
     body: Body = field(repr=False)
+    """The function that checks a kit."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check came to. reason: why it was skipped, or what was found instead. error: of one that failed."""
+    """The result of a check."""
 
     check: Check
+    """The check."""
     result: Literal["passed", "failed", "skipped"]
+    """The result."""
     reason: str = ""
+    """The reason why it was skipped, or the behaviour that was found instead."""
     error: BaseException | None = field(default=None, repr=False)
+    """The exception of a check that failed."""
 
 
 CHECKS: list[Check] = []
@@ -87,7 +96,7 @@ def run_checks(kit: Kit, backend: str = "virtual-asyncio") -> list[Outcome]:
 
 
 def _only(error: BaseException) -> BaseException:
-    """What a task group wrapped; of several, the most telling: a failed assertion, else the first."""
+    """The exception inside a task group's. Of several, a failed assertion comes first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inner = [_only(each) for each in error.exceptions]

@@ -15,14 +15,18 @@ HANG = float("inf")
 """A wait that never ends, as a step of a `FakeReply`."""
 
 Step: TypeAlias = "bytes | float | Exception"
-"""Of a body: a piece; seconds to wait (HANG: for ever); an error."""
+"""A step of a body: a piece of it, a wait in seconds (HANG: for ever), or an error to raise."""
 
 
 class FakeReply:
-    """A reply that does what `steps` say, and remembers whether it was closed.
+    """A reply that follows its steps, and remembers whether it was closed.
 
-    steps: pieces of its body as bytes, seconds to wait (HANG: for ever), errors to raise. status: of HTTP. wait:
-    seconds before its head. read: how many steps were taken.
+    `read` is the number of steps that were taken.
+
+    Args:
+        steps: The steps of the body.
+        status: The HTTP status.
+        wait: The time before the head, in seconds.
     """
 
     def __init__(
@@ -37,7 +41,7 @@ class FakeReply:
         self.closed = False
 
     async def chunk(self) -> bytes | None:
-        """The next piece; None at the end. Raises a step that is an error."""
+        """The next piece; None at the end. A step that is an error is raised."""
         await anyio.lowlevel.checkpoint()
         while self.read < len(self.steps):
             step = self.steps[self.read]
@@ -56,9 +60,10 @@ class FakeReply:
 
 
 class FakeTransport:
-    """Answers the n-th request with the n-th of its replies; one request too many raises AssertionError.
+    """A transport that answers the n-th request with the n-th of its replies. A further request raises
+    AssertionError.
 
-    requests: what was sent, in order. closed: whether `aclose` was called.
+    `requests` are the requests in order. `closed` says whether `aclose` was called.
     """
 
     def __init__(self, *replies: FakeReply | Exception) -> None:
@@ -89,7 +94,13 @@ class FakeTransport:
 
 
 def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
-    """An error reply. headers: with underscores for hyphens."""
+    """An error reply.
+
+    Args:
+        status: The HTTP status.
+        body: The body.
+        headers: The headers, with underscores in place of hyphens.
+    """
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     return FakeReply(body, status=status, headers={"content-type": "application/json", **named})
 

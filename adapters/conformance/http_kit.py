@@ -21,22 +21,25 @@ from .virtual_time import FakeClock
 
 
 class HttpKit(Kit):
-    """One protocol. Every reply reports `usage`: 12 input tokens, 4 of them from a cache, and 7 output tokens.
+    """The kit of one protocol over HTTP. Every reply reports `usage`: 12 input tokens, 4 of them from a cache, and
+    7 output tokens.
 
-    adapter: its class, or anything that makes one from a config and the keywords `transport` and `clock`.
-    id_prefix: of the ids that the provider gives its calls, before the call's number. options: for AdapterConfig.
-    content_type: of a streamed reply. request_id_header: carries the provider's own id of a request.
-
-    The five abstract methods are needed. The others have defaults; where one returns None, the checks that want it
+    The five abstract methods are needed. The others have defaults. If one returns None, the checks that need it
     are skipped.
     """
 
     adapter: Callable[..., ProviderAdapter]
+    """The adapter's class, or a function of a config and the keywords `transport` and `clock` that makes an
+    adapter."""
     base_url = "https://provider.test"
     id_prefix = "call_"
+    """The beginning of the provider's ids of tool calls. The number of the call follows."""
     content_type = "text/event-stream"
+    """The content type of a streamed reply."""
     request_id_header = "x-request-id"
+    """The header with the provider's own id of a request."""
     options: ClassVar[Mapping[str, Json]] = {}
+    """The `options` of the adapter's AdapterConfig."""
 
     # -- what a protocol says
 
@@ -46,11 +49,18 @@ class HttpKit(Kit):
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
-        """The same as a stream; names may be empty. Text and arguments come in two pieces, see `halves`."""
+        """The same reply as a stream. Names may be empty. Text and arguments come in two pieces, see `halves`."""
 
     @abstractmethod
     def error_body(self, condition: str) -> tuple[int, Json]:
-        """Status and body of a failure: one of CONDITIONS. Raises NotShown for what the provider can't say."""
+        """Status and body of an error reply.
+
+        Args:
+            condition: The reason, a name of `CONDITIONS`.
+
+        Raises:
+            NotShown: The provider has no such error.
+        """
 
     @abstractmethod
     def error_event(self) -> tuple[str, JsonObject]:
@@ -77,7 +87,7 @@ class HttpKit(Kit):
         return [f"{self.id_prefix}{number}" for number in range(calls)]
 
     def write_event(self, name: str, data: Json) -> bytes:
-        """One event as it stands in a body; data that is text already stands as it is."""
+        """One event in the form that it has in a body. Data that is text stays as it is."""
         return write_event(name, data)
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
@@ -205,7 +215,11 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def arguments(call: int) -> str:
-    """The arguments of one of CALLS as JSON text. call: which, from 0."""
+    """The arguments of one of `CALLS`, as JSON text.
+
+    Args:
+        call: The number of the call, from 0.
+    """
     return msgspec.json.encode(CALLS[call][1]).decode()
 
 

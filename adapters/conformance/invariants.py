@@ -1,6 +1,6 @@
-"""The stream invariants of `bus.streams.events`, each as a check of one whole message's events.
+"""The stream invariants of `bus.streams.events`, each as a check of the events of one whole message.
 
-All raise AssertionError with what was found, also under ``python -O``.
+Every check raises AssertionError with the events that it found, also under ``python -O``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,24 @@ from bus.values.usage import TokenUsage
 
 
 def require(condition: object, message: str) -> None:
-    """Raise AssertionError with that message unless the condition holds."""
+    """Require a condition.
+
+    Raises:
+        AssertionError: The condition doesn't hold. Its text is `message`.
+    """
     if not condition:
         raise AssertionError(message)
 
 
 def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
-    """Every invariant of a stream at once. Returns the last event; raises AssertionError for what is broken."""
+    """Check every invariant of a stream.
+
+    Returns:
+        The last event.
+
+    Raises:
+        AssertionError: An invariant is broken.
+    """
     last = check_order(events)
     check_indexes(events)
     check_blocks(events)
@@ -92,7 +103,7 @@ def check_blocks(events: Sequence[StreamEvent]) -> None:
 
 
 def check_usage(usage: TokenUsage) -> None:
-    """No count is negative, and parts are no larger than what they are part of."""
+    """Require that no count is negative, and that no part is larger than the whole that it belongs to."""
     counts = (
         usage.input_tokens,
         usage.output_tokens,

@@ -27,7 +27,7 @@ SECTIONS = {
     "8": "keys",
     "10": "agreement",
 }
-"""What each section of the contract is about; docs/adding-a-provider.md says what stands in it."""
+"""The subject of each section of the contract; docs/adding-a-provider.md explains them."""
 
 CHECKLIST = (
     "Model mapping defined",
@@ -79,7 +79,7 @@ def _short(reason: str) -> str:
 
 
 def checklist(outcomes: Iterable[Outcome]) -> str:
-    """The points for a new provider: proved, not proved (and by what check not), or to be decided by hand."""
+    """The points for a new provider: proved, not proved (with the checks), or to be decided by hand."""
     outcomes = list(outcomes)
     lines = []
     for point in CHECKLIST:

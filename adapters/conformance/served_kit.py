@@ -23,10 +23,7 @@ PATIENCE_SECONDS = 2.0
 
 
 class ServedKit(HttpKit):
-    """As HttpKit, but the adapter is given an address instead of a transport.
-
-    adapter: its class, or anything that makes one from a config and the keyword `clock`; see `make_at`.
-    """
+    """The kit of an adapter that is given an address instead of a transport."""
 
     real_time = True
     moment = 0.2
@@ -58,7 +55,7 @@ class ServedKit(HttpKit):
 
 
 class _Server:
-    """Answers the n-th request with the n-th reply, an exception by hanging up. playing: replies under way."""
+    """A server that answers the n-th request with the n-th reply, or hangs up where it is an exception."""
 
     def __init__(self, replies: Sequence[FakeReply | Exception]) -> None:
         self.requests: list[HttpRequest] = []
@@ -93,7 +90,7 @@ class _Server:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its reply; False if the connection is then of no more use."""
+        """Answer one request. False if the connection has no more use then."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ", 2)
         headers = {
@@ -119,7 +116,7 @@ class _Server:
 
 
 async def _play(reply: FakeReply, writer: asyncio.StreamWriter) -> bool:
-    """Send a reply as its steps say; False if it broke off."""
+    """Send a reply as its steps say. False if it broke off."""
     await asyncio.sleep(reply.wait)
     lines = [f"HTTP/1.1 {reply.status} Said", *[f"{name}: {value}" for name, value in reply.headers.items()]]
     writer.write("\r\n".join([*lines, "transfer-encoding: chunked", "", ""]).encode())

@@ -9,9 +9,11 @@ from .kit import Kit
 
 
 def checks_of(kit: Kit, *, backends: Sequence[str] = ("virtual-asyncio",)) -> Callable[..., None]:
-    """A test function with one test for each check; assign it to a name that begins with ``test_``.
+    """A test function with one test for each check. Assign it to a name that begins with ``test_``.
 
-    backends: event loops to run on; ``virtual-trio`` needs trio installed.
+    Args:
+        kit: The kit.
+        backends: The event loops to run on; ``virtual-trio`` needs trio.
     """
     import pytest
 

@@ -40,10 +40,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class FakeClock:
-    """A `bus.clock.Clock` that the test decides.
+    """A `bus.clock.Clock` in the hands of a test. Ids are counted.
 
-    Inside a loop, virtual or trio's MockClock, its times go with the loop's; `advance` moves it ahead of them.
-    Ids count. randomness: what `random` gives, in [0, 1). epoch_us: when it begins, in microseconds UTC.
+    Inside a loop, virtual or trio's MockClock, its times follow the loop's. `advance` moves it ahead of them.
+
+    Args:
+        randomness: The number that `random` gives, in [0, 1).
+        epoch_us: The time at which it begins, in microseconds since the epoch.
     """
 
     def __init__(self, *, randomness: float = 0.5, epoch_us: int = 1_700_000_000_000_000) -> None:
@@ -80,7 +83,7 @@ BACKENDS = ("virtual-asyncio", "virtual-trio", "asyncio", "uvloop", "trio")
 
 
 def backend(name: str) -> Backend:
-    """What anyio takes as a backend; a fresh clock each time."""
+    """The backend for anyio. Each has a fresh clock."""
     match name:
         case "virtual-asyncio":
             return "asyncio", {"loop_factory": VirtualLoop}

@@ -43,7 +43,7 @@ Encoding: TypeAlias = Literal["base64", "float"]
 
 
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can embed through its adapter. None is not known: nothing is refused or cut for it."""
+    """The abilities of a model through its adapter. None is not known: nothing is refused or cut for it."""
 
     max_inputs: int = 2048
     """The most texts in one request."""
@@ -52,7 +52,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_request_tokens: int | None = None
     """The most tokens of all texts of a request together."""
     dimensions: int | None = None
-    """The dimensions of a vector where none are asked for."""
+    """The number of dimensions of a vector, unless another is asked for."""
     supports_dimensions: bool = True
     """Whether other dimensions may be asked for."""
     dimension_choices: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """How vectors can come over the wire, the best way first."""
 
     def refusal(self, dimensions: int) -> str | None:
-        """Why vectors of so many dimensions can't be had; None if they can, or may."""
+        """The reason why vectors can't have so many dimensions; None if they can, or if it isn't known."""
         if dimensions < 1:
             return "dimensions are at least 1"
         if dimensions == self.dimensions:
@@ -139,9 +139,9 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
     vectors: tuple[Vector, ...]
     """The vectors, in the order of the inputs."""
     usage: TokenUsage
-    """The input tokens; an estimate where the provider counts none."""
+    """The input tokens, estimated if the provider counts none."""
     latency_ms: int = 0
-    """The milliseconds of all attempts; of several batches, the slowest batch's."""
+    """The time of all attempts in milliseconds. Of several batches it is the slowest batch's."""
     response_id: str | None = None
     """The provider's id of the reply."""
     warnings: tuple[CallWarning, ...] = ()
@@ -171,14 +171,14 @@ class EmbeddingAdapter(Protocol):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """The vectors of one request, which must keep the model's limits; `embed_all` cuts up larger ones.
+        """The vectors of one request, which must keep the model's limits. `embed_all` cuts up larger requests.
 
         Args:
-            request: The texts and what to make of them.
-            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+            request: The texts and the options.
+            on_attempt: Called with each report about an attempt, as in `ProviderAdapter.complete`.
 
         Raises:
-            CapabilityError: The model can't do what is asked. Nothing was sent.
+            CapabilityError: The model can't do this. Nothing was sent.
             ContextOverflowError: A text is too long.
             AdapterError: The request failed for another reason.
         """
@@ -202,7 +202,7 @@ class EmbeddingAdapter(Protocol):
 
 
 class PartialEmbeddingError(AdapterError):
-    """Some of the texts could not be embedded, after all retries; the others were.
+    """Some of the texts could not be embedded after all retries, and the others were.
 
     The error's cause is the first failure. The error is `retryable` if all failures are of a passing kind.
     """

@@ -122,18 +122,22 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 
 
 class Placed(Protocol):
-    """A vector of a reply that says where it belongs."""
+    """A vector of a reply with its place."""
 
     embedding: str | list[float]
+    """The vector, as numbers or in base64."""
     index: int | None
+    """The place of its input; None if the reply doesn't say."""
 
 
 P = TypeVar("P", bound=Placed)
 
 
 def in_order(items: Sequence[P]) -> list[Vector]:
-    """The vectors by their `index`; as they came if all have the same index, or none. Raises StreamError
-    otherwise.
+    """The vectors by their `index`, or as they came if all have the same index or none.
+
+    Raises:
+        StreamError: The places don't fit the inputs.
     """
     places = [item.index for item in items]
     if len(set(places)) <= 1:

@@ -1,10 +1,10 @@
-"""What an adapter that makes images is: the protocol, its requests and its responses.
+"""The contract of adapters that make images: the protocol, its requests and its responses.
 
-An interface of its own, beside that of conversations: a prompt and perhaps images go in, images come out whole.
-What is done follows from what goes in: nothing but a prompt *generates*, one image *edits*, an image with a mask
-edits what the mask leaves open, and several images are *composed* into one.
+The interface stands beside that of conversations. A prompt and perhaps images go in, and images come out whole.
+The input decides the operation: a prompt alone *generates*, one image *edits*, an image with a mask edits the area
+that the mask leaves open, and several images are *composed* into one.
 
-An image costs money each time it is made, so a request whose answer was lost is never sent again by itself: it
+An image costs money each time it is made. So a request whose answer was lost is never sent again by itself. It
 ends in an `OutcomeUnknownError`.
 """
 
@@ -28,7 +28,7 @@ ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composit
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can make. None is not known: nothing is refused for it. An empty tuple offers no choice."""
+    """The abilities of a model. None is not known: nothing is refused for it. An empty tuple offers no choice."""
 
     operations: tuple[ImageOperation, ...] = ("generate", "edit", "edit-masked", "composite")
     """What the model can do."""
@@ -179,9 +179,8 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[GeneratedImage, ...]
     """The images."""
     usage: TokenUsage
-    """The tokens, in the buckets of a conversation, where the provider counts tokens; otherwise the images, as
-    pieces (`TokenUsage.details`).
-    """
+    """The tokens, in the buckets of a conversation, if the provider counts tokens. Otherwise the images, as pieces
+    (`TokenUsage.details`)."""
     latency_ms: int = 0
     """The milliseconds of all attempts."""
     response_id: str | None = None
@@ -208,15 +207,15 @@ class ImageAdapter(Protocol):
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
     ) -> ImageResponse:
-        """The images. Each request costs money, so it is only sent again if surely nothing came of it.
+        """The images. Each request costs money, so it is sent again only if surely no image was made.
 
         Args:
-            request: What to make.
-            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+            request: The images to make.
+            on_attempt: Called with each report about an attempt, as in `ProviderAdapter.complete`.
 
         Raises:
-            CapabilityError: The model can't do what is asked. Nothing was sent.
-            OutcomeUnknownError: The answer was lost; images may have been made and be billed.
+            CapabilityError: The model can't do this. Nothing was sent.
+            OutcomeUnknownError: The answer was lost. Images may have been made and billed.
             ContentFilterError: The provider refuses to make such an image.
             InvalidRequestError: The reply holds words alone. The error has the `usage` that is billed.
             AdapterError: The request failed for another reason.

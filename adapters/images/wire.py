@@ -180,7 +180,7 @@ def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -
 
 
 def sniffed(data: bytes) -> str | None:
-    """The media type that the bytes themselves show; None if they show none."""
+    """The media type that the bytes themselves show; None if they show no known type."""
     try:
         return ImageBlock(data=data).media_type
     except ValueError:

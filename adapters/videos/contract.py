@@ -1,11 +1,12 @@
-"""What an adapter that makes videos is: the protocol, its requests and its jobs.
+"""The contract of adapters that make videos: the protocol, its requests and its jobs.
 
-A video takes minutes, so it is a job: it is created, looked at until it is done, and then downloaded. The job is
-the provider's: it goes on whether anybody waits or not, and its id is all that is needed to come back to it.
+A video takes minutes, so it is a job. It is created, looked at until it is done, and then downloaded. The job
+belongs to the provider. It goes on whether anybody waits or not, and its id is enough to come back to it.
 
-Creating one costs money, so a request whose answer was lost is never sent again by itself. Where the provider
-lists its jobs, the one that was made all the same is looked for there; if it can't be told, that is an
-`OutcomeUnknownError`. All else (looking, downloading, deleting) may be done any number of times.
+Creating a job costs money, so a request whose answer was lost is never sent again by itself. If the provider lists
+its jobs, the job that was made all the same is looked for in that list. If it can't be found for certain, the
+result is an `OutcomeUnknownError`. All other requests (looking, downloading, deleting) may be repeated any number
+of times.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-"""How a job stands, in our words; the last three are ends."""
+"""The status of a job, in our words. The last three are ends."""
 
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
 """What can be downloaded of a job: the video, an image of it, or many small ones on one sheet."""
 
 VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
-"""All variants; which a model has is in its capabilities."""
+"""All variants. A model's own variants are in its capabilities."""
 
 
 class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can make. None is not known: nothing is refused for it."""
+    """The abilities of a model. None is not known: nothing is refused for it."""
 
     seconds: tuple[int, ...] | None = None
     """The lengths that can be had, in seconds."""
     default_seconds: int | None = None
-    """The length where none is asked for, in seconds."""
+    """The length of a video in seconds, unless another is asked for."""
     sizes: tuple[str, ...] | None = None
     """The sizes, as ``WIDTHxHEIGHT``."""
     first_frame: bool = True
@@ -46,7 +47,7 @@ class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     first_frame_media_types: tuple[str, ...] | None = ("image/jpeg", "image/png", "image/webp")
     """The media types of such an image."""
     audio: Literal["always", "never", "choice"] = "choice"
-    """Whether there is sound; ``always`` and ``never`` leave no choice."""
+    """Whether videos have sound. ``choice`` leaves it to the request."""
     variants: tuple[VideoVariant, ...] = ("video",)
     """What can be downloaded."""
     cancels: bool = False
@@ -132,7 +133,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int | None = None
     """When the job was created, in seconds since the epoch; None if the provider doesn't say."""
     expires_at: int | None = None
-    """From when on nothing can be downloaded, in seconds since the epoch; None if the provider doesn't say."""
+    """The end of the time for downloading, in seconds since the epoch; None if the provider doesn't say."""
     terms: VideoTerms = UNKNOWN_TERMS
     """What the job makes."""
     usage: TokenUsage | None = None
@@ -179,7 +180,11 @@ class VideoContent(Protocol):
         ...
 
     async def chunk(self) -> bytes | None:
-        """The next bytes; None at the end. Raises NetworkError when the connection breaks or stalls."""
+        """The next bytes; None at the end.
+
+        Raises:
+            NetworkError: The connection broke or stalled.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -236,14 +241,15 @@ class VideoAdapter(Protocol):
 
         Args:
             job: The job, which must be completed.
-            variant: Which of its files.
-            start: The first byte that is wanted; heeded if the server can, and the file still has that `etag`.
+            variant: The file of the job.
+            start: The first byte that is wanted. It has an effect if the server can begin there, and the file
+                still has that `etag`.
             etag: The mark of the version that an earlier download began.
 
         Raises:
             InvalidRequestError: The job isn't completed.
             CapabilityError: The model has no such variant.
-            StreamError: The server sends something else than was asked for.
+            StreamError: The server sends another part or another file.
             AdapterError: The request failed for another reason.
         """
         ...

@@ -1,12 +1,12 @@
-"""Downloads that break off and go on, and are whole in the end or don't exist.
+"""Downloads that break off and go on. In the end the file is whole, or there is no file.
 
-A file is written beside its target under another name, checked, and only then given its own: what stands at the
-target is whole. After a break the rest is asked for; where the server can't do that, or the file has changed
-since, it begins anew.
+A file is written beside its target under another name, checked, and only then renamed. So a file at the target is
+always whole. After a break the download asks for the rest. If the server can't send the rest, or the file has
+changed since, the download begins anew.
 
-**Whole** is what has the size that the server said, and the checksum if it said one. Where it said neither, an
-MP4 must be whole by its own structure; of anything else there is nothing to check but that the connection ended
-in order.
+A file is **whole** if it has the size and the checksum that the server said. If the server said neither, an MP4
+must be whole by its own structure. For any other file there is nothing to check but the orderly end of the
+connection.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ async def download_video(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> bytes:
-    """The whole of a completed job's file, in memory.
+    """The whole file of a completed job, in memory.
 
     Args:
         adapter: The adapter of the job's provider.
         job: The job.
-        variant: Which of its files.
+        variant: The file of the job.
         random: Gives numbers in [0, 1), for the jitter.
-        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
-        on_progress: Told the bytes so far, and the bytes in all; None if the server doesn't say.
+        policy: The waits after breaks. Seven breaks in a row without a new byte end the download.
+        on_progress: Called with the bytes so far and the bytes in all; None if the server doesn't say.
 
     Raises:
         AdapterError: The download failed.
@@ -179,7 +179,7 @@ class _Download:
         self._size, self._total, self._etag, self._digest = 0, None, "", None
 
     def _check(self) -> None:
-        """Raise unless the file is whole. One that is short goes on; one that is wrong begins anew."""
+        """Require that the file is whole. A file that is short goes on, and a wrong file begins anew."""
         if self._total is not None and self._size < self._total:
             raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
         said = self._wrong()

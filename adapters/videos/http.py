@@ -46,20 +46,20 @@ from .wire import VideoWire, check
 T = TypeVar("T")
 
 QUESTION_SECONDS = 30.0
-"""The longest that a question about a job takes; a connection that says nothing is given up then."""
+"""The longest time of a question about a job, in seconds. Then a silent connection is given up."""
 
 CLOCKS_APART = 60
 """Seconds by which the provider's clock may be behind ours."""
 
 _LOOKS = 3
-"""So often a job is looked for whose creation was never confirmed; before each there is a retry's wait."""
+"""The number of looks for a job whose creation was never confirmed. Before each look there is a retry's wait."""
 
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class _JobTerms(msgspec.Struct, frozen=True):
-    """The terms of a question about a job. It is asked once; its owner asks again when it likes."""
+    """The terms of a question about a job. It is asked once, and its caller may ask again."""
 
     request_id: str
     max_retries: int | None = 0

@@ -10,11 +10,11 @@ _LARGE = 16
 
 
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
-    """Whether the boxes fill the file to its last byte, and those that make it playable are there.
+    """Whether the boxes fill the file to its last byte, and the boxes that make it playable are there.
 
     Args:
         file: The file. Its position is moved.
-        size: The file's bytes.
+        size: The size of the file in bytes.
     """
     at = 0
     kinds: set[bytes] = set()

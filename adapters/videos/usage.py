@@ -1,8 +1,8 @@
-"""What a video is billed by: its seconds, under the name of the rate for its resolution and its sound.
+"""The billing of a video: its seconds, under the name of the rate for its resolution and its sound.
 
-The names are ``video_second``, for a resolution above 720p with the shorter side (``video_second_1080p``), and
-where sound was chosen against, ``_silent`` at the end. A price table has a rate for each that costs something; one
-that is missing makes the job unpriced, with the name in the reason. Without a known length the video itself is the
+The names are ``video_second``, with the shorter side for a resolution above 720p (``video_second_1080p``), and
+with ``_silent`` at the end if sound was deselected. A price table has a rate for each name that costs something. A
+missing rate makes the job unpriced, with the name in the reason. Without a known length the video itself is the
 piece: ``video``.
 """
 

@@ -38,7 +38,7 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     def schedule(self) -> RetryPolicy:
-        """The pauses between looks, as those between attempts are described."""
+        """The pauses between looks, in the form of the waits between attempts."""
         return RetryPolicy(
             base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
         )

@@ -58,8 +58,10 @@ class VideoWire(Protocol):
 
 
 def check(request: VideoRequest, can: VideoCapabilities) -> None:
-    """Raise CapabilityError for what the model can't do. Nothing is left out of a request, for each video costs
-    money.
+    """Require that the model can make the video. Each video costs money, so nothing is left out of a request.
+
+    Raises:
+        CapabilityError: The model can't make it.
     """
     model = request.wire_model
     if not request.prompt.strip():

@@ -99,7 +99,8 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
 
 @check("5.4", CANCELLING)
 async def a_cancelled_call_keeps_its_text_and_marks_its_tool(kit: Kit) -> None:
-    """What had come stays; a tool call that was being written is marked incomplete, with what parses or {}."""
+    """Content that had come stays. A tool call that was under way is marked incomplete, with the arguments that
+    parse, or {}."""
     streaming(kit)
     scene = await longest(kit)
     async with kit.stage(msgspec.structs.replace(scene, then="hang")) as at:
@@ -217,7 +218,7 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
 
 @check("3.1", "")
 async def closing_ends_what_runs(kit: Kit) -> None:
-    """`close()` ends every call that runs, as cancelled, and gives all connections back; also when repeated."""
+    """`close()` ends every running call as cancelled, and gives all connections back. It may be called again."""
     async with kit.stage(Silent(), Silent()) as at:
         ended: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Sections 3.1 and 8: an adapter is made, used, looked after and closed; and its key stays its own."""
+"""Sections 3.1 and 8: an adapter is made, used, watched and closed, and its key goes nowhere else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def the_estimate_asks_nobody(kit: Kit) -> None:
 
 @check("3.1")
 async def lifecycle_hooks_are_optional(kit: Kit) -> None:
-    """`initialize`, `health_check` and `statistics` may be absent; one that is there works, and never raises."""
+    """`initialize`, `health_check` and `statistics` may be absent. If one is there, it works and never raises."""
     async with kit.stage(Says("Hi.", streamed=False)) as at:
         initialize = getattr(at.adapter, "initialize", None)
         if initialize is not None:

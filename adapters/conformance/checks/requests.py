@@ -1,4 +1,5 @@
-"""Sections 3.2, 3.4 and 4: what is sent, what is refused, and that no history is poison."""
+"""Sections 3.2, 3.4 and 4: requests that are sent, requests that are refused, and histories that never fail a
+request."""
 
 from __future__ import annotations
 
@@ -203,7 +204,7 @@ async def a_conversation_with_tools_goes_on(kit: Kit) -> None:
 
 @check("4.4", MESSAGES)
 async def no_history_is_poison(kit: Kit) -> None:
-    """Calls without results, results without calls, and what belongs to other providers never fail a request."""
+    """Calls without results, results without calls, and other providers' data never fail a request."""
     raw = ProviderRaw("somebody-else", {"type": "reasoning", "encrypted": "AAAA"}, "their-model")
     orphan = ToolUseBlock(id="tu_01J00000000000000000000001", name="read_file", input={"path": "a"})
     cut = ToolUseBlock(id="tu_01J00000000000000000000002", name="gone_tool", input={}, incomplete=True)

@@ -1,4 +1,4 @@
-"""Section 3.2: what a host says in a request's fields beside its messages, and what of it reaches the provider."""
+"""Section 3.2: the fields of a request beside its messages, and their way to the provider."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EFFORT = "heroic"
 
 
 async def refusal(at: Stage, *, streamed: bool = False, **fields: object) -> InvalidRequestError | None:
-    """Ask, and return the error that refuses the request; None if it was sent.
+    """The error that refuses a request; None if the request was sent.
 
     Raises:
         AssertionError: It was refused only after it had been sent.
@@ -113,7 +113,7 @@ async def who_answers_and_how_is_not_the_hosts_to_say(kit: Kit) -> None:
 
 @check("3.2", SETTINGS)
 async def an_unknown_reasoning_effort_is_refused(kit: Kit) -> None:
-    """A reasoning effort that is none is an error that names it, before anything is sent."""
+    """An unknown reasoning effort is an error that names it, before anything is sent."""
     for streamed in (False, True):
         async with kit.stage(Says("Hi.", streamed=streamed)) as at:
             error = await refusal(at, streamed=streamed, reasoning_effort=EFFORT)

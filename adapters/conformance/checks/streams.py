@@ -77,7 +77,7 @@ async def deltas_add_up_to_the_final_content(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
-    """All events carry the request's `message_id`; without one they share one that is made up."""
+    """All events carry the request's `message_id`. Without one, they share a new id."""
     async with kit.stage(Says("Hi."), Says("Hi.")) as at:
         given = await hear_well(at, at.request(message_id="msg_mine"))
         made = await hear_well(at, at.request(message_id=""))
@@ -88,7 +88,8 @@ async def the_message_has_the_id_that_was_asked_for(kit: Kit) -> None:
 
 @check("3.1", STREAMING)
 async def stream_is_iterated_without_await(kit: Kit) -> None:
-    """`async for event in adapter.stream(request)`, without await; nothing is sent before an event is wanted."""
+    """`async for event in adapter.stream(request)` works without await. Nothing is sent before the first event is
+    wanted."""
     async with kit.stage(Says("Hi.")) as at:
         stream = at.adapter.stream(at.request())
         if inspect.iscoroutine(stream):
@@ -147,7 +148,7 @@ async def _of_pieces(wire: HttpKit, cut: Sequence[bytes]) -> list[bytes]:
 
 @check("5.5", STREAMING)
 async def fragments_are_the_providers_own(kit: Kit) -> None:
-    """`partial_json` is the provider's fragment, byte for byte; never a parsed object."""
+    """`partial_json` is the provider's fragment, byte for byte, and never a parsed object."""
     scene = await longest(kit)
     async with kit.stage(scene) as at:
         calling(at)
@@ -199,7 +200,8 @@ async def unknown_events_are_tolerated(kit: Kit) -> None:
 
 @check("5.3", STREAMING)
 async def a_truncated_stream_is_an_error(kit: Kit) -> None:
-    """A body cut anywhere is an AdapterError after what had come; never a hang, never a whole reply."""
+    """A body cut at any place is an AdapterError after the content before it. It never hangs, and never passes as
+    a whole reply."""
     wire, scene = over_http(kit), await longest(kit)
     streaming(kit)
     body = b"".join(wire.chunks(scene.text, scene.calls, scene.stop))
@@ -260,7 +262,7 @@ async def reasoning_is_kept_apart(kit: Kit) -> None:
 
 @check("7", MESSAGES)
 async def usage_is_what_the_provider_said(kit: Kit) -> None:
-    """Usage is reported, in disjoint counts, and the same streamed or not; without a report it is an estimate."""
+    """Usage is reported, in disjoint counts, and the same streamed or not. Without a report it is an estimate."""
     async with kit.stage(Says("Hello, ☃!", streamed=False), Says("Hello, ☃!")) as at:
         plain = (await at.adapter.complete(at.request())).usage
         streamed = check_stream(await hear_well(at)).usage
