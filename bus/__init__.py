@@ -86,6 +86,7 @@ from .errors import (
     UnsupportedToolChoiceError,
     WrongLoop,
 )
+from .events.budget import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .events.catalogue import (
     ActorCrashed,
     ActorEscalated,
@@ -207,6 +208,10 @@ __all__ = [
     "AdmissionError",
     "AudioBlock",
     "AuthError",
+    "BudgetLow",
+    "BudgetRefused",
+    "BudgetReserved",
+    "BudgetSettled",
     "Bus",
     "BusStatistics",
     "CallWarning",

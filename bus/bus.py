@@ -177,6 +177,11 @@ class Bus(ObservableBus):
                     subscription._wake()
         return seq
 
+    def is_heard(self, kind: type[Event]) -> bool:
+        """Whether anybody would get an event of a type that is published now."""
+        routed = self._routes.get(kind)
+        return bool(self._route(kind) if routed is None else routed)
+
     def publish_threadsafe(
         self,
         event: Event,

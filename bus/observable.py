@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import get_ident
 from typing import TypeAlias
 
@@ -55,7 +55,13 @@ class ObservableBus:
         self._schedule: Schedule | None = None
         self._closed_at: int | None = None
 
-    def subscribe(self, *patterns: str, policy: Policy = _DEFAULT_POLICY, name: str = "") -> Subscription:
+    def subscribe(
+        self,
+        *patterns: str,
+        policy: Policy = _DEFAULT_POLICY,
+        name: str = "",
+        without: Collection[str] = (),
+    ) -> Subscription:
         """Receive every event published from now on whose topic matches one of the patterns.
 
         Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
@@ -66,6 +72,7 @@ class ObservableBus:
                 or more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
             policy: The behaviour when the reader is slow; `DropOldest(1024)` if it isn't given.
             name: A name for statistics; the file and line of this call if it isn't given.
+            without: Patterns of topics that don't come, although one of `patterns` matches them.
 
         Raises:
             ValueError: No pattern is given, or one that could match nothing.
@@ -74,11 +81,12 @@ class ObservableBus:
         self.check_thread()
         if not patterns:
             raise ValueError("subscribe() needs a pattern; '>' matches every topic")
-        for pattern in patterns:
+        for pattern in (*patterns, *without):
             check_pattern(pattern)
         caller = sys._getframe(1)
         created_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         subscription = self._new_subscription(patterns, policy, name or created_at, created_at)
+        subscription.without = tuple(without)
         if self._closed_at is None:
             self._subscriptions.append(subscription)
             self._forget_routes()
@@ -121,6 +129,7 @@ class ObservableBus:
             subscription
             for subscription in self._subscriptions
             if any(topic_matches(pattern, topic) for pattern in subscription.patterns)
+            and not any(topic_matches(pattern, topic) for pattern in subscription.without)
         )
 
     def _remove(self, subscription: Subscription) -> None:

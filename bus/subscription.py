@@ -242,6 +242,7 @@ class Subscription:
     ) -> None:
         self.name = name
         self.patterns = patterns
+        self.without: tuple[str, ...] = ()
         self.policy = policy
         self.created_at = created_at
         self._now_ns = now_ns

@@ -15,6 +15,7 @@ import msgspec
 from ..values.call_settings import CallSettings
 from ..values.messages import Message, RoutingDecision, SessionSetup
 from ..values.usage import Cost, StopReason, TokenUsage
+from .budget import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .envelope import Event
 
 # -- llm.*: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two.
@@ -49,6 +50,10 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     """The settings that the attempt is sent with."""
     trace_parent: str | None = None
     """The host's span around a call that belongs to no turn, as W3C writes it."""
+    reserved_nano_usd: int | None = None
+    """The money that budgets reserved for the attempt, in nano-USD; None if none was reserved."""
+    reserved_tokens: int | None = None
+    """The tokens that budgets reserved for the attempt; None if none were reserved."""
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
@@ -508,6 +513,10 @@ CatalogueEvent: TypeAlias = (
     | JobFailed
     | PricingTableLoaded
     | PricingRepriced
+    | BudgetReserved
+    | BudgetSettled
+    | BudgetRefused
+    | BudgetLow
     | StoreStateChanged
 )
 """Every event of the bus that Callboard itself publishes."""
