@@ -19,6 +19,7 @@ from .filters import CallFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
 from .rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
+from .spending import Spending, SpendingQuery
 
 
 class Opening(Protocol):
@@ -234,6 +235,18 @@ class Statistics(Protocol):
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts by class and model, the most frequent first."""
+        ...
+
+    async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
+        """The sums that budgets count, all of one moment.
+
+        Args:
+            queries: Which calls count, and how they are grouped.
+            run_id: The run of whoever asks. Its calls under way are left out, because it knows them itself.
+
+        Raises:
+            ValueError: There is no such dimension.
+        """
         ...
 
 

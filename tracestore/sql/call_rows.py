@@ -25,7 +25,14 @@ _SHARED = (*IDENTITY, "run", "ts_us", "day", "provider", "model", "status")
 
 REQUEST, ATTEMPT, RUN, STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
 
-_START_FIELDS = ("requested_model", "reason", "estimated_input_tokens", "priced_as", "operation")
+_START_FIELDS = (
+    "requested_model",
+    "reason",
+    "estimated_input_tokens",
+    "priced_as",
+    "operation",
+    "reserved_tokens",
+)
 _END_FIELDS = ("first_token_ms", "latency_ms", "provider_request_id")
 _COMPLETED_FIELDS = ("served_model", "raw_stop_reason", "response_id")
 _FAILED_FIELDS = (
@@ -34,7 +41,7 @@ _FAILED_FIELDS = (
 _of_start, _of_end = attrgetter(*_START_FIELDS), attrgetter(*_END_FIELDS)
 _of_completed, _of_failed = attrgetter(*_COMPLETED_FIELDS), attrgetter(*_FAILED_FIELDS)
 
-_STARTED = (*_START_FIELDS, "started_us", "streamed", "routing")
+_STARTED = (*_START_FIELDS, "started_us", "streamed", "routing", "reserved_nano")
 _ENDED = (*_END_FIELDS, "finished_us", "resent", *USAGE_COLUMNS, *cost_columns("cost"))
 _COMPLETED = (*_ENDED, *_COMPLETED_FIELDS, "retry_count", "stop_reason", "warnings")
 _FAILED = (*_ENDED, *_FAILED_FIELDS, "error_message", "error_class", "will_retry")
@@ -68,6 +75,7 @@ def started_row(event: LlmCallStarted, identity: Values, run_id: str, ts_us: int
         *(*identity, run_id, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started"),
         *(*_of_start(event), ts_us, int(event.streamed)),
         None if event.routing is None else json_text(event.routing),
+        event.reserved_nano_usd,
     ]
 
 

@@ -14,6 +14,7 @@ from ..filters import CallFilter
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, RepriceRun
 from ..rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
+from ..spending import Spending, SpendingQuery
 from ..store import Store
 from .calls.costs import costs
 from .calls.listing import call_row, calls_after_query, calls_query
@@ -127,6 +128,11 @@ class SqlStore(Store, Protocol):
         from .calls.statistics import errors
 
         return await errors(self._database, where or CallFilter())
+
+    async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
+        from .calls.spending import spending
+
+        return await self._database.look(lambda statements: spending(statements, queries, run_id))
 
     async def saved_session(self, session_id: str) -> SavedSession | None:
         return await self._database.look(lambda statements: load_session(statements, session_id))

@@ -34,6 +34,7 @@ import anyio.to_thread
 
 from bus.bus import Bus, Lossless
 from bus.errors import StoreError, StoreUnavailable
+from bus.events.budget import BudgetReserved, BudgetSettled
 from bus.events.catalogue import StoreStateChanged
 from bus.events.envelope import Envelope
 from bus.log import Log
@@ -69,6 +70,10 @@ class Source(Protocol):
     def depth(self) -> int: ...
     def take(self, limit: int | None = None, /) -> list[Envelope]: ...
     async def wait(self) -> None: ...
+
+
+NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of())
+"""Topics that the trace leaves out, because the start and the end of the call say the same."""
 
 
 class WriterCore:
@@ -141,7 +146,7 @@ class WriterCore:
             store.hold_run(bus.run_id)
         except StoreUnavailable as error:
             _log.warning("run_not_held", error=str(error))  # it is before anything of it is written
-        source = bus.subscribe(">", policy=Lossless(), name="trace writer")
+        source = bus.subscribe(">", policy=Lossless(), name="trace writer", without=NOT_STORED)
         return cls(
             store,
             source,
@@ -226,16 +231,24 @@ class WriterCore:
         unless very many events came at once. The method never raises. If the file can't be written,
         `WriterStatistics.unsecured` says why, and only a commit helps.
         """
+        mark = self._entered + self._source.depth
+        while not self._secured_to(mark):
+            await anyio.lowlevel.checkpoint()
+
+    def secure_now(self) -> None:
+        """Do the same without letting others run meanwhile, for what must not be done before it is on record."""
+        mark = self._entered + self._source.depth
+        while not self._secured_to(mark):
+            pass
+
+    def _secured_to(self, mark: int) -> bool:
+        """Copy some of what waits. Returns whether everything up to a mark is copied, or can't be."""
         journal = self._journal
         if journal is None:
-            return
-        mark = self._entered + self._source.depth
-        while True:
-            self._take(_SECURED_AT_ONCE)
-            journal.copy(self._pending)
-            if journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark:
-                return
-            await anyio.lowlevel.checkpoint()
+            return True
+        self._take(_SECURED_AT_ONCE)
+        journal.copy(self._pending)
+        return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
     async def adopted(self) -> None:
         """Return when `run` has written what earlier processes had to leave, or has found that it can't."""

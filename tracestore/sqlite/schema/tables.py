@@ -282,6 +282,12 @@ RESENT = (
     "ALTER TABLE calls ADD COLUMN resent INTEGER",
 )
 
+RESERVED = (
+    # What budgets reserved for the attempt; NULL where none did.
+    "ALTER TABLE calls ADD COLUMN reserved_nano INTEGER",
+    "ALTER TABLE calls ADD COLUMN reserved_tokens INTEGER",
+)
+
 CONTENT_TABLES = (
     """
     CREATE TABLE content (
