@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from bus._lazy_names import later
 
 from .abort import AbortController, AbortSignal
+from .budgets.budget import Budget
+from .budgets.budgets import BudgetExceededError
+from .budgets.ledger import AccountState, Amount
 from .calls.accumulator import StreamAccumulator
 from .conversation.options import TurnOptions
 from .conversation.reply import Reply
@@ -106,10 +109,14 @@ else:
 __all__ = [
     "AbortController",
     "AbortSignal",
+    "AccountState",
     "AdapterEntry",
+    "Amount",
     "ApprovalRequest",
     "Approved",
     "Availability",
+    "Budget",
+    "BudgetExceededError",
     "Check",
     "ConfiguredModel",
     "Denied",

@@ -28,6 +28,7 @@ from adapters.embeddings import (
     plan_batches,
     run_batches,
 )
+from adapters.usage.estimate import upper_end
 from bus import CallboardError, ConfigurationError, Cost, CostSource
 
 from .calls.plain_call import CallOptions, Models, PlainCalls, require_known
@@ -214,7 +215,10 @@ class _Embedding:
         async def work(adapter: EmbeddingAdapter, on_attempt: AttemptObserver) -> EmbeddingResponse:
             return await adapter.embed(request, on_attempt=on_attempt)
 
-        return await self._calls.ask(route, request_id, caused_by, work, estimated_input_tokens=estimate)
+        most = [TokenUsage(upper_end(estimate))]
+        return await self._calls.ask(
+            route, request_id, caused_by, work, estimated_input_tokens=estimate, most=most
+        )
 
 
 def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:

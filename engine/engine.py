@@ -20,6 +20,8 @@ from bus import (
 )
 from tracestore import Capture, PriceTable, Redact, Store
 
+from .budgets.budget import Budget
+from .budgets.ledger import AccountState
 from .generation.engine_methods import GenerationMethods
 from .media.engine_methods import MediaMethods
 from .middleware.chain import Chain
@@ -66,6 +68,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         prices: A table, which is used as it is; or the path of a price file, whose rows go before those of the
             published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
         middleware: Middleware around calls, the outermost first, see `engine.middleware`.
+        budgets: The limits on what calls may spend. All of them must admit a call before it is sent.
         limits: Bounds of the engine, see `Limits`.
         timeouts: Time limits of the engine, see `Timeouts`.
         clock: The source of all times, ids and randomness.
@@ -85,6 +88,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
         middleware: Sequence[MiddlewareLike] = (),
+        budgets: Sequence[Budget] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
@@ -100,6 +104,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             prices=load_prices(prices),
             capture=Capture(redact) if capture_content else None,
             middleware=Chain(middleware),
+            budgets=budgets,
             limits=limits,
             timeouts=timeouts,
         )
@@ -259,6 +264,18 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         await self._host.flush()
 
     # -- how it does
+
+    async def budgets(self) -> list[AccountState]:
+        """What is spent, held and left of each account of the budgets, at this moment.
+
+        Raises:
+            StoreError: The trace can't be read, so nobody knows what is spent.
+        """
+        budgets = self._runtime.budgets
+        if budgets:
+            await self.start()
+            await budgets.loaded()
+        return budgets.states()
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""

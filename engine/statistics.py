@@ -54,6 +54,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: SupervisorStatistics | None
     writer: WriterStatistics | None
     prices_version: str
+    budget_waiting: int = 0
+    """The calls that wait for room in a budget."""
 
 
 def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
@@ -74,6 +76,7 @@ def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
         supervisor=supervisor.statistics() if supervisor is not None else None,
         writer=writer.statistics() if writer is not None else None,
         prices_version=runtime.prices.version,
+        budget_waiting=runtime.budgets.waiting,
     )
 
 

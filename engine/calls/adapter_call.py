@@ -9,6 +9,9 @@ from adapters.actor import CallHandle
 from bus import ActorRef
 from bus.errors import CancelledError
 
+from ..budgets.budgets import reservation
+from ..budgets.ledger import Amount
+from ..budgets.worst_case import Priced
 from ..runtime.running_adapter import RunningAdapter
 from .events import CallContext, CallEvents
 from .slots import CallSlots
@@ -23,6 +26,25 @@ class AdapterCall(CallEvents):
         super().__init__(context, streamed=streamed)
         assert context.running is not None
         self._running: RunningAdapter = context.running
+
+    async def reserve(self, most: Callable[[Priced], Amount]) -> None:
+        """Reserve the most that the first attempt can cost. Nothing is published of a call that has no room.
+
+        Args:
+            most: The most that it can cost, where its price is looked up there.
+
+        Raises:
+            BudgetExceededError: The call doesn't fit into a budget.
+        """
+        context = self.context
+        budgets = context.runtime.budgets
+        if not budgets:
+            return
+        runtime, model = context.runtime, context.routing.model
+        priced = Priced(runtime.prices, model, runtime.clock.now_us(), context.priced_as)
+        asked = most(priced)
+        await budgets.reserve(reservation(context.request_id, 1), self.payer, asked)
+        self.reserved = asked
 
     def cancelled_error(self) -> CancelledError:
         """The error of a call that was cancelled."""

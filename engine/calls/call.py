@@ -40,6 +40,8 @@ from bus.values.call_settings import CallSettings
 from bus.values.runnable_calls import with_whole_calls
 from bus.values.usage import UsageSource
 
+from ..budgets.ledger import Amount
+from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..middleware.contract import EventFilter
 from .accumulator import StreamAccumulator, whole_reply_events
 from .adapter_call import AdapterCall
@@ -118,7 +120,13 @@ class Call(AdapterCall):
             AdapterError: The call failed.
             CancelledError: The call was cancelled, or its deadline passed. The error has the content that had
                 arrived.
+            BudgetExceededError: The call doesn't fit into a budget. It was not made.
         """
+        if self.context.runtime.budgets:
+            with anyio.CancelScope(deadline=self._deadline) as self._queueing:
+                await self.reserve(self._worst_case_in)
+            if self._queueing.cancelled_caught:
+                raise self.cancelled_error()
         self.begin()
         first_seq = self._log.next_seq
         end: LlmCallCompleted | AdapterError | None = None
@@ -145,6 +153,10 @@ class Call(AdapterCall):
             self.over = True
             self.publish_end(end)
             await self._hand_over_end()
+
+    def _worst_case_in(self, priced: Priced) -> Amount:
+        fees = tool_fees(self.request.provider_options)
+        return worst_case_of_reply(priced, self.context.estimated_input_tokens, self.most_output, fees)
 
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:

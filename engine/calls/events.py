@@ -5,6 +5,7 @@ Nothing here waits, so a `finally` may use all of it.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import msgspec
@@ -28,6 +29,9 @@ from bus.values.call_settings import CallSettings
 from bus.values.usage import UsageSource
 from tracestore import PriceTable
 
+from ..budgets.budget import Payer
+from ..budgets.budgets import job_of, reservation
+from ..budgets.ledger import Amount
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
 from .outcome import NOTHING_SENT, CallEnd, CallInfo, Spending, WorstCase, output_is_unknown
@@ -104,6 +108,9 @@ class CallEvents:
         self._first_token_ms: int | None = None
         self._prices: PriceTable | None = None
         self._failed_before: list[LlmCallFailed] = []
+        self._last_error: AdapterError | None = None
+        self.reserved: Amount | None = None
+        """The most that each attempt can cost, once it is reserved; None without budgets."""
         self._trace_parent = current_trace() if context.turn_id is None else None  # else it is the turn's
 
     def begin(self) -> None:
@@ -113,9 +120,31 @@ class CallEvents:
     # -- reports of the adapter, synchronous
 
     def on_attempt(self, report: AttemptReport) -> None:
-        """Take note of what the adapter reports of an attempt."""
-        if not self.over:
-            self._note_attempt(report)
+        """Take note of what the adapter reports of an attempt.
+
+        Raises:
+            AdapterError: The failure of the attempt before, if there is no budget for another attempt.
+        """
+        if self.over:
+            return
+        if (
+            isinstance(report, AttemptStarted)
+            and self._last_error is not None
+            and not self._affords(report.attempt)
+        ):
+            raise self._last_error
+        self._note_attempt(report)
+
+    def _reservation(self) -> str | None:
+        """The name of what is reserved for the current attempt; None if nothing is."""
+        return None if self.reserved is None else reservation(self.context.request_id, self._attempt)
+
+    def _affords(self, attempt: int) -> bool:
+        """Whether another attempt has room in all budgets; then it is reserved."""
+        if self.reserved is None:
+            return True
+        name = reservation(self.context.request_id, attempt)
+        return self.context.runtime.budgets.reserve_now(name, self.payer, self.reserved)
 
     def _note_attempt(self, report: AttemptReport) -> None:
         match report:
@@ -124,6 +153,8 @@ class CallEvents:
                 self._attempt_us = self.context.runtime.clock.now_us()
                 self._prices = self.context.runtime.prices
                 self._publish(self._started(report))
+                if self.reserved is not None:  # no crash may make a call that was sent cost nothing
+                    self.context.runtime.host.secure_now()
             case AttemptResent():
                 self._resent = True
             case AttemptFirstEvent():
@@ -133,6 +164,7 @@ class CallEvents:
                 self._attempt_open = False
                 failed = self._failed(report.error, will_retry=True, delay=report.delay_seconds)
                 self._failed_before.append(failed)
+                self._last_error = report.error
                 self._publish(failed)
 
     # -- events
@@ -141,7 +173,7 @@ class CallEvents:
         context = self.context
         if context.spending is not None and not isinstance(event, LlmCallStarted):
             context.spending.count(event)
-        context.runtime.bus.publish(
+        seq = context.runtime.bus.publish(
             event,
             session_id=context.session_id,
             turn_id=context.turn_id,
@@ -151,6 +183,18 @@ class CallEvents:
             caused_by=context.caused_by,
             tags=context.tags,
         )
+        if context.runtime.budgets and not isinstance(event, LlmCallStarted):
+            name = self._reservation()
+            if self.operation == "video_create" and isinstance(event, LlmCallCompleted):
+                context.runtime.budgets.keep(name, job_of(context.request_id))  # the job's end has the cost
+            else:
+                context.runtime.budgets.settle(name, self.payer, event, seq)
+
+    @functools.cached_property
+    def payer(self) -> Payer:
+        """Whose budgets the call is held against."""
+        context = self.context
+        return Payer(context.routing.model, context.session_id or "", context.tags or {})
 
     def publish_end(self, end: CallEnd | AdapterError) -> None:
         """Publish and settle the end that is missing: an event, or the error of a call that failed."""
@@ -227,6 +271,8 @@ class CallEvents:
             priced_as=self.context.priced_as,
             settings=self.settings(),
             trace_parent=self._trace_parent,
+            reserved_nano_usd=None if self.reserved is None else self.reserved.nano_usd,
+            reserved_tokens=None if self.reserved is None else self.reserved.tokens,
         )
 
     def settings(self) -> CallSettings | None:

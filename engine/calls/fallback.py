@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from adapters import AdapterError, CapabilityError
 from adapters.contract import ProviderAdapter
-from bus import CallboardError, ConfigurationError
+from bus import CallboardError, ConfigurationError, NoModelAvailable
 
+from ..budgets.budgets import BudgetExceededError
 from ..models.registry import ModelRegistry
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
@@ -70,7 +71,7 @@ async def first_that_works(
     while True:
         options = [examine(named) for named in plan.named]
         try:
-            route = choose(plan, options, failed=failed, stay_with=stay_with)
+            route = _choose(plan, options, failed, stay_with)
         except CallboardError as refusal:
             raise failure or refusal from None
         if admit is not None:
@@ -85,3 +86,26 @@ async def first_that_works(
         except ConfigurationError as error:
             failed[route.decision.model] = str(error)
             failure = failure or error
+        except BudgetExceededError as error:  # the room was there when the model was examined
+            if error.budget.when_full != "cheaper":
+                raise
+            failed[route.decision.model] = str(error)
+            failure = failure or error
+
+
+def _choose(plan: Plan, options: Sequence[Option], failed: Mapping[str, str], stay_with: str | None) -> Route:
+    """The model to take, of those for which the budgets have room.
+
+    Raises:
+        BudgetExceededError: The models that could serve are all too dear.
+    """
+    too_dear = {
+        option.named.model: BudgetExceededError(option.too_dear)
+        for option in options
+        if option.too_dear is not None and option.named.model not in failed
+    }
+    barred = {model: str(error) for model, error in too_dear.items()}
+    try:
+        return choose(plan, options, failed={**failed, **barred} if barred else failed, stay_with=stay_with)
+    except NoModelAvailable as refusal:
+        raise next(iter(too_dear.values()), refusal) from None

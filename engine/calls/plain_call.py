@@ -11,12 +11,13 @@ from typing import Generic, TypedDict, TypeVar
 
 import anyio
 
-from adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason
+from adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason, TokenUsage
 from adapters.actor import CallHandle, start_work
 from adapters.contract import ProviderAdapter
 from bus import Cost, LlmCallCompleted
 from bus.values.json import Json
 
+from ..budgets.worst_case import worst_case
 from ..models.entries import ModelEntry
 from ..models.nearest_names import nearest
 from ..models.published_prices import published_name
@@ -87,6 +88,7 @@ class PlainCall(AdapterCall, Generic[S]):
         operation: str,
         context: CallContext,
         *,
+        most: Sequence[TokenUsage] = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
     ) -> None:
@@ -95,12 +97,14 @@ class PlainCall(AdapterCall, Generic[S]):
         Args:
             operation: The kind of call.
             context: The facts about the call.
+            most: The usages that it can come to at most, as in `budgets.worst_case`.
             grace: Seconds for which a cancelled call still waits for an answer, because the answer tells what is
                 paid for.
             on_answer: Is given the answer, also the answer of a cancelled call.
         """
         super().__init__(context, streamed=False)
         self.operation = operation
+        self._most = most
         self._grace = grace
         self._on_answer = on_answer
         self._late: S | None = None
@@ -110,7 +114,9 @@ class PlainCall(AdapterCall, Generic[S]):
 
         Raises:
             AdapterError: The call failed.
+            BudgetExceededError: The call doesn't fit into a budget. It was not made.
         """
+        await self.reserve(lambda priced: worst_case(priced, self._most))
         self.begin()
         end: LlmCallCompleted | AdapterError | None = None
         request_id = self.context.request_id
@@ -284,6 +290,7 @@ class PlainCalls(Generic[A]):
         work: Callable[[A, AttemptObserver], Awaitable[S]],
         *,
         estimated_input_tokens: int | None = None,
+        most: Sequence[TokenUsage] = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
     ) -> tuple[S, Cost]:
@@ -295,6 +302,7 @@ class PlainCalls(Generic[A]):
             caused_by: The id of the call that failed before it.
             work: Makes the request with the adapter.
             estimated_input_tokens: The estimate of the input.
+            most: As in `PlainCall`.
             grace: As in `PlainCall`.
             on_answer: As in `PlainCall`.
 
@@ -317,5 +325,5 @@ class PlainCalls(Generic[A]):
             order=self._order,
             estimated_input_tokens=estimated_input_tokens,
         )
-        call = PlainCall(self.operation, context, grace=grace, on_answer=on_answer)
+        call = PlainCall(self.operation, context, most=most, grace=grace, on_answer=on_answer)
         return await call.run(lambda adapter, report: work(self._adapter_of(adapter, named), report))

@@ -34,6 +34,7 @@ COMMANDS = {
     "traces": "look.traces:add_command",
     "sessions": "look.sessions:add_command",
     "cost": "look.cost:add_command",
+    "budget": "look.budget:add_command",
     "stats": "look.stats:add_stats_command",
     "errors": "look.stats:add_errors_command",
     "sql": "look.sql:add_command",

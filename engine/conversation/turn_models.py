@@ -11,6 +11,9 @@ from typing import TypeVar
 from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
 from adapters.contract import ProviderAdapter
 
+from ..budgets.budget import Payer
+from ..budgets.ledger import Amount, Refusal
+from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.fallback import examined, first_that_works
 from ..models.published_prices import published_name
 from ..models.tool_settings import ModelInput, model_input
@@ -135,6 +138,9 @@ class TurnModels:
         limit = asked.max_output_tokens or default_max_output(
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
         )
+        too_dear: Refusal | None = None
+        if self._turn.runtime.budgets.choosy:
+            limit, too_dear = self._afforded(named, estimate, limit)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
         try:
@@ -159,7 +165,23 @@ class TurnModels:
             obstacle=obstacle,
             standing=standing,
             nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
+            too_dear=too_dear,
         )
+
+    def _afforded(self, named: Named, estimate: int, limit: int) -> tuple[int, Refusal | None]:
+        """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
+        turn = self._turn
+        budgets = turn.runtime.budgets
+        payer = Payer(named.model, turn.state.id or "", turn.state.tags or {})
+        priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
+        priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
+        fees = tool_fees(turn.options.get("provider_options", {}))
+
+        def asked(output: int) -> Amount:
+            return worst_case_of_reply(priced, estimate, output, fees)
+
+        limit = budgets.shortened(payer, asked, limit)
+        return limit, budgets.too_dear(payer, asked(limit))
 
     def _nominal_cost(self, named: Named) -> int | None:
         runtime = self._turn.runtime

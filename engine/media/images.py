@@ -11,8 +11,11 @@ from adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
 from adapters.images.wire import fit
-from bus import Cost
+from adapters.usage.estimate import estimate_request
+from adapters.usage.rates import TokenRates
+from bus import Cost, Message, TextBlock
 
+from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route
 from ..runtime.runtime import Runtime
@@ -110,7 +113,7 @@ async def make_images(
         async def work(adapter: ImageAdapter, on_attempt: AttemptObserver) -> ImageResponse:
             return await adapter.make_images(request, on_attempt=on_attempt)
 
-        made, cost = await calls.ask(route, request_id, caused_by, work)
+        made, cost = await calls.ask(route, request_id, caused_by, work, most=_most(request))
         return ImageResult(
             images=made.images,
             operation=made.operation,
@@ -128,3 +131,9 @@ def _maker(adapter: ProviderAdapter, named: Named) -> ImageAdapter:
     if not isinstance(adapter, ImageAdapter):
         raise CapabilityError(f"{named.model} can't make images: its adapter has conversations only")
     return adapter
+
+
+def _most(request: ImageRequest) -> Sequence[TokenUsage]:
+    """The most that a request can use."""
+    said = Message.user([TextBlock(request.prompt), *request.images])
+    return most_of_images(estimate_request([said], (), None, TokenRates()), request.n)

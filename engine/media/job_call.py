@@ -9,6 +9,7 @@ from adapters.contract import AttemptStarted, CallWarning
 from adapters.videos import PollPolicy, VideoJob
 from bus import Cost, RoutingDecision
 
+from ..budgets.budgets import job_of
 from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime
 
@@ -45,6 +46,10 @@ class JobCall(CallEvents):
             tags=origin.tags,
         )
         super().__init__(context, streamed=False)
+
+    def _reservation(self) -> str | None:
+        created_by = self.context.caused_by
+        return None if created_by is None else job_of(created_by)
 
     def completed_by(self, job: VideoJob) -> Cost:
         """Publish the end of a completed job.

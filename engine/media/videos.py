@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from adapters import AttemptObserver, CapabilityError, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.videos import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
+from adapters.videos.usage import video_usage
 from adapters.videos.wire import check as check_request
 from bus import JobCreated, RoutingDecision
 
@@ -85,7 +86,10 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
         def publish(created: JobAsReply) -> None:
             runtime.bus.publish(_created(created.job, route), request_id=request_id, tags=origin.tags)
 
-        created, _ = await calls.ask(route, request_id, caused_by, work, grace=GRACE_SECONDS, on_answer=publish)
+        terms = VideoTerms(request.seconds, request.size, request.audio)
+        created, _ = await calls.ask(
+            route, request_id, caused_by, work, most=[video_usage(terms)], grace=GRACE_SECONDS, on_answer=publish
+        )
         return _known(runtime, VideoHandle(runtime, created.job, origin))
 
     return await calls.run(lambda: calls.first_that_works(check, call))

@@ -1,4 +1,4 @@
-"""Middleware, which stands around every call (`Engine(middleware=[...])`), and five that are often wanted."""
+"""Middleware, which stands around every call (`Engine(middleware=[...])`), and four that are often wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 from .contract import Around, EventFilter, Middleware, MiddlewareLike, Next, Steps
 
 if TYPE_CHECKING:
-    from .budget import Budget, BudgetExceededError
     from .caching import Cache, MemoryReplies, ReplyStore
     from .logging import LogCalls
     from .other_models import TryModels
@@ -19,7 +18,6 @@ else:
     __getattr__, __dir__ = later(
         __name__,
         {
-            ".budget": ("Budget", "BudgetExceededError"),
             ".caching": ("Cache", "MemoryReplies", "ReplyStore"),
             ".logging": ("LogCalls",),
             ".other_models": ("TryModels",),
@@ -29,8 +27,6 @@ else:
 
 __all__ = [
     "Around",
-    "Budget",
-    "BudgetExceededError",
     "Cache",
     "CallEnd",
     "CallInfo",

@@ -8,7 +8,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from bus import Bus, CallboardError, Clock, PricingRepriced, PricingTableLoaded
@@ -45,8 +45,10 @@ class Pricing:
         host: Host,
         sessions: Mapping[str, SessionState],
         prices: PriceTable,
+        recount: Callable[[], Awaitable[None]],
     ) -> None:
         self.prices = prices
+        self._recount = recount  # what budgets have counted
         self._bus = bus
         self._store = store
         self._host = host
@@ -146,6 +148,7 @@ class Pricing:
     async def _show_costs(self, store: Store) -> None:
         for session_id in list(self._sessions):
             await self._host.show_costs(await costs_of(store, session_id))
+        await self._recount()
 
 
 async def _stored(store: Store, version: str) -> PriceTable:

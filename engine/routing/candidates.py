@@ -38,6 +38,7 @@ from bus import (
 )
 from bus.errors import CancelledError, OutcomeUnknownError
 
+from ..budgets.ledger import Refusal
 from ..models.entries import ModelEntry
 from ..models.registry import ModelRegistry
 from ..models.tool_settings import ModelInput
@@ -111,6 +112,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The availability of the model."""
     nominal_cost: int | None = None
     """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
+    too_dear: Refusal | None = None
+    """The refusal of a budget that wants a cheaper model; None if the call has room."""
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -54,6 +54,9 @@ class Host(Protocol):
     async def secure(self) -> None:
         """Return when what was published survives the end of this process, as far as it can."""
 
+    def secure_now(self) -> None:
+        """See to it that what was published survives the end of this process, without letting others run."""
+
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError."""
 

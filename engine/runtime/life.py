@@ -321,6 +321,8 @@ class EngineHost:
             raise
 
     async def admit(self) -> None:
+        if self._runtime.budgets:
+            await self._runtime.budgets.loaded()
         writer = self._life.writer if self._life is not None else None
         if writer is not None:
             await self._admission.admit(writer)
@@ -329,6 +331,11 @@ class EngineHost:
         writer = self._life.writer if self._life is not None else None
         if writer is not None:
             await writer.secure()
+
+    def secure_now(self) -> None:
+        writer = self._life.writer if self._life is not None else None
+        if writer is not None:
+            writer.secure_now()
 
     async def flush(self) -> None:
         await (await self.living()).flush()

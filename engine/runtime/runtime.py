@@ -6,11 +6,14 @@ is its `host`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bus import Bus, Clock, StreamChannel
 from tracestore import Capture, PriceTable, Store
 
+from ..budgets.budget import Budget
+from ..budgets.budgets import Budgets
+from ..budgets.from_trace import loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
 from ..pricing.pricing import Pricing
@@ -38,6 +41,7 @@ class Runtime:
         prices: PriceTable,
         capture: Capture | None,
         middleware: Chain,
+        budgets: Sequence[Budget],
         limits: Limits,
         timeouts: Timeouts,
     ) -> None:
@@ -57,7 +61,10 @@ class Runtime:
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
         self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None)
-        self.pricing = Pricing(self.bus, store, clock, self.host, self.sessions.states, prices)
+        self.budgets = Budgets(budgets, self.bus, clock, loader(store, self.bus.run_id, self.host.settle))
+        self.pricing = Pricing(
+            self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount
+        )
 
     @property
     def prices(self) -> PriceTable:

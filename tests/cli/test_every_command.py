@@ -56,6 +56,14 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("ses_captured", "--export", "{folder}/s\x1b[2J.json"), ("ses_captured", "--delete"), (HOSTILE,)),
     ),
     "cost": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", f"tag:{HOSTILE}", "day,model"))),
+    "budget": (
+        *((), ("--max-cost-usd", "1"), ("--per", "model", "--window", "month"), ("--window", "86400")),
+        *(
+            ("--per", "tag:team", "--of", HOSTILE),
+            ("--max-tokens", "0", "--per", "session"),
+            ("--window", HOSTILE),
+        ),
+    ),
     "stats": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", "operation,status"))),
     "errors": ((), ("--error-class", HOSTILE), ("--error-class", "")),
     "sql": (

@@ -5,18 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from decimal import Decimal
 
 import anyio
 import pytest
 
 from adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
-from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
+from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
 from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
 from adapters.videos.usage import video_usage
 from engine import Engine
-from engine.middleware import Budget, BudgetExceededError, CallEnd, CallInfo, LogCalls, Middleware, RateLimit
+from engine.middleware import CallEnd, CallInfo, LogCalls, Middleware, RateLimit
 from tests.support.engines import serving
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
@@ -105,50 +104,8 @@ WAYS: dict[str, Callable[[Engine], Awaitable[object]]] = {
 }
 
 
-async def filmed(engine: Engine) -> None:
-    await (await engine.create_video("Hi", model="s:m")).wait()
-
-
-@pytest.mark.parametrize(
-    ("spend", "usd"),
-    [
-        (WAYS["chat"], "0.015"),
-        (WAYS["embeddings"], "1"),
-        (WAYS["image"], "1"),
-        (WAYS["video_create"], "0"),
-        (filmed, "0.8"),
-    ],
-    ids=["chat", "embeddings", "image", "video_create", "video"],
-)
-async def test_whatever_is_paid_for_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
-    """At its price; and each of the four ways to spend is refused when the budget is used up."""
-    budget = Budget(max_cost_usd="0.01")
-    async with around(budget) as engine:
-        await spend(engine)
-        assert budget.spent_usd() == Decimal(usd)
-        for way in WAYS.values():
-            if usd != "0":
-                with pytest.raises(BudgetExceededError):
-                    await way(engine)
-        assert budget.spent_usd() == Decimal(usd)
-
-
-async def test_a_video_that_was_begun_is_paid_whatever_is_left() -> None:
-    """The budget refuses to create another one, not to see the end of this one."""
-    budget = Budget(max_cost_usd="0.01")
-    async with around(budget) as engine:
-        handle = await engine.create_video("Hi", model="s:m")
-        await engine.generate("s:m", "Hi")
-        await handle.wait()
-        assert budget.spent_usd() == Decimal("0.815")
-
-
-async def test_what_was_embedded_is_kept_when_the_budget_ends_in_the_middle() -> None:
-    """The texts that were paid for have their vectors; the others say what kept them."""
-    async with around(Budget(max_tokens=3000)) as engine:
-        with pytest.raises(PartialEmbeddingError, match="4000 of 3000 tokens are used") as caught:
-            await engine.embed(["x"] * 9, model="s:m", at_once=1)
-        assert [vector is not None for vector in caught.value.vectors] == [True] * 4 + [False] * 5
+async def filmed(engine: Engine, seconds: int | None = None) -> None:
+    await (await engine.create_video("Hi", model="s:m", seconds=seconds)).wait()
 
 
 async def test_all_calls_of_a_provider_keep_its_rate() -> None:

@@ -14,7 +14,6 @@ from adapters.http.wire_call import WireCall
 from adapters.providers import scripted
 from bus import AuthError, CallboardError, StoreError, TurnStatus
 from engine import Engine, ModelChoice, ModelRegistry, Tool
-from engine.middleware import Budget
 from engine.models.host_adapters import entry_of
 from engine.routing.model_choice import Model
 from tests.support.engines import entry, keeping, running, serving
@@ -126,18 +125,6 @@ async def test_a_turn_that_ran_out_of_tool_rounds_says_so_in_its_reply() -> None
         assert session.messages[-1] == reply
         result = await engine.generate("s:m", "a", tools=[READ], max_tool_rounds=0)
         assert (result.status, result.warnings) == ("max_tool_rounds", ())
-
-
-async def test_a_budget_forgets_the_sessions_that_were_quiet_for_longest() -> None:
-    """It keeps as many as it is told, and those that are used."""
-    budget = Budget(max_tokens=100, per_session=True, most_sessions=3)
-    async with running(*[Say("x")] * 6, middleware=[budget]) as (engine, _):
-        sessions = [engine.session("s:m") for _ in range(5)]
-        for session in (*sessions[:3], sessions[0], *sessions[3:]):
-            await session.send("a")
-        assert [budget.spent_tokens(session.id) for session in sessions] == [30, 0, 0, 15, 15]
-    with pytest.raises(ValueError, match="most_sessions=0"):
-        Budget(max_tokens=1, most_sessions=0)
 
 
 class _ForgetfulWire(ToyWire):

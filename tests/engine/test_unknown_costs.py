@@ -6,16 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 
 import anyio
 import pytest
 
-from adapters import AuthError, NetworkError, ServerError
+from adapters import NetworkError
 from bus import LlmCallFailed, SessionTurnCompleted
 from engine.cli import main
-from engine.middleware import Budget, BudgetExceededError
 from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.tracestore.test_trace_unknown_costs import COUNTS, a_faulty_day
@@ -28,30 +26,6 @@ TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], l
 MOST = 16_384
 WORST_NANO = 10 * 1000 + MOST * 2000
 """One message of 10 tokens, and all the output that it may have."""
-
-
-async def test_a_budget_counts_an_unknown_call_at_its_worst_case() -> None:
-    """A call that was dropped may have cost all that it was allowed to; the next one is refused accordingly."""
-    budget = Budget(max_cost_usd=Decimal(WORST_NANO).scaleb(-9))
-    failing = Say(fails=NetworkError("dropped"))
-    async with running(failing, Say("b"), middleware=[budget], prices=TABLE) as (engine, _):
-        with pytest.raises(NetworkError):
-            await engine.session("s:m").send("Hi")
-        assert budget.spent().nano_usd == WORST_NANO
-        assert budget.spent_tokens() == 10 + MOST
-        with pytest.raises(BudgetExceededError):
-            await engine.session("s:m").send("Hi")
-
-
-@pytest.mark.parametrize("failure", [AuthError("no", provider_status=401), ServerError("no", provider_status=503)])
-async def test_a_budget_counts_nothing_for_what_was_refused(failure: Exception) -> None:
-    """A provider that answers with an error bills nothing."""
-    budget = Budget(max_cost_usd="0.000001", unpriced_ends=True)
-    async with running(Say(fails=failure), Say("b"), middleware=[budget], prices=TABLE) as (engine, _):
-        with pytest.raises(type(failure)):
-            await engine.session("s:m").send("Hi")
-        assert (budget.spent().nano_usd, budget.spent().unknown, budget.spent().calls) == (0, 0, 1)
-        assert (await engine.session("s:m").send("Hi")).text == "b"
 
 
 async def test_a_turn_says_how_much_of_its_cost_is_known(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from adapters import AdapterConfig, CanonicalRequest, Message
-from bus import Envelope, Lossless, Subscription
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session
+from bus import SYSTEM_CLOCK, Clock, Envelope, Lossless, Subscription
+from engine import AdapterEntry, Budget, Engine, ModelEntry, ModelRegistry, Session
 from engine.middleware import MiddlewareLike
 from tests.support.scripted import Say, scripted_type
 from tracestore import PriceTable
@@ -54,6 +54,8 @@ async def running(
     store: Path | None = None,
     prices: PriceTable | None = None,
     middleware: Sequence[MiddlewareLike] = (),
+    budgets: Sequence[Budget] = (),
+    clock: Clock = SYSTEM_CLOCK,
     **others: list[Say],
 ) -> AsyncIterator[tuple[Engine, Subscription]]:
     """An engine, and a subscription to everything that it publishes."""
@@ -63,6 +65,8 @@ async def running(
         trace=store is not None,
         prices=prices or PriceTable.default(),
         middleware=middleware,
+        budgets=budgets,
+        clock=clock,
     )
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:

@@ -8,6 +8,10 @@ from bus import (
     ActorRestarted,
     ActorStarted,
     ActorStoppedEvent,
+    BudgetLow,
+    BudgetRefused,
+    BudgetReserved,
+    BudgetSettled,
     ConfigReloaded,
     Envelope,
     Event,
@@ -117,9 +121,23 @@ def _of_the_rest(data: Event) -> str:
         case PricingRepriced():
             change = f"{usd(data.sum_before_nano_usd)} -> {usd(data.sum_after_nano_usd)}"
             return f"{plural(data.calls, 'call')}  {change}"
+        case BudgetReserved():
+            return f"at most {_usd(data.nano_usd)}, {data.tokens} tokens"
+        case BudgetSettled():
+            return (
+                "unknown, counts at its most" if data.unknown else f"{_usd(data.nano_usd)}, {data.tokens} tokens"
+            )
+        case BudgetRefused():
+            return f"{data.scope} {data.value}: asked {_usd(data.asked_nano_usd)}, left {_usd(data.left_nano_usd)}"
+        case BudgetLow():
+            return f"{data.scope} {data.value}: left {_usd(data.left_nano_usd)}"
         case StoreStateChanged():
             return f"{data.previous} -> {data.current}: {data.reason}"
         case Gap():
             return f"{plural(data.count, 'event')} not shown"
         case _:
             return ""
+
+
+def _usd(nano_usd: int | None) -> str:
+    return "?" if nano_usd is None else usd(nano_usd)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracestore import ErrorRow, Percentiles, StatisticsRow
+from tracestore import ErrorRow, Percentiles, StatisticsRow, Store
 
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
@@ -66,12 +66,23 @@ def run_stats(arguments: argparse.Namespace) -> int:
         )
     console.print(table)
     _tell_counts(console, rows)
+    refused = from_trace(arguments, lambda store: _refusals(store, arguments))
+    if refused:
+        console.print(
+            f"{plural(refused, 'call')} refused by budgets, see `callboard replay --topic budget.refused`."
+        )
     console.print(
         "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
         "tok/s: output after the first token.",
         style="dim",
     )
     return 0
+
+
+async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
+    """The number of calls that budgets refused in the time that is asked for."""
+    where = call_filter(arguments)
+    return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
 
 
 def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:

@@ -1,0 +1,412 @@
+"""The budgets of one engine at work: who gets room, who waits for it, and what is told of it.
+
+The ledger decides; this adds the time, the waiting, the trace and the events. Calls that wait are admitted in the
+order in which they came, as far as they need the same room. A call that needs other room passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import anyio
+import msgspec
+
+from bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, Bus, CallboardError, Clock
+from bus.values.usage import usd_of
+
+from ..calls.outcome import CallEnd, output_is_unknown
+from .budget import Budget, Payer
+from .from_trace import Load
+from .ledger import Account, AccountState, Amount, Ledger, Refusal
+
+_JOB = "/job"
+
+_LONGEST_NAP_SECONDS = 3600.0
+"""How long a call waits at most before it looks at the clock again, which may have been set."""
+
+
+class BudgetExceededError(CallboardError):
+    """A call did not fit into a budget. It was not made, and costs nothing."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.budget: Budget = refusal.budget
+        """The budget that has no room."""
+        self.scope: str = f"{refusal.budget.per} {refusal.value}".strip()
+        """The scope whose account is full, such as ``tag:tenant acme``."""
+        self.left_usd: Decimal | None = None if self.budget.max_nano_usd is None else usd_of(refusal.left.money)
+        """The money that is left in the account, in US dollars; None without a limit on money."""
+        self.left_tokens: int | None = None if self.budget.max_tokens is None else refusal.left.tokens
+        """The tokens that are left in the account; None without a limit on tokens."""
+        self.asked_usd: Decimal | None = None if refusal.asked.nano_usd is None else usd_of(refusal.asked.nano_usd)
+        """The most that the call can cost, in US dollars; None if nobody knows."""
+        self.asked_tokens: int = refusal.asked.tokens
+        """The most tokens that the call can use."""
+        self.fits_at: datetime | None = _moment(refusal.fits_at_us)
+        """The time, UTC, at which the window alone makes room; None if it never does."""
+        super().__init__(_text(self, refusal))
+
+
+def _moment(at_us: int | None) -> datetime | None:
+    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
+def _text(error: BudgetExceededError, refusal: Refusal) -> str:
+    budget = f"the budget of {refusal.budget.describe(refusal.value)}"
+    if refusal.why == "unpriced":
+        return (
+            f"{budget} can't see this call: nobody knows the most that it can cost; add a price for its model, "
+            'give max_output_tokens, or allow such calls with unpriced="allow"'
+        )
+    if refusal.why == "money":
+        left, asked = f"{max(refusal.left.money, 0) / 1e9:.6g} USD", f"{refusal.asked.money / 1e9:.6g} USD"
+    else:
+        left, asked = f"{max(refusal.left.tokens, 0)} tokens", f"{refusal.asked.tokens} tokens"
+    when = f"; there is room at {error.fits_at:%Y-%m-%d %H:%M:%S} UTC" if error.fits_at is not None else ""
+    return f"{budget} has {left} left, and the call may need {asked}{when}; lower max_output_tokens, or raise it"
+
+
+class _End(msgspec.Struct, frozen=True):
+    """The end of an attempt that had reserved something."""
+
+    name: str | None
+    payer: Payer
+    spent: Amount
+    unknown: bool
+    seq: int
+
+
+class _Waiter:
+    def __init__(self, name: str, payer: Payer, asked: Amount) -> None:
+        self.name = name
+        self.payer = payer
+        self.asked = asked
+        self.admitted = False
+        self.refusals: list[Refusal] = []
+        self.told = anyio.Event()
+
+
+class Budgets:
+    """The budgets of one engine."""
+
+    def __init__(self, budgets: Sequence[Budget], bus: Bus, clock: Clock, load: Load) -> None:
+        """Budgets of which nothing is spent yet.
+
+        Args:
+            budgets: The limits.
+            bus: Where the events are published.
+            clock: The source of the time.
+            load: Asks the trace. It is asked before the first call, and after each repricing.
+        """
+        self.ledger = Ledger(budgets)
+        self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
+        self._bus = bus
+        self._clock = clock
+        self._load = load
+        self._loaded = False
+        self._loading = anyio.Lock()
+        self._waiters: list[_Waiter] = []
+        self._late: list[_End] | None = None  # the ends that come while the trace is asked
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.ledger.budgets)
+
+    @property
+    def choosy(self) -> bool:
+        """Whether a budget may have a say before a call: it wants a cheaper model, or a shorter reply."""
+        return self._choosy
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for room."""
+        return len(self._waiters)
+
+    async def loaded(self) -> None:
+        """Return when what the trace knows is counted.
+
+        Raises:
+            StoreError: The trace can't be read, so nobody knows what is left.
+        """
+        if self._loaded:
+            return
+        async with self._loading:
+            if not self._loaded:
+                await self._count(self.ledger.budgets)
+                self._loaded = True
+
+    async def recount(self) -> None:
+        """Count anew what has ended, in the budgets that follow repricings."""
+        following = [budget for budget in self.ledger.budgets if budget.follows_repricing]
+        if not following or not self._loaded:
+            return
+        async with self._loading:
+            await self._count(following)
+        self._admit()
+
+    async def _count(self, budgets: Sequence[Budget]) -> None:
+        """Take what has ended from the trace.
+
+        Calls that end meanwhile stay reserved until it is known whether the trace's sums include their ends.
+        """
+        late = self._late = []
+        try:
+            counted = await self._load(budgets, self._clock.now_us())
+            for budget in budgets:
+                self.ledger.forget_ended(budget)
+            counted.count_in(self.ledger)
+        except BaseException:
+            self._late = None
+            for end in late:
+                self._settle(end)
+            raise
+        self._late = None
+        for end in late:
+            self._settle(end, budgets if end.seq <= counted.committed_seq else ())
+
+    def states(self) -> list[AccountState]:
+        """All accounts that anything was asked of, at this moment."""
+        return list(self.ledger.states(self._clock.now_us()))
+
+    # -- before a call
+
+    async def reserve(self, name: str, payer: Payer, asked: Amount) -> None:
+        """Reserve the most that a call can cost, or wait until there is room.
+
+        Args:
+            name: The reservation's name.
+            payer: Whose budgets are asked.
+            asked: The most that the call can cost.
+
+        Raises:
+            BudgetExceededError: There is no room, and no budget of those that lack it says that the call may wait.
+        """
+        await self.loaded()
+        refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
+        if refusals is None:
+            return
+        if refusals:
+            self._require_patience(name, payer, refusals)
+        await self._wait(_Waiter(name, payer, asked))
+
+    def reserve_now(self, name: str, payer: Payer, asked: Amount) -> bool:
+        """Reserve without waiting, for another attempt of a call. Returns whether there is room."""
+        return self._try(name, payer, asked) is None
+
+    def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
+        """The refusals; None if it is reserved."""
+        refusals = self.ledger.reserve(name, payer, asked, self._clock.now_us())
+        if refusals:
+            return refusals
+        self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
+        return None
+
+    def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
+        """The refusal for which a router should look for a cheaper model; None if there is room."""
+        refusals = self.ledger.would_refuse(payer, asked, self._clock.now_us())
+        return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
+
+    def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
+        """The largest number of output tokens that has room, where the budgets allow that a call is shortened.
+
+        Args:
+            payer: Whose budgets are asked.
+            asked: The most that a call with so many output tokens can cost.
+            limit: The number that is wanted.
+
+        Returns:
+            The number; `limit` if there is room, or if no smaller number that is allowed has room.
+        """
+        now_us = self._clock.now_us()
+        refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
+        allowed = [refusal.budget.shorten_to for refusal in refusals]
+        least = max((each for each in allowed if each is not None), default=limit)
+        if None in allowed or least >= limit or self.ledger.would_refuse(payer, asked(least), now_us):
+            return limit
+        fits, too_many = least, limit
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.ledger.would_refuse(payer, asked(middle), now_us):
+                too_many = middle
+            else:
+                fits = middle
+        return fits
+
+    def _must_queue(self, payer: Payer) -> bool:
+        """Whether somebody who came before waits for room that this payer would take as well."""
+        if not self._waiters:
+            return False
+        wanted = {id(account) for waiter in self._waiters for account in self._short_of(waiter)}
+        return any(
+            id(account) in wanted and account.budget.when_full == "wait" for account in self.ledger.accounts(payer)
+        )
+
+    def _short_of(self, waiter: _Waiter) -> list[Account]:
+        now_us = self._clock.now_us()
+        accounts = self.ledger.accounts(waiter.payer)
+        return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
+
+    def _require_patience(self, name: str, payer: Payer, refusals: list[Refusal]) -> None:
+        """Raise for the first refusal that waiting can't or shall not help."""
+        for refusal in refusals:
+            if refusal.budget.when_full != "wait" or not refusal.may_fit:
+                self._tell(
+                    BudgetRefused(
+                        scope=refusal.budget.per,
+                        value=refusal.value,
+                        why=refusal.why,
+                        asked_nano_usd=refusal.asked.nano_usd,
+                        asked_tokens=refusal.asked.tokens,
+                        left_nano_usd=refusal.left.nano_usd,
+                        left_tokens=refusal.left.tokens,
+                        fits_at_us=refusal.fits_at_us,
+                    ),
+                    name,
+                    payer,
+                )
+                raise BudgetExceededError(refusal)
+
+    # -- waiting
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        self._waiters.append(waiter)
+        try:
+            self._admit()
+            while not waiter.admitted:
+                with anyio.move_on_after(self._nap(waiter)):
+                    await waiter.told.wait()
+                if waiter.refusals:
+                    self._require_patience(waiter.name, waiter.payer, waiter.refusals)
+                self._admit()
+        except BaseException:
+            if waiter.admitted:
+                self.release(waiter.name)
+            else:
+                self._waiters.remove(waiter)
+                self._admit()
+            raise
+
+    def _nap(self, waiter: _Waiter) -> float:
+        """Seconds until a window may make room for a call."""
+        now_us = self._clock.now_us()
+        refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
+        moments = [refusal.fits_at_us for refusal in refusals if refusal.fits_at_us is not None]
+        if not moments:
+            return _LONGEST_NAP_SECONDS
+        return min(max(min(moments) - now_us, 0) / 1e6 + 0.001, _LONGEST_NAP_SECONDS)
+
+    def _admit(self) -> None:
+        """Let all in who have room, in their order; nobody takes room that somebody before waits for."""
+        taken: set[int] = set()
+        for waiter in list(self._waiters):
+            accounts = self.ledger.accounts(waiter.payer)
+            if any(id(account) in taken for account in accounts):
+                taken.update(id(account) for account in self._short_of(waiter))
+                continue
+            refusals = self._try(waiter.name, waiter.payer, waiter.asked)
+            if refusals is None:
+                waiter.admitted = True
+                self._waiters.remove(waiter)
+                waiter.told.set()
+                continue
+            if not all(refusal.may_fit for refusal in refusals):
+                waiter.refusals = refusals
+                waiter.told.set()
+            taken.update(id(account) for account in self._short_of(waiter))
+
+    # -- after a call
+
+    def settle(self, name: str | None, payer: Payer, end: CallEnd, seq: int) -> None:
+        """Count the cost of an attempt that has ended.
+
+        Args:
+            name: The reservation's name; None for the end of a video's job, for which nothing was reserved.
+            payer: Whose budgets are asked.
+            end: The end.
+            seq: The number of the end's event.
+        """
+        ended = _End(name, payer, amount_of(end), output_is_unknown(end), seq)
+        if self._late is not None:
+            self._late.append(ended)
+        else:
+            self._settle(ended)
+
+    def _settle(self, end: _End, counted: Sequence[Budget] = ()) -> None:
+        if end.name is None or (end.name not in self.ledger and is_job(end.name)):
+            accounts = self._book(end, counted)
+        elif end.unknown:
+            accounts = self.ledger.lose(end.name, counted)
+        else:
+            accounts = self.ledger.settle(end.name, end.spent, counted)
+        if not accounts:
+            return
+        told = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
+        self._tell(told, end.name or "", end.payer)
+        self._tell_low(accounts, end.name or "", end.payer)
+        self._admit()
+
+    def _book(self, end: _End, counted: Sequence[Budget]) -> list[Account]:
+        accounts = self.ledger.accounts(end.payer)
+        for account in accounts:
+            if account.budget not in counted:
+                account.book(end.spent, self._clock.now_us())
+        return accounts
+
+    def keep(self, name: str | None, new_name: str) -> None:
+        """Keep what is reserved under another name, for something that ends later."""
+        if name is not None:
+            self.ledger.rename(name, new_name)
+
+    def release(self, name: str) -> None:
+        """Give back what a call reserved that was never made."""
+        if self.ledger.release(name):
+            self._admit()
+
+    def _tell_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
+        now_us = self._clock.now_us()
+        for account in accounts:
+            if account.is_newly_low(now_us):
+                state = account.state(now_us)
+                low = BudgetLow(
+                    scope=account.budget.per,
+                    value=account.value,
+                    left_nano_usd=state.left_nano_usd,
+                    left_tokens=state.left_tokens,
+                )
+                self._tell(low, name, payer)
+
+    def _tell(
+        self, event: BudgetReserved | BudgetSettled | BudgetRefused | BudgetLow, name: str, payer: Payer
+    ) -> None:
+        if not self._bus.is_heard(type(event)):
+            return
+        request_id, _, attempt = name.rpartition("/")
+        self._bus.publish(
+            event,
+            session_id=payer.session_id or None,
+            request_id=request_id or None,
+            attempt=int(attempt) if attempt.isdigit() else None,
+            tags=dict(payer.tags) or None,
+        )
+
+
+def amount_of(end: CallEnd) -> Amount:
+    """The money and the tokens of an attempt that has ended."""
+    tokens = 0 if end.usage is None else end.usage.total_tokens
+    return Amount(0 if end.cost is None else end.cost.nano_usd, tokens)
+
+
+def reservation(request_id: str, attempt: int) -> str:
+    """The name of the reservation of one attempt."""
+    return f"{request_id}/{attempt}"
+
+
+def job_of(request_id: str) -> str:
+    """The name of the reservation of the job that a request has created."""
+    return request_id + _JOB
+
+
+def is_job(name: str) -> bool:
+    """Whether a reservation is that of a job."""
+    return name.endswith(_JOB)

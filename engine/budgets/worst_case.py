@@ -1,0 +1,173 @@
+"""The most that a call can cost, before it is sent. Pure.
+
+The input is the upper end of its estimate, at the dearest of the rates that it may be billed at: a provider may
+bill input as plain, or as written to its cache. The output is all that the request allows. Tools that the provider
+runs are counted as often as the request allows them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from adapters.usage.estimate import upper_end
+from bus.values.json import Json
+from bus.values.usage import TokenUsage
+from tracestore import PriceRow, PriceTable
+from tracestore.prices.table import Segment
+
+from .ledger import Amount
+
+MOST_TOKENS_OF_AN_IMAGE = 8192
+"""More than any published model counts for one image at its best quality: gpt-image-1 counts 6,240."""
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """Where the price of a call is looked up."""
+
+    table: PriceTable
+    """The table in force."""
+    model: str
+    """The model as ``provider:name``."""
+    at_us: int
+    """The time of the call, in microseconds since the Unix epoch."""
+    priced_as: str | None = None
+    """The provider whose published prices the model has."""
+
+    def nano_usd(self, usage: TokenUsage) -> int | None:
+        """The cost of a usage in nano-USD; None if it is unknown."""
+        return self.table.price(self.model, usage, self.at_us, priced_as=self.priced_as).nano_usd
+
+
+def worst_case(priced: Priced, most: Sequence[TokenUsage]) -> Amount:
+    """The most that one attempt can cost.
+
+    Args:
+        priced: Where the price is looked up.
+        most: The usages that it can come to at most, in the ways in which a provider may count them. None if
+            nothing bounds the call.
+
+    Returns:
+        The amount. It has no money if the price is unknown, or if nothing bounds the call.
+    """
+    known = [nano for nano in map(priced.nano_usd, most) if nano is not None]
+    return Amount(max(known, default=None), max((usage.total_tokens for usage in most), default=0))
+
+
+def worst_case_of_reply(
+    priced: Priced,
+    estimated_input_tokens: int | None,
+    max_output_tokens: int | None,
+    fees: Mapping[str, int] | None,
+) -> Amount:
+    """The most that one attempt to get a reply can cost.
+
+    Args:
+        priced: Where the price is looked up.
+        estimated_input_tokens: The estimate of the input; None if there is none.
+        max_output_tokens: The most output that the request allows; None if it allows any.
+        fees: The most uses of tools that the provider runs, by the names of their rates; None without a bound.
+
+    Returns:
+        The amount, as `worst_case` gives it.
+    """
+    if estimated_input_tokens is None or max_output_tokens is None or fees is None:
+        return Amount(None, (estimated_input_tokens or 0) + (max_output_tokens or 0))
+    sent = upper_end(estimated_input_tokens) if estimated_input_tokens else 0
+    money = _most_nano(priced, sent, max_output_tokens)
+    if fees and money is not None:
+        of_fees = priced.nano_usd(TokenUsage(details=dict(fees)))
+        money = None if of_fees is None else money + of_fees
+    return Amount(money, sent + max_output_tokens)
+
+
+class _Rates(msgspec.Struct, frozen=True):
+    """The dearest rates of one segment of a price table, in pico-USD."""
+
+    segment: Segment
+    input: int | None
+    """Of a token that is sent, however it is counted."""
+    output: int | None
+    """Of a token that is generated, however it is counted."""
+
+    def applies(self, at_us: int, sent: int) -> bool:
+        """Whether the segment may be that of a call at a moment, which sends so much or less."""
+        found = self.segment
+        in_time = found.since <= at_us < found.until
+        return in_time and found.above < max(sent, 1) and found.daily_from <= at_us % _DAY_US < found.daily_to
+
+    def most_pico(self, sent: int, said: int) -> int | None:
+        """The cost of so many tokens in pico-USD; None if a rate is unknown."""
+        if (sent and self.input is None) or (said and self.output is None):
+            return None
+        sent = min(sent, self.segment.up_to)
+        return (self.input or 0) * sent + (self.output or 0) * said + self.segment.row.per_request
+
+
+_DAY_US = 86_400_000_000
+
+
+def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
+    """The dearest price of these tokens or fewer in nano-USD, rounded up; None if it is unknown."""
+    most: int | None = None
+    for rates in _rates(priced.table, priced.model, priced.priced_as):
+        if rates.applies(priced.at_us, sent):
+            pico = rates.most_pico(sent, said)
+            if pico is None:
+                return None
+            most = pico if most is None else max(most, pico)
+    return None if most is None else -(-most // 1000)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rates(table: PriceTable, model: str, priced_as: str | None) -> tuple[_Rates, ...]:
+    """The dearest rates of a model, for each segment of the table."""
+    return tuple(
+        _Rates(
+            segment,
+            _dearest(segment.row, "input", "cache_read", "cache_write_5m", "cache_write_1h"),
+            _dearest(segment.row, "output", "reasoning"),
+        )
+        for segment in table.segments(model, priced_as=priced_as)
+    )
+
+
+def _dearest(row: PriceRow, needed: str, *others: str) -> int | None:
+    """The dearest of some rates; None if the one that is always needed is unknown."""
+    if row.rate(needed) is None:
+        return None
+    return max(rate for rate in map(row.rate, (needed, *others)) if rate is not None)
+
+
+def most_of_images(estimated_input_tokens: int, images: int) -> tuple[TokenUsage, ...]:
+    """The most that images can use: so many pieces, or tokens, whichever the provider counts.
+
+    Args:
+        estimated_input_tokens: The estimate of the prompt and of the images in it.
+        images: The number of images that are asked for.
+    """
+    counted = TokenUsage(upper_end(estimated_input_tokens), images * MOST_TOKENS_OF_AN_IMAGE)
+    return TokenUsage(details={"image": images}), counted
+
+
+def tool_fees(provider_options: Mapping[str, Json]) -> Mapping[str, int] | None:
+    """The most uses of the tools that the provider is asked to run, by the names of their rates.
+
+    Returns:
+        The uses; None if a tool may be used as often as the model likes.
+    """
+    uses: dict[str, int] = {}
+    for options in provider_options.values():
+        tools = options.get("tools") if isinstance(options, dict) else None
+        for tool in tools if isinstance(tools, list) else ():
+            kind = tool.get("type") if isinstance(tool, dict) else None
+            most = tool.get("max_uses") if isinstance(tool, dict) else None
+            if kind in ("function", "custom"):
+                continue
+            if not isinstance(kind, str) or not isinstance(most, int):
+                return None
+            name = "web_search" if kind.startswith("web_search") else kind
+            uses[name] = uses.get(name, 0) + most
+    return uses

@@ -1,0 +1,137 @@
+"""`callboard budget`: what counts in the accounts of a budget, as an engine that starts now would count it."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from bus import ConfigurationError
+from bus.clock import SYSTEM_CLOCK
+from tracestore import Store
+
+from ...budgets.budget import Budget
+from ...budgets.from_trace import loader
+from ...budgets.ledger import AccountState, Ledger
+from ..common.arguments import add_file
+from ..common.fitting import FittingTable
+from ..common.money import usd
+from ..common.output import add_format, write_records
+from ..common.reading import from_trace
+from ..common.screen import make_console
+
+_FIELDS = (
+    *("value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd", "unknown_tokens"),
+    *("left_nano_usd", "left_tokens", "window_ends"),
+)
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("budget", help="what counts in a budget: spent, unknown, and left")
+    parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
+    parser.add_argument(
+        "--per", default="engine", help="engine (the default), session, provider, model or tag:NAME"
+    )
+    parser.add_argument("--of", metavar="VALUE", help="only that session, provider, model or value of the tag")
+    parser.add_argument("--window", help="hour, day or month; or seconds of a rolling window (default: none)")
+    parser.add_argument("--zone", default="UTC", help="the time zone of the window, such as Europe/Zurich")
+    parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
+    add_file(parser)
+    add_format(parser, "for each account")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    states = from_trace(arguments, partial(_count, _budget(arguments)))
+    if arguments.format != "table":
+        write_records(arguments.format, _FIELDS, (_record(state) for state in states))
+        return 0
+    _show(states)
+    return 0
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    unlimited = arguments.max_cost_usd is None and arguments.max_tokens is None
+    window = arguments.window
+    try:
+        return _asked(arguments, window, unlimited)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
+    calendar: Any = window  # a Budget checks it
+    return Budget(
+        max_cost_usd=arguments.max_cost_usd,
+        max_tokens=2**62 if unlimited else arguments.max_tokens,
+        per=arguments.per,
+        of=arguments.of,
+        window=timedelta(seconds=float(window)) if window and window[0].isdigit() else calendar,
+        zone=arguments.zone,
+        follows_repricing=arguments.current,
+    )
+
+
+async def _count(budget: Budget, store: Store) -> list[AccountState]:
+    now_us = SYSTEM_CLOCK.now_us()
+    ledger = Ledger([budget])
+    (await loader(store, "", _nothing)([budget], now_us)).count_in(ledger)
+    return sorted(ledger.states(now_us), key=lambda state: (-state.spent.money, state.value))
+
+
+async def _nothing() -> None:
+    """Nothing has to be written before a file is read."""
+
+
+def _show(states: list[AccountState]) -> None:
+    console = make_console()
+    if not states:
+        console.print("Nothing counts in this budget.")
+        return
+    limited = states[0].budget.max_nano_usd is not None
+    table = FittingTable()
+    table.add_column(states[0].budget.per, folds=True)
+    for heading in ("calls", "spent", "tokens", "unknown", "at most", "left"):
+        table.add_column(heading, justify="right")
+    for state in states:
+        left = usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)
+        table.add_row(
+            state.value or "-",
+            f"{state.calls:,}",
+            usd(state.spent.money),
+            f"{state.spent.tokens:,}",
+            f"{state.unknown_calls:,}" if state.unknown_calls else "",
+            usd(state.unknown.money) if state.unknown_calls else "",
+            left,
+        )
+    console.print(table)
+    console.print(
+        "\nunknown: calls under way in another process, or without an answer; they count at most at what was "
+        "reserved for them.",
+        style="dim",
+    )
+
+
+def _tokens(left: int | None) -> str:
+    return "-" if left is None or left > 2**61 else f"{left:,} tokens"
+
+
+def _record(state: AccountState) -> dict[str, object]:
+    ends = state.window_ends_us
+    unlimited = state.left_tokens is not None and state.left_tokens > 2**61
+    values = (
+        state.value,
+        state.calls,
+        state.spent.money,
+        state.spent.tokens,
+        state.unknown_calls,
+        state.unknown.money,
+        state.unknown.tokens,
+        state.left_nano_usd,
+        None if unlimited else state.left_tokens,
+        None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
+    )
+    return dict(zip(_FIELDS, values, strict=True))

@@ -1,0 +1,279 @@
+"""Budgets on an engine: what is admitted, what waits, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from adapters import NetworkError, RetryPolicy, ServerError
+from adapters.embeddings import PartialEmbeddingError
+from bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
+from engine import AccountState, Budget, BudgetExceededError, Engine
+from tests.engine.test_middleware_of_all_calls import PRICES, WAYS, Maker, filmed
+from tests.support.engines import running, serving
+from tests.support.scripted import Say, scripted_type
+from tests.support.virtual_time import FakeClock
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
+SENT = 65
+"""The upper end of an estimate of 10 tokens."""
+ONE = SENT * 1000 + 100 * 2000
+"""The most nano-USD that one message with 100 tokens of output can cost."""
+
+
+async def a_second() -> None:
+    await anyio.sleep(1)
+
+
+async def account(engine: Engine) -> AccountState:
+    (state,) = await engine.budgets()
+    return state
+
+
+async def attempts(calls: int, one: Callable[[], Awaitable[object]]) -> list[object]:
+    return await asyncio.gather(*(one() for _ in range(calls)), return_exceptions=True)
+
+
+async def test_of_fifty_calls_at_once_as_many_are_made_as_have_room() -> None:
+    """The most that each can cost is reserved before it is sent; the others are never sent."""
+    budget = Budget(max_tokens=10 * (SENT + 100))
+    async with running(*[Say("x", pause=a_second)] * 50, budgets=[budget], prices=TABLE) as (engine, events):
+        ended = await attempts(50, lambda: engine.generate("s:m", "Hi", max_output_tokens=100))
+        sent = [each for each in events.take() if isinstance(each.data, LlmCallStarted)]
+    assert len(sent) == 10
+    assert sum(isinstance(each, BudgetExceededError) for each in ended) == 40
+
+
+async def test_a_refusal_says_which_account_is_full_and_what_would_fit() -> None:
+    """Its text, its attributes and its event."""
+    budget = Budget(max_cost_usd="0.0001", per="tag:tenant", window="hour", zone="Europe/Zurich")
+    async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
+        with pytest.raises(BudgetExceededError, match=r"0\.0001 USD per tag:tenant 'acme' and hour") as caught:
+            await engine.generate("s:m", "Hi", max_output_tokens=100, tags={"tenant": "acme"})
+        (told,) = [each.data for each in events.take() if isinstance(each.data, BudgetRefused)]
+    error = caught.value
+    assert (error.budget, error.scope, error.left_usd) == (budget, "tag:tenant acme", Decimal("0.000100000"))
+    assert error.asked_usd == Decimal(ONE).scaleb(-9)
+    assert error.fits_at is None  # it is more than the whole budget
+    assert (told.scope, told.value, told.why, told.left_nano_usd) == ("tag:tenant", "acme", "money", 100_000)
+
+
+async def test_a_call_whose_price_nobody_knows_is_refused_unless_the_budget_allows_it() -> None:
+    """A budget that doesn't see a call is no budget."""
+    for unpriced, made in (("refuse", 0), ("allow", 1)):
+        budget = Budget(max_cost_usd=1, unpriced=unpriced)  # type: ignore[arg-type]
+        async with running(Say("x"), budgets=[budget], prices=PriceTable([], "none")) as (engine, _):
+            (ended,) = await attempts(1, lambda: engine.generate("s:m", "Hi"))
+            assert isinstance(ended, BudgetExceededError) == (not made)
+            assert (await account(engine)).calls == made
+
+
+async def test_events_tell_what_is_reserved_what_it_cost_and_that_little_is_left() -> None:
+    """In this order, with the call's ids."""
+    budget = Budget(max_cost_usd=Decimal(ONE).scaleb(-9), low_at=0.05)
+    async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
+        await engine.generate("s:m", "Hi", max_output_tokens=100)
+        told = [each for each in events.take() if each.topic.startswith(("budget.", "llm."))]
+    assert [type(each.data).__name__ for each in told] == [
+        *("BudgetReserved", "LlmCallStarted", "LlmCallCompleted", "BudgetSettled", "BudgetLow")
+    ]
+    assert len({each.request_id for each in told}) == 1
+    reserved, started, _, settled, low = (each.data for each in told)
+    assert isinstance(reserved, BudgetReserved)
+    assert isinstance(started, LlmCallStarted)
+    assert reserved.nano_usd == started.reserved_nano_usd == ONE
+    assert isinstance(settled, BudgetSettled)
+    assert settled.nano_usd == 10 * 1000 + 5 * 2000
+    assert isinstance(low, BudgetLow)
+    assert low.left_nano_usd == ONE - 20_000
+
+
+async def test_a_waiting_call_goes_on_when_another_one_ends() -> None:
+    """One after the other, where there is room for one; each in its turn."""
+    budget = Budget(max_tokens=SENT + 100 + 5 * 15, when_full="wait")
+    async with running(*[Say("x", pause=a_second)] * 5, budgets=[budget], prices=TABLE) as (engine, _):
+        began = anyio.current_time()
+        ended = await attempts(5, lambda: engine.generate("s:m", "Hi", max_output_tokens=100))
+        assert [getattr(each, "text", each) for each in ended] == ["x"] * 5
+        assert anyio.current_time() - began >= 5
+        assert (await account(engine)).spent.tokens == 5 * 15
+
+
+async def test_a_waiting_call_goes_on_when_the_window_begins_anew() -> None:
+    """Its time is the wall clock's."""
+    budget = Budget(max_tokens=SENT + 100, window=timedelta(minutes=1), when_full="wait")
+    async with running(Say("x"), Say("y"), budgets=[budget], prices=TABLE, clock=FakeClock()) as (engine, _):
+        await engine.generate("s:m", "Hi", max_output_tokens=100)
+        began = anyio.current_time()
+        assert (await engine.generate("s:m", "Hi", max_output_tokens=100)).text == "y"
+        assert 59 <= anyio.current_time() - began <= 63
+
+
+async def test_a_call_that_can_never_fit_does_not_wait() -> None:
+    """It asks for more than the whole budget."""
+    budget = Budget(max_tokens=SENT, window="day", when_full="wait")
+    async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, _):
+        with pytest.raises(BudgetExceededError):
+            await engine.generate("s:m", "Hi", max_output_tokens=100)
+
+
+async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
+    """Its place is another's, and nothing of it is reserved."""
+    budget = Budget(max_tokens=SENT + 100, when_full="wait", window="day")
+    async with running(Say("x", pause=a_second), budgets=[budget], prices=TABLE) as (engine, _):
+        first = asyncio.ensure_future(engine.generate("s:m", "Hi", max_output_tokens=100))
+        await anyio.sleep(0.5)
+        second = asyncio.ensure_future(engine.generate("s:m", "Hi", max_output_tokens=100))
+        await anyio.sleep(0.1)
+        assert engine._runtime.budgets.waiting == 1
+        second.cancel()
+        await first
+        assert engine._runtime.budgets.waiting == 0
+        assert (await account(engine)).held.tokens == 0
+
+
+async def test_a_dear_model_gives_way_to_one_that_fits() -> None:
+    """The router knows what is left, and says why it took another one."""
+    prices = PriceTable(
+        [PriceRow(model="s:m", input=1_000_000, output=9_000_000), PriceRow(model="b:m", input=1, output=1)], "two"
+    )
+    budget = Budget(max_cost_usd="0.0005", when_full="cheaper")
+    async with running(Say("dear"), b=[Say("cheap")], budgets=[budget], prices=prices) as (engine, events):
+        result = await engine.generate(["s:m", "b:m"], "Hi", max_output_tokens=100)
+        started = [each.data for each in events.take() if isinstance(each.data, LlmCallStarted)]
+        with pytest.raises(BudgetExceededError):
+            await engine.generate("s:m", "Hi", max_output_tokens=100)
+    assert result.text == "cheap"
+    (start,) = started
+    assert start.routing is not None
+    assert "the budget of 0.0005 USD" in (start.routing.candidates[0].rejected or "")
+
+
+async def test_a_call_may_be_shortened_to_what_is_left() -> None:
+    """As far as the budget allows, and no further."""
+    for least, made in ((20, True), (60, False)):
+        budget = Budget(max_tokens=SENT + 50, shorten_to=least)
+        async with running(Say("x"), budgets=[budget], prices=TABLE) as (engine, events):
+            (ended,) = await attempts(1, lambda: engine.generate("s:m", "Hi", max_output_tokens=100))
+            assert isinstance(ended, BudgetExceededError) is not made
+            started = [each.data for each in events.take() if isinstance(each.data, LlmCallStarted)]
+            assert [each.reserved_tokens for each in started] == [SENT + 50] * made
+
+
+async def test_an_attempt_that_may_have_been_carried_out_counts_at_its_most_and_a_retry_needs_room() -> None:
+    """The second attempt is paid for as well; without room for it the first one's error is the answer."""
+    dropped = NetworkError("dropped", retryable=True)
+    for room, made in ((2, 2), (1, 1)):
+        budget = Budget(max_tokens=room * (SENT + 100))
+        script = [Say(fails=dropped), Say("x")]
+        async with running(*script, budgets=[budget], prices=TABLE) as (engine, events):
+            (ended,) = await attempts(
+                1,
+                lambda: engine.generate(
+                    "s:m", "Hi", max_output_tokens=100, max_retries=1, retry=RetryPolicy(jitter=False)
+                ),
+            )
+            await engine.flush() if engine.store else None
+            reserved = [each for each in events.take() if isinstance(each.data, BudgetReserved)]
+            assert len(reserved) == made, ended
+            state = await account(engine)
+            assert (state.unknown.tokens, state.unknown_calls) == (SENT + 100, 1)
+            assert isinstance(ended, NetworkError) is (made == 1)
+
+
+async def test_a_refused_request_costs_nothing() -> None:
+    """A provider that answers with an error bills nothing, and gives the room back."""
+    budget = Budget(max_tokens=SENT + 100)
+    script = [Say(fails=ServerError("no", provider_status=503, retryable=False)), Say("x")]
+    async with running(*script, budgets=[budget], prices=TABLE) as (engine, _):
+        with pytest.raises(ServerError):
+            await engine.generate("s:m", "Hi", max_output_tokens=100)
+        assert (await engine.generate("s:m", "Hi", max_output_tokens=100)).text == "x"
+
+
+async def test_each_session_has_its_account() -> None:
+    """One that is used up refuses, and the next one has all of its own."""
+    budget = Budget(max_tokens=SENT + 100 + 10, per="session")
+    async with running(*[Say("x")] * 4, budgets=[budget], prices=TABLE) as (engine, _):
+        for _ in range(2):
+            session = engine.session("s:m")
+            await session.send("Hi", max_output_tokens=100)
+            with pytest.raises(BudgetExceededError, match=session.id):
+                await session.send("Hi", max_output_tokens=100)
+
+
+async def test_what_is_spent_survives_a_restart(tmp_path: Path) -> None:
+    """It is in the trace, by account and by window."""
+    prices, path = TABLE, tmp_path / "trace.db"
+    budgets = [Budget(max_tokens=1000), Budget(max_tokens=1000, per="session", window="day")]
+    async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
+        await engine.session("s:m").send("Hi", max_output_tokens=100)
+        before = [(each.value, each.spent, each.calls) for each in await engine.budgets()]
+    async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
+        assert [(each.value, each.spent, each.calls) for each in await engine.budgets()] == before
+    assert [spent.tokens for _, spent, _ in before] == [15, 15]
+
+
+async def test_a_repricing_moves_what_is_spent_where_the_host_says_so(tmp_path: Path) -> None:
+    """One budget follows it and the other does not; undone, both say the same again."""
+    budgets = [Budget(max_cost_usd=1), Budget(max_cost_usd=1, follows_repricing=True)]
+    double = PriceTable([PriceRow(model="s:m", input=2_000_000, output=4_000_000)], label="double")
+    async with running(Say("x"), store=tmp_path / "t.db", budgets=budgets, prices=TABLE) as (engine, _):
+
+        async def spent() -> list[int | None]:
+            return [each.spent.nano_usd for each in await engine.budgets()]
+
+        await engine.generate("s:m", "Hi")
+        assert await spent() == [20_000, 20_000]
+        await engine.reprice(double)
+        assert await spent() == [20_000, 40_000]
+        await engine.undo_reprice()
+        assert await spent() == [20_000, 20_000]
+
+
+# -- Calls of other kinds
+
+
+@pytest.mark.parametrize(
+    ("spend", "usd"),
+    [
+        (WAYS["chat"], "0.015"),
+        (WAYS["embeddings"], "1"),
+        (WAYS["image"], "1"),
+        (lambda engine: filmed(engine, seconds=8), "0.8"),
+    ],
+    ids=["chat", "embeddings", "image", "video"],
+)
+async def test_whatever_is_paid_for_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
+    """At its price; and each of the four ways to spend is refused when the budget is used up."""
+    models = serving(s=scripted_type(base=Maker))
+    async with Engine(models=models, trace=False, prices=PRICES, budgets=[Budget(max_cost_usd=10_000)]) as engine:
+        await spend(engine)
+        assert (await account(engine)).spent.nano_usd == int(Decimal(usd).scaleb(9))
+    async with Engine(models=models, trace=False, prices=PRICES, budgets=[Budget(max_cost_usd="0.01")]) as engine:
+        for way in WAYS.values():
+            with pytest.raises((BudgetExceededError, PartialEmbeddingError)):
+                await way(engine)
+        assert (await account(engine)).calls == 0
+
+
+async def test_a_video_is_held_until_its_end_is_seen() -> None:
+    """Its creation costs nothing yet; nobody else may spend what it will cost."""
+    models = serving(s=scripted_type(base=Maker))
+    budget = Budget(max_cost_usd=10_000)
+    async with Engine(models=models, trace=False, prices=PRICES, budgets=[budget]) as engine:
+        handle = await engine.create_video("Hi", model="s:m", seconds=8)
+        state = await account(engine)
+        assert (state.spent.nano_usd, state.held.nano_usd) == (0, 800_000_000)
+        await handle.wait()
+        state = await account(engine)
+        assert (state.spent.nano_usd, state.held.nano_usd) == (800_000_000, 0)
