@@ -39,8 +39,7 @@ class SystemClock:
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+    monotonic_ns = staticmethod(time.monotonic_ns)  # itself, because a call asks fifteen times
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}_{ulid_text(_ulid()().bytes)}"

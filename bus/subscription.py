@@ -123,18 +123,15 @@ class _Buffer(Protocol):
     def __len__(self) -> int: ...
 
 
-class _Everything:
-    def __init__(self) -> None:
-        self._items: deque[Envelope] = deque()
-        self.dropped = 0
-        self.push: Callable[[Envelope], None] = self._items.append
-        self.pop: Callable[[], Envelope] = self._items.popleft
+class _Everything(deque[Envelope]):
+    """A queue. Its length, which is asked for several times an event, is the deque's own."""
+
+    dropped = 0
+    push = deque.append
+    pop = deque.popleft  # the oldest, as from any buffer
 
     def oldest(self) -> Envelope | None:
-        return self._items[0] if self._items else None
-
-    def __len__(self) -> int:
-        return len(self._items)
+        return self[0] if self else None
 
 
 class _Losing:

@@ -50,10 +50,12 @@ def encode_event(event: Event) -> bytes:
 def encode_part(part: msgspec.Struct, event: Event) -> bytes:
     """The JSON of the part of an event that is to be written, with the number of the event's form."""
     try:
-        encoded = as_text(_encoder.encode(part))
+        encoded = _encoder.encode(part)
+        if not encoded.isascii():
+            encoded = as_text(encoded)
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         encoded = _encode_the_hard_way(part, topic_of(event), error)
-    return with_schema(encoded, event.SCHEMA)
+    return encoded if event.SCHEMA == 1 else with_schema(encoded, event.SCHEMA)
 
 
 def as_text(encoded: bytes) -> bytes:

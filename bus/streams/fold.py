@@ -115,7 +115,7 @@ def weigh_all(events: Iterable[object]) -> int:
 
 def weigh_content(content: Iterable[object]) -> int:
     """Roughly how many bytes of memory the blocks of a message keep alive; in their number, not in their size."""
-    return sum(_weigh_block(block) for block in content)
+    return sum(map(_weigh_block, content))
 
 
 def _weigh_block(block: object) -> int:
