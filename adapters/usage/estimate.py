@@ -39,7 +39,7 @@ from bus.values.messages import Message, ToolDefinition
 from ..requests.image_size import image_pixels
 from ..requests.surrogates import mend_object
 from .rates import TokenRates, rate_rows
-from .vocabularies import text_tokens, vocabulary_of
+from .vocabularies import text_tokens, tokens_of_all, vocabulary_of
 
 ESTIMATE_ERROR = 0.25
 """The largest error of an estimate of a prompt's size, as a part of it. Decisions hold only beyond this error."""
@@ -119,19 +119,19 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
+    texts = [tool.description for tool in tools]
     for message in messages:
         if message.plain_text is not None:
-            counts[_TEXT] += text_tokens(message.plain_text, vocabulary)
+            texts.append(message.plain_text)
             continue
         for block in message.content:
             _add_block(counts, block, vocabulary)
+    counts[_TEXT] += tokens_of_all(texts, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
-        for tool in tools:
-            properties, schema = _measure(tool)
-            counts[_PROPERTY] += properties
-            counts[_SCHEMA] += text_tokens(schema, vocabulary)
-            counts[_TEXT] += text_tokens(tool.description, vocabulary)
+        measured = [_measure(tool) for tool in tools]
+        counts[_PROPERTY] = sum([properties for properties, _ in measured])
+        counts[_SCHEMA] = tokens_of_all([schema for _, schema in measured], vocabulary)
     return counts
 
 

@@ -7,6 +7,7 @@ trait is data (`vocabulary_rates`), fitted to text of many kinds that the real t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from operator import mul
 
 import msgspec
@@ -50,6 +51,15 @@ def vocabulary_of(protocol: str, model: str) -> str:
             return vocabulary
     provider = provider_named(protocol)
     return _USUAL if provider is None or provider.vocabulary is None else provider.vocabulary
+
+
+def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
+    """Tokens of all texts together, by a vocabulary of VOCABULARIES."""
+    known, total = _known[vocabulary], 0.0
+    for text in texts:
+        tokens = known.get(hash(text))
+        total += text_tokens(text, vocabulary) if tokens is None else tokens
+    return total
 
 
 def text_tokens(text: str, vocabulary: str) -> float:

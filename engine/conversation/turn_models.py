@@ -195,7 +195,7 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
     state, options = turn.state, turn.options
     return Asked(
         new=_unanswered(said),
-        tools=tuple(tool.definition for tool in state.tools),
+        tools=tuple([tool.definition for tool in state.tools]),
         tool_choice=options.get("tool_choice"),
         parallel_tool_calls=options.get("parallel_tool_calls"),
         output_schema=options.get("output_schema"),
