@@ -68,6 +68,7 @@ from .errors import (
     NetworkError,
     NoModelAvailable,
     NotFoundError,
+    NoTurnRunning,
     OutcomeUnknownError,
     OverloadedError,
     PromptTooLongError,
@@ -143,6 +144,7 @@ from .streams.events import (
     ToolUseStart,
     TurnComplete,
     TurnEvent,
+    UserMessage,
 )
 from .streams.log import (
     ReaderStatistics,
@@ -260,6 +262,7 @@ __all__ = [
     "MessageStart",
     "NetworkError",
     "NoModelAvailable",
+    "NoTurnRunning",
     "NotFoundError",
     "ObservableBus",
     "OnLimit",
@@ -339,6 +342,7 @@ __all__ = [
     "UnknownStream",
     "UnsupportedToolChoiceError",
     "UsageSource",
+    "UserMessage",
     "WarningCode",
     "WrongLoop",
     "affected",

@@ -4,6 +4,7 @@
     ├── ConfigurationError            models.yaml, keys, names: mend the configuration
     ├── AdmissionError                the engine is behind; try later (never counted against a provider)
     ├── SessionBusy                   too many sends wait for one session
+    ├── NoTurnRunning                 nothing is under way that could be steered: send the message instead
     ├── StoreError                    the trace file can't be used
     ├── WrongLoop                     an object used from another thread or event loop than its own
     ├── ActorStopped, MailboxFull, DeadlineExceeded     an actor didn't answer
@@ -64,6 +65,10 @@ class AdmissionError(CallboardError):
 
 class SessionBusy(CallboardError):
     """More than 16 sends wait for one session."""
+
+
+class NoTurnRunning(CallboardError):
+    """A message was to steer a turn, and no turn takes it; the text says why, and what to do instead."""
 
 
 class SessionTakenOver(CallboardError):

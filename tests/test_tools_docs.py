@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 
-from callboard import SessionMessageAppended, ToolContext, ToolResultBlock
+from callboard import Approved, SessionMessageAppended, ToolContext, ToolResultBlock
 from examples.tools import Folder, assist
 from tests.book.snippets import DOCS, definitions
-from tests.support.engines import running
+from tests.support.engines import keeping, registry, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
@@ -54,6 +55,34 @@ async def test_the_approving_program_denies_one_and_approves_the_other(programs:
     async with running(Say(calls=calls), Say("Done.")) as (engine, events):
         assert await programs["clean_up"](engine, "s:m") == "Done."
         assert results(events.take()) == ["The call was not approved: not there", "notes.txt is deleted"]
+
+
+async def test_the_refund_is_made_once_whoever_runs_the_call(programs: dict[str, Any], tmp_path: Path) -> None:
+    """Its process is gone when the refund is made; the one that resumes the session asks with the same key."""
+    refunds: dict[str, str] = {}
+    asked: list[str] = []
+
+    def pay_back(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["idempotency-key"])
+        return httpx.Response(200, json={"id": refunds.setdefault(asked[-1], f"re_{len(refunds) + 1}")})
+
+    programs["payments"]._transport = httpx.MockTransport(pay_back)
+    refund = programs["refund"]
+    models = registry(Say(calls=[("refund", {"charge": "ch_1", "cents": 500})]), Say("Done."))
+    async with keeping(tmp_path / "trace.db", models=models) as engine:
+        session = engine.session("s:m", tools=[refund])
+        await session.send("Refund ch_1.")
+        (call,) = session.pending_calls
+        lost = ToolContext(
+            tool_call_id=call.id, tool_name="refund", session_id=session.id, messages=session.messages
+        )
+        await refund("ch_1", 500, lost)
+    async with keeping(tmp_path / "trace.db", models=models) as engine:
+        session = await engine.resume(session.id, tools=[refund])
+        await session.submit({call.id: Approved()})
+        assert session.messages[2].content == (ToolResultBlock(call.id, "re_1"),)
+    assert len(asked) == 2
+    assert list(refunds.values()) == ["re_1"]
 
 
 async def test_the_program_with_a_server_calls_it(programs: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ class _BareMessage(msgspec.Struct):
     role: str
     id: str | None
     content: tuple[()] = ()
+    steers: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
@@ -60,7 +61,9 @@ def encode_event(event: Event) -> bytes:
 def _without_content(event: SessionMessageAppended | SessionConfigured | ToolProgress) -> msgspec.Struct:
     match event:
         case SessionMessageAppended():
-            return _BareAppended(event.position, _BareMessage(event.message.role, event.message.id))
+            message = event.message
+            bare = _BareMessage(message.role, message.id, steers=message.steers or msgspec.UNSET)
+            return _BareAppended(event.position, bare)
         case SessionConfigured():
             return SessionConfigured(history=event.history, begins=event.begins)
         case ToolProgress():

@@ -180,6 +180,16 @@ class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
     type: ClassVar[str] = "turn.complete"
 
 
+class UserMessage(msgspec.Struct, frozen=True, gc=False, tag="user.message"):
+    """The user said more while the turn was under way. The next reply of the model knows it."""
+
+    content: tuple[ContentBlock, ...]
+    """The content of the message."""
+    message_id: str = ""
+    """Our id of the message."""
+    type: ClassVar[str] = "user.message"
+
+
 StreamEvent: TypeAlias = (
     MessageStart
     | TextDelta
@@ -192,5 +202,8 @@ StreamEvent: TypeAlias = (
 )
 """What a reply consists of, as it comes."""
 
-TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
-"""What a turn's stream log holds: each message's events, tools and steps between them, one TurnComplete last."""
+TurnEvent: TypeAlias = (
+    StreamEvent | UserMessage | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
+)
+"""What a turn's stream log holds: each message's events, between them tools, steps and what steers the turn, one
+TurnComplete last."""

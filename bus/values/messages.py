@@ -143,6 +143,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     """The speaker's name, for the host's own use; no adapter sends it."""
     metadata: MessageMetadata | None = None
     """The origin of the message, assigned by the session manager when the message enters a history."""
+    steers: bool = False
+    """Whether the user said it while the model was at work, to steer the turn under way."""
 
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content

@@ -55,5 +55,9 @@ class TurnSoFar(Protocol):
         """The conversation, with everything that the turn added."""
 
     @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """The messages that were to steer the turn, and are not in the history."""
+
+    @property
     def cost(self) -> Cost:
         """The cost of the turn's calls, failed ones included; unknown as soon as one cost is."""

@@ -60,12 +60,15 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """The places at which a context may start: the user's messages, from the present start on."""
+        """The places at which a context may start: the messages of the user that begin a turn, from the present
+        start on. A message that steers a turn begins none.
+        """
         return tuple(
             place
             for place, message in enumerate(self.messages)
             if place >= self.context.start
             and message.role is Role.USER
+            and not message.steers
             and (place == 0 or self.messages[place - 1].role is not Role.USER)
         )
 

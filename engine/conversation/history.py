@@ -40,6 +40,10 @@ class TurnHistory:
             message if message.id else msgspec.structs.replace(message, id=self._new_id()) for message in new
         ]
 
+    def await_reply(self, messages: Sequence[Message]) -> None:
+        """Add messages that enter the history with the next reply."""
+        self.pending.extend(messages)
+
     def add(self, message: Message) -> None:
         """Add a message. The first one that has content takes all pending messages into the history."""
         self.pending.append(message)

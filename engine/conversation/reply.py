@@ -17,6 +17,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     metadata: MessageMetadata
     """The model, usage, cost and routing of the call. A reply always has it."""
+    steers: bool = False
+    """False: what steers a turn is said by the user."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -35,9 +37,17 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         status: TurnStatus = self.__dict__.get("_status", "awaiting_tools")
         return status
 
-    def ended(self, status: TurnStatus) -> None:
-        """Note how the reply's turn ended. It is no field: neither stored with the message nor compared."""
+    @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """The messages that were to steer the reply's turn, and had not reached the model when the turn ended."""
+        undelivered: tuple[Message, ...] = self.__dict__.get("_undelivered", ())
+        return undelivered
+
+    def ended(self, status: TurnStatus, undelivered: tuple[Message, ...] = ()) -> None:
+        """Note how the reply's turn ended. That is no field: neither stored with the message nor compared."""
         self.__dict__["_status"] = status
+        if undelivered:
+            self.__dict__["_undelivered"] = undelivered
 
     @property
     def model(self) -> str:

@@ -83,6 +83,8 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
     cost_sum: CostSum = CostSum()
     """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
+    undelivered: tuple[Message, ...] = ()
+    """The messages that were to steer the turn, and had not reached the model when the turn ended."""
 
     @property
     def text(self) -> str:

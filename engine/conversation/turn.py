@@ -6,6 +6,7 @@ A turn runs in a task of its own below the session manager, in this order:
     admitted   the trace writer is not too far behind, and the session belongs to this engine
     replying   the model is asked; a reply that paused is continued
     tools      the calls of the reply run; then the model is asked again
+    steered    what the host said meanwhile is added; if anything was, the model is asked again
     over       its status is published, everything published is secured, and its stream ends
 
 A turn commits as a unit: its messages enter the history when the first content of the assistant exists. A turn
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import anyio
 import msgspec
 
-from adapters import CallWarning, CanonicalResponse, Message, StopReason, ToolResultBlock
+from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, StopReason, ToolResultBlock
 from bus import (
     CallboardError,
     ContextOverflowError,
@@ -35,7 +36,7 @@ from bus import (
     TurnStatus,
 )
 from bus.errors import CancelledError
-from bus.streams.events import StepFinish, TurnComplete
+from bus.streams.events import StepFinish, TurnComplete, UserMessage
 from bus.trace_context import current_trace
 from bus.values.warning_codes import WarningCode
 
@@ -51,6 +52,7 @@ from .history import TurnHistory
 from .options import DEFAULTS, TurnOptions, merged
 from .reply import Reply, as_reply
 from .results import StepResult
+from .steering import SteeringQueue, steering_message
 from .step import Step
 from .tools import TurnTools
 from .turn_context import OWN_IDS, FirstIds, TurnContext
@@ -61,6 +63,8 @@ MAX_WAITING_TURNS = 16
 
 MAX_PAUSES = 8
 """The number of times that a reply which paused (`pause_turn`) is continued."""
+
+_OVER = "the turn is over, or about to end; say it with the next one"
 
 
 class Turn(TurnContext):
@@ -97,6 +101,8 @@ class Turn(TurnContext):
         """The replies so far, each with its tools' results."""
         self.status: TurnStatus = "failed"
         """The way the turn ended, once it is over."""
+        self.steering = SteeringQueue()
+        """The messages that are to steer the turn, until its next step."""
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
@@ -115,6 +121,23 @@ class Turn(TurnContext):
     def messages(self) -> tuple[Message, ...]:
         """The conversation, with everything that this turn has added so far."""
         return self._history.messages
+
+    @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """The messages that were to steer the turn, and have not been answered."""
+        unanswered = (message for message in self._history.pending if message.steers)
+        return (*unanswered, *self.steering.waiting)
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Have a message of the user added before the next step. Any thread may call this.
+
+        Raises:
+            NoTurnRunning: The turn takes no more messages.
+            ValueError: The content is empty.
+        """
+        message = steering_message(content, self.runtime.clock.new_id("msg"))
+        self.steering.add(message)
+        return message
 
     def followed_by(self, *new: Message) -> Turn:
         """The next turn of the same conversation, asked in the same way and within the same time.
@@ -149,14 +172,14 @@ class Turn(TurnContext):
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
-        state.waiting += 1
+        state.queue.append(self)
         self.log = self.runtime.streams.open(self.id)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
         self.runtime.sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
         """Give the place back, and end the stream, because there is nobody to run this turn."""
-        self.state.waiting -= 1
+        self.state.queue.remove(self)
         self._end(error)
         self._close_log(error)
 
@@ -176,6 +199,7 @@ class Turn(TurnContext):
             return False
         self.runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
         self.scope.cancel(why)
+        self.steering.close("the turn was cancelled, and takes no more messages; say it with the next one")
         call = self.call
         if call is None:
             self.scope.cut()
@@ -211,7 +235,7 @@ class Turn(TurnContext):
         try:
             await state.turns.acquire()
         finally:
-            state.waiting -= 1
+            state.queue.remove(self)
         try:
             state.running = self
             if (signal := self.options.get("signal")) is not None:
@@ -235,8 +259,9 @@ class Turn(TurnContext):
                 made = await tools.take(self._answers, self.messages)
                 if made.waiting:
                     self.status = "awaiting_tools"
+                    self.steering.close(_OVER)
                     reply = as_reply(last_reply(self.state.messages))
-                    reply.ended(self.status)
+                    reply.ended(self.status, self.undelivered)
                     return reply
             return await self._converse(models, tools)
         finally:
@@ -244,8 +269,11 @@ class Turn(TurnContext):
 
     async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
+        paused = False
         caused_by: str | None = None
         while True:
+            if not paused:  # a reply that paused goes on as it was
+                self._take_steering(models)
             message, outcome = await self._reply(models, caused_by)
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
@@ -255,7 +283,8 @@ class Turn(TurnContext):
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
-            if paused and pauses < self._max_pauses:
+            paused = paused and pauses < self._max_pauses
+            if paused:
                 pauses += 1
                 self._finish_step()
                 continue
@@ -275,9 +304,24 @@ class Turn(TurnContext):
                 elif await tools.stops(self.steps):
                     status = "stopped"
             self._finish_step()
-            if status is not None:
+            if status is not None and not (status == "completed" and self._is_steered()):
+                self.steering.close(_OVER)
                 self.status = status
                 return message
+
+    def _take_steering(self, models: TurnModels) -> None:
+        """Say what the host has said meanwhile."""
+        said = self.steering.take()
+        if not said:
+            return
+        self._history.await_reply(said)
+        models.also_asks(said)
+        for message in said:
+            self.log.append(UserMessage(message.content, message.id or ""))
+
+    def _is_steered(self) -> bool:
+        """Whether the turn goes on after its last reply, because the host has said more."""
+        return not self.scope.cancelled and not self.steering.close_if_empty(_OVER)
 
     def _finish_step(self) -> None:
         step = self.steps[-1]
@@ -366,8 +410,10 @@ class Turn(TurnContext):
         self.runtime.in_flight.remove(self)
         if error is not None:
             self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
+        self.steering.close(_OVER)
+        undelivered = self.undelivered
         for step in self.steps:
-            step.message.ended(self.status)
+            step.message.ended(self.status, undelivered)
         spent = self.spending
         self.publish(
             SessionTurnCompleted(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
 from adapters.contract import ProviderAdapter
 
@@ -55,6 +57,10 @@ class TurnModels:
         self._turn = turn
         self._asked = _asked_of(turn, self.plan, said)
         check_tool_choice(self._asked)
+
+    def also_asks(self, messages: Sequence[Message]) -> None:
+        """Take in messages that steer the turn: its models must be able to take them, too."""
+        self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
     async def first_that_works(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from adapters import CanonicalResponse, TextDelta
+from adapters import CanonicalResponse, ContentBlock, Message, TextDelta
 
 from ..conversation.results import GenerateResult
 from ..generation.progress import UsageSoFar
@@ -20,6 +20,9 @@ class _Stream(Protocol):
 
     @property
     def stream_id(self) -> str: ...
+    @property
+    def undelivered(self) -> tuple[Message, ...]: ...
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message: ...
     async def cancel(self) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -40,6 +43,15 @@ class SyncStream:
     def stream_id(self) -> str:
         """The id that `Engine.attach` takes, for further readers."""
         return self._held.stream_id
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """See `StreamResult.steer`. Any thread may call this."""
+        return self._held.steer(content)
+
+    @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """See `StreamResult.undelivered`."""
+        return self._held.undelivered
 
     def cancel(self) -> bool:
         """Cancel the call. Any thread may do that.

@@ -21,7 +21,7 @@ def turn_of(
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
     )
-    return Turn(
+    turn = Turn(
         runtime=runtime,
         state=state,
         new=request.messages,
@@ -31,6 +31,10 @@ def turn_of(
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,
     )
+    turn.steering.close(
+        "a CanonicalRequest is answered with one reply; say stream(model, messages=[...]) to steer"
+    )
+    return turn
 
 
 async def complete(

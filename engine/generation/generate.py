@@ -34,4 +34,5 @@ def result_of(turn: Turn) -> GenerateResult:
         status=turn.status,
         total_cost=turn.cost,
         cost_sum=turn.spending.sum,
+        undelivered=turn.undelivered,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import anyio
 
-from adapters import CanonicalResponse, TokenUsage
-from bus import CallboardError, TaskHandle, WrongLoop
+from adapters import CanonicalResponse, ContentBlock, Message, TokenUsage
+from bus import CallboardError, NoTurnRunning, TaskHandle, WrongLoop
 
 from ..calls.outcome import NOTHING_SPENT
 from ..conversation.reply import Reply
@@ -77,6 +78,12 @@ class StreamedTurn:
         """The result of the turn, when it is over. An exception of the turn is raised here."""
         await self.reply()
         return result_of(self.turn)
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Say something more to the model. NoTurnRunning is raised if the turn takes it no more."""
+        if self._closed:
+            raise NoTurnRunning("this stream was closed, which has ended its turn")
+        return self.turn.steer(content)
 
     @property
     def partial_response(self) -> CanonicalResponse | None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
-from adapters import CanonicalResponse, MessageComplete, TextBlock, TextDelta
+from adapters import CanonicalResponse, ContentBlock, Message, MessageComplete, TextBlock, TextDelta
 from bus import StreamReset
 from bus.streams.events import TurnEvent
 
@@ -91,6 +91,33 @@ class _Stream(Generic[E]):
         here.
         """
         return await self._run.result()
+
+    # -- steering
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Say something more to the model while it is at work. Any thread may call this.
+
+        The turn gets the message before its next step, as `Session.steer` says. Its place in the stream is shown
+        by an event `user.message`.
+
+        Args:
+            content: Text, or blocks.
+
+        Returns:
+            The message, with the id that it has in the history.
+
+        Raises:
+            NoTurnRunning: The turn is over or about to end, or gives one reply only.
+            ValueError: The content is empty.
+        """
+        return self._run.steer(content)
+
+    @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """The messages that were to steer the turn, and have not been answered. Once the turn is over, they never
+        will be.
+        """
+        return self._run.turn.undelivered
 
     # -- the end
 

@@ -7,7 +7,8 @@
       provider.event                                  a block that we know nothing about
     message.complete
     tool.started …  tool.finished                     of the tools that are run here, if it called any
-    step.finish                                       then the next message.start, or the end:
+    step.finish                                       then what the user said meanwhile, if anything:
+    user.message                                      then the next message.start, or the end:
     finish                                            or `error`, which is then raised
 
 The deltas and whatever else stands in a turn's stream are passed on as they are. Every event has a `type`, and the
@@ -31,6 +32,7 @@ from bus.streams.events import (
     ToolUseEnd,
     ToolUseInputDelta,
     ToolUseStart,
+    UserMessage,
 )
 from bus.values.json import Json
 from bus.values.usage import StopReason, TokenUsage
@@ -142,6 +144,7 @@ ViewEvent: TypeAlias = (
     | ProviderEvent
     | MessageComplete
     | StepFinish
+    | UserMessage
     | ToolStarted
     | ToolProgress
     | ToolFinished

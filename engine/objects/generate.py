@@ -119,6 +119,7 @@ class ObjectTask(Generic[T]):
             status=turn.status,
             total_cost=self._cost(),
             cost_sum=reduce(add, (turn.spending.sum for turn in self._turns)),
+            undelivered=turn.undelivered,
         )
 
     def _steps(self) -> tuple[StepResult, ...]:

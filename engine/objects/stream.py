@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import anyio
 import msgspec
 
-from adapters import TextDelta, ToolUseInputDelta, ToolUseStart
+from adapters import ContentBlock, Message, TextDelta, ToolUseInputDelta, ToolUseStart
 from bus import CallboardError
 from bus.errors import CancelledError
 from bus.values.json import Json
@@ -76,6 +76,17 @@ class ObjectStream(Generic[T]):
             number += 1
         assert self._result is not None
         return self._result
+
+    # -- steering
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Say something more to the model while it is at work; see `StreamResult.steer`."""
+        return self._attempts[-1][1].steer(content)
+
+    @property
+    def undelivered(self) -> tuple[Message, ...]:
+        """The messages that were to steer the call, and have not been answered."""
+        return self._attempts[-1][1].undelivered
 
     # -- the end
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from adapters import ContentBlock, Message, ToolUseBlock
-from bus import SessionRenamed
+from bus import NoTurnRunning, SessionRenamed
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply
@@ -230,6 +230,38 @@ class Session:
     ) -> TurnStream:
         """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
         return TurnStream(self._runtime, self._continued(answers, model, streamed=True, options=options))
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Say something more to the model while it is at work. Any thread may call this.
+
+        The turn under way gets the message before its next step: after the tools that run now, and before the
+        model is asked again. If the reply that comes now would be the last, the turn goes on with one step more. A
+        turn that waits to begin gets it with its own message.
+
+        The message is in the history once the model has answered it. If the turn ends otherwise, by an error, by
+        `cancel()`, or because it waits for somebody, the message is among the `undelivered` of its reply, or of
+        the exception's `turn`, and is never sent.
+
+        Args:
+            content: Text, or blocks.
+
+        Returns:
+            The message, with the id that it has in the history.
+
+        Raises:
+            NoTurnRunning: No turn of the session is under way, or it is about to end: `send` the message.
+            ValueError: The content is empty.
+        """
+        state = self._state
+        under_way = (state.running, *state.queue)
+        refused: NoTurnRunning | None = None
+        for turn in under_way:
+            try:
+                if turn is not None:
+                    return turn.steer(content)
+            except NoTurnRunning as error:
+                refused = error
+        raise refused or NoTurnRunning(f"no turn of session {state.id} is under way; say it with send()")
 
     async def cancel(self) -> bool:
         """Cancel the running turn. A second call does nothing.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import anyio
 
-from adapters import Message
+from adapters import ContentBlock, Message
 
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
@@ -18,7 +18,7 @@ from ..tools import Tool, require_distinct
 _NO_OPTIONS: TurnOptions = {}
 
 
-class Cancellable(Protocol):
+class TurnUnderWay(Protocol):
     """A turn under way, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
@@ -26,6 +26,13 @@ class Cancellable(Protocol):
 
         Returns:
             False if the turn is over.
+        """
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Add a message of the user.
+
+        Raises:
+            NoTurnRunning: The turn takes no more messages.
         """
 
 
@@ -76,9 +83,9 @@ class SessionState:
         self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
         """Admits one turn at a time, in the order in which they were asked for."""
-        self.waiting = 0
-        """The number of turns that have been started and not yet admitted."""
-        self.running: Cancellable | None = None
+        self.queue: list[TurnUnderWay] = []
+        """The turns that have been started and not yet admitted, in the order in which they will run."""
+        self.running: TurnUnderWay | None = None
         self.announced = False
         """Whether the session's existence was published."""
         self.resumed = False
@@ -86,6 +93,11 @@ class SessionState:
         self.claimed: int | None = None
         """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
         if the store isn't told."""
+
+    @property
+    def waiting(self) -> int:
+        """The number of turns in the queue."""
+        return len(self.queue)
 
     def options_for(self, model: Model | None) -> TurnOptions:
         """The options that a turn inherits. A turn with a model of its own doesn't inherit the fallback."""

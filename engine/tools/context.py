@@ -53,6 +53,17 @@ class ToolContext:
             self._home = asyncio.get_running_loop(), threading.get_ident()
 
     @property
+    def idempotency_key(self) -> str:
+        """A key for the system that the tool calls, so that it does a thing once.
+
+        The key is a UUID. It is the same each time this call of the model is run, also in another process that has
+        resumed the session. No other call has it, and the same call in a fork of the session has another.
+        """
+        from .idempotency import idempotency_key  # most tools call nobody who wants a key
+
+        return idempotency_key(self.session_id, self.messages, self.tool_call_id)
+
+    @property
     def cancelled(self) -> bool:
         """True once nobody waits for this call any more."""
         return self.abort_signal.aborted

@@ -40,7 +40,7 @@ class Everybody(ScriptedAdapter):
 
 def answer(request: CanonicalRequest) -> Reply:
     usage = TokenUsage(20 * len(request.messages), 10)
-    last = request.messages[-1]
+    last = [message for message in request.messages if not message.steers][-1]
     results = [block.text for block in last.content if isinstance(block, ToolResultBlock)]
     if results or last.role is Role.TOOL:
         return Reply((f"It says: {results[0]}",), usage=usage)

@@ -188,9 +188,11 @@ Bodies: TypeAlias = dict[bytes, bytes]
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
     """The hash of a message's body, and all bodies that it is made of. Raises what `encode` raises."""
     bodies: Bodies = {}
-    name = {} if message.name is None else {"name": message.name}
+    more: dict[str, object] = {} if message.name is None else {"name": message.name}
+    if message.steers:
+        more["steers"] = True
     blocks = [_block(block, bodies) for block in message.content]
-    return _keep(encode({"role": message.role, **name, "content": blocks}), bodies), bodies
+    return _keep(encode({"role": message.role, **more, "content": blocks}), bodies), bodies
 
 
 def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from adapters import CancelledError, ServerError, ToolDefinition
-from bus import CallboardError, WrongLoop
+from bus import CallboardError, NoTurnRunning, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.engines import registry
 from tests.support.present import present
@@ -322,3 +322,21 @@ def test_any_coroutine_may_be_run_there(engines: list[Engine]) -> None:
     assert run_sync(session.send("Hi")).text == "Hello"
     with pytest.raises(ServerError):
         run_sync(session.send("Hi"))
+
+
+def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None:
+    """The thread that reads it, or the one of a tool: the next step has what they said."""
+
+    def work(arguments: object) -> str:
+        result.steer("from the tool")
+        return "worked"
+
+    engine = an_engine(engines, Say(calls=[("work", {})]), Say("done"))
+    with stream_sync("s:m", "Hi", engine=engine, tools=[Tool(ToolDefinition("work"), work)]) as result:
+        result.steer("from the reader")
+        whole = result.result()
+    texts = [message.text for message in whole.messages]
+    assert texts == ["Hi", "from the reader", "", "", "from the tool", "done"]
+    assert result.undelivered == ()
+    with pytest.raises(NoTurnRunning):
+        result.steer("too late")

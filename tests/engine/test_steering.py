@@ -1,0 +1,525 @@
+"""Messages that steer a turn under way: when the model gets them, and what becomes of the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters import (
+    CancelledError,
+    CanonicalRequest,
+    CapabilityError,
+    ImageBlock,
+    Message,
+    ServerError,
+    StopReason,
+    ToolDefinition,
+)
+from bus import CallboardError, NoTurnRunning, SessionMessageAppended
+from engine import Approved, Engine, ModelChoice, Pending, Reply, Session, Tool
+from engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from engine.middleware import Cache
+from tests.support.engines import keeping, registry, requests_of, running, said, serving
+from tests.support.present import present
+from tests.support.scripted import CAPABILITIES, Say, scripted_type
+from tests.support.virtual_time import run_virtual
+
+pytestmark = pytest.mark.anyio
+
+WORK = Say(calls=[("work", {})])
+PIXEL = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(8), media_type="image/png")
+both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+
+
+class Stage:
+    """The session of a test, which tools and replies may steer while its turn is under way."""
+
+    session: Session
+
+    def opened(self, engine: Engine, *, during_work: Sequence[str] = (), **options: Any) -> Session:
+        """A session whose tool `work` says these texts when it runs first, or does what `act` does."""
+        acts = self.steers(*during_work)
+        self.session = engine.session(options.pop("model", "s:m"), tools=[self.tool(acts)], **options)
+        return self.session
+
+    def tool(self, act: Callable[[], Awaitable[object]], name: str = "work") -> Tool:
+        async def work(arguments: object) -> str:
+            await act()
+            return "worked"
+
+        return Tool(ToolDefinition(name), work)
+
+    def steers(self, *texts: str) -> Callable[[], Awaitable[None]]:
+        """A function that says these texts when it is first called."""
+        left = list(texts)
+
+        async def act() -> None:
+            while left:
+                self.session.steer(left.pop(0))
+
+        return act
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def spoken(messages: Sequence[Message]) -> list[str]:
+    """Each message as its role and its text."""
+    return [f"{message.role} {message.text}".strip() for message in messages]
+
+
+def texts(messages: Sequence[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+# -- when it is delivered
+
+
+@both_ways
+async def test_a_message_comes_after_the_tools_and_before_the_next_call(stage: Stage, streamed: bool) -> None:
+    """The model gets it with the results; the history has it there, and so has the bus."""
+    async with running(WORK, Say("Rome it is.")) as (engine, events):
+        session = stage.opened(engine, during_work=["Only Rome."])
+        await said(session, "Look.", streamed=streamed)
+        told = ["user Look.", "assistant", "tool", "user Only Rome."]
+        assert spoken(requests_of(engine)[1].messages) == told
+        assert spoken(session.messages) == [*told, "assistant Rome it is."]
+        assert [message.steers for message in session.messages] == [False, False, False, True, False]
+        appended = [each for each in events.take() if isinstance(each.data, SessionMessageAppended)]
+        assert [each.data.message for each in appended] == list(session.messages)  # type: ignore[attr-defined]
+        assert len({each.turn_id for each in appended}) == 1
+
+
+@both_ways
+async def test_a_message_during_the_last_reply_is_answered_with_one_step_more(
+    stage: Stage, streamed: bool
+) -> None:
+    """The turn would have ended there; it goes on, and its reply is the last one."""
+    async with running(Say("Hello.", pause=stage.steers("In French.")), Say("Bonjour.")) as (engine, events):
+        session = stage.opened(engine)
+        reply = await said(session, "Greet.", streamed=streamed)
+        assert reply.text == "Bonjour."
+        assert texts(session.messages) == ["Greet.", "Hello.", "In French.", "Bonjour."]
+        ends = [each.data for each in events.take() if each.topic == "session.turn_completed"]
+        assert [(each.status, each.calls) for each in ends] == [("completed", 2)]  # type: ignore[attr-defined]
+
+
+async def test_messages_that_wait_are_delivered_together_in_their_order(stage: Stage) -> None:
+    """One step takes all of them, and the next takes none again."""
+    async with running(WORK, WORK, Say("done")) as (engine, _):
+        session = stage.opened(engine, during_work=["a", "b", "c"])
+        await session.send("go", max_tool_rounds=5)
+        assert texts(requests_of(engine)[1].messages)[-3:] == ["a", "b", "c"]
+        assert texts(session.messages) == ["go", "", "", "a", "b", "c", "", "", "done"]
+
+
+async def test_a_message_gets_its_id_at_once(stage: Stage) -> None:
+    """What steer() gives back is found in the history."""
+    async with running(WORK, Say("done")) as (engine, _):
+        session = stage.opened(engine)
+        stage.session.tools = [stage.tool(lambda: noted(session.steer("more")))]
+        kept: list[Message] = []
+
+        async def noted(message: Message) -> None:
+            kept.append(message)
+
+        await session.send("go")
+        assert kept[0] in session.messages
+
+
+def test_a_plain_tool_may_steer_from_its_thread(stage: Stage) -> None:
+    """Any thread may say more."""
+
+    async def act_it() -> None:
+        async with running(WORK, Say("done")) as (engine, _):
+            session = stage.opened(engine)
+
+            def work(arguments: object) -> str:
+                session.steer("from a thread")
+                return "worked"
+
+            session.tools = [Tool(ToolDefinition("work"), work)]
+            await session.send("go")
+            assert texts(session.messages) == ["go", "", "", "from a thread", "done"]
+
+    anyio.run(act_it)  # threads need the real time
+
+
+async def test_a_turn_that_waits_gets_it_with_its_own_message(stage: Stage) -> None:
+    """A stream's steer() goes to its own turn; the session's goes to the turn that runs."""
+    async with running(WORK, Say("one"), Say("two")) as (engine, _):
+        session = stage.opened(engine, during_work=["to the first"])
+        async with session.stream("first") as first, session.stream("second") as second:
+            second.steer("to the second")
+            await first.message()
+            await second.message()
+        assert [text for text in texts(session.messages) if text] == [
+            *("first", "to the first", "one"),
+            *("second", "to the second", "two"),
+        ]
+
+
+async def test_a_session_whose_turn_is_about_to_end_steers_the_next(stage: Stage) -> None:
+    """A turn that was cancelled takes nothing more; the one that waits behind it does."""
+    async with running(WORK, Say("two")) as (engine, _):
+        session = stage.opened(engine)
+
+        async def act() -> None:
+            await session.cancel()
+            session.steer("more")
+            await anyio.sleep(1)
+
+        session.tools = [stage.tool(act)]
+        async with session.stream("first") as first, session.stream("second") as second:
+            with pytest.raises(CancelledError):
+                await first.message()
+            await second.message()
+        assert first.undelivered == second.undelivered == ()
+        assert texts(requests_of(engine)[1].messages)[-2:] == ["second", "more"]
+
+
+async def test_a_reply_that_paused_goes_on_before_it_is_steered(stage: Stage) -> None:
+    """A provider wants back what it paused with, and nothing behind it."""
+    pausing = Say("Searching.", pause=stage.steers("Be quick."))
+    pausing.reply = msgspec.structs.replace(pausing.reply, stop=StopReason.PAUSE_TURN)
+    async with running(pausing, Say("Found."), Say("There.")) as (engine, _):
+        await stage.opened(engine).send("Search.")
+        assert [texts(each.messages)[-1] for each in requests_of(engine)] == ["Search.", "Searching.", "Be quick."]
+
+
+async def test_a_stream_shows_where_the_message_came(stage: Stage) -> None:
+    """Between the end of a step and the next reply, in a function's stream, too; the result has the message."""
+    async with running(WORK, Say("done")) as (engine, _):
+        tools = [stage.tool(lambda: more())]
+        result = engine.stream("s:m", "go", tools=tools)
+
+        async def more() -> None:
+            result.steer("more")
+
+        events = [event async for event in result]
+        shown = [event.type for event in events]
+        place = shown.index("user.message")
+        assert shown[place - 1 : place + 2] == ["step.finish", "user.message", "message.start"]
+        again = [event.type async for event in engine.attach(result.stream_id)]
+        assert again.count("user.message") == 1
+        whole = await result.result()
+        assert texts(whole.messages) == ["go", "", "", "more", "done"]
+        assert whole.undelivered == ()
+
+
+async def test_a_turn_goes_on_with_answers_before_it_is_steered(stage: Stage) -> None:
+    """The open calls get their results first, and are not closed by what is said."""
+    async with running(WORK, Say("done")) as (engine, _):
+        session = stage.opened(engine, approve=lambda request: Pending())
+        await session.send("go")
+        async with session.submit_stream({session.pending_calls[0].id: Approved()}) as turn:
+            turn.steer("more")
+            await turn.message()
+        assert spoken(session.messages) == ["user go", "assistant", "tool", "user more", "assistant done"]
+
+
+async def test_an_image_goes_to_a_model_that_takes_it(stage: Stage) -> None:
+    """What steers a turn must be told to the model: a fallback takes over, or the turn fails."""
+    blind = msgspec.structs.replace(CAPABILITIES, supports_images=False)
+    for others in ({"t": scripted_type(Say("A dot."))}, {}):
+        models = serving(s=scripted_type(WORK, capabilities=blind), **others)
+        async with Engine(models=models, trace=False) as engine:
+            session = engine.session(ModelChoice(among=tuple(models.models)))
+
+            async def act(session: Session = session) -> None:
+                session.steer([PIXEL])
+
+            session.tools = [stage.tool(act)]
+            if others:
+                assert (await session.send("go")).text == "A dot."
+            else:
+                with pytest.raises(CapabilityError) as caught:
+                    await session.send("go")
+                assert present(caught.value.turn).undelivered[0].content == (PIXEL,)
+
+
+# -- what is not delivered
+
+
+async def test_a_fallback_is_told_once(stage: Stage) -> None:
+    """Each model that is asked gets the message, and the history has it once."""
+    async with running(WORK, Say(fails=ServerError("no")), t=[Say("done")]) as (engine, _):
+        session = stage.opened(engine, model=["s:m", "t:m"], during_work=["more"])
+        await session.send("go")
+        sent = [requests_of(engine)[1], requests_of(engine, "t")[0]]
+        assert [texts(each.messages).count("more") for each in sent] == [1, 1]
+        assert texts(session.messages) == ["go", "", "", "more", "done"]
+
+
+@both_ways
+async def test_what_no_model_has_answered_stays_the_hosts(stage: Stage, streamed: bool) -> None:
+    """The history ends with the results, so that the turn can go on; the error has the message."""
+    script = WORK, Say(fails=ServerError("no")), Say("done"), Say("yes")
+    async with running(*script) as (engine, _):
+        session = stage.opened(engine, during_work=["more"])
+        with pytest.raises(ServerError) as caught:
+            await said(session, "go", streamed=streamed)
+        (undelivered,) = present(caught.value.turn).undelivered
+        assert undelivered.text == "more"
+        assert spoken(session.messages) == ["user go", "assistant", "tool"]
+        assert (await session.submit({})).text == "done"
+        assert (await session.send(undelivered.content)).text == "yes"
+
+
+async def test_a_reply_that_breaks_off_was_steered(stage: Stage) -> None:
+    """A part of the answer came, so the history has the message before it."""
+    async with running(WORK, Say("I would", fails=ServerError("broke"))) as (engine, _):
+        session = stage.opened(engine, during_work=["more"])
+        async with session.stream("go") as turn:
+            with pytest.raises(ServerError):
+                await turn.message()
+        assert turn.undelivered == ()
+        assert spoken(session.messages)[-2:] == ["user more", "assistant I would"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout", "close"])
+@both_ways
+async def test_a_turn_that_is_ended_gives_its_messages_back(stage: Stage, how: str, streamed: bool) -> None:
+    """The error has them, and the turn takes no more."""
+    async with running(WORK) as (engine, _):
+        session = stage.opened(engine)
+
+        async def act() -> None:
+            session.steer("more")
+            if how == "close":
+                closing.start_soon(engine.aclose)
+            elif how == "cancel":
+                await session.cancel()
+                with pytest.raises(NoTurnRunning, match="was cancelled"):
+                    session.steer("too late")
+            await anyio.sleep(60)
+
+        session.tools = [stage.tool(act)]
+        async with anyio.create_task_group() as closing:
+            with pytest.raises(CallboardError) as caught:
+                await said(session, "go", streamed=streamed, timeout_seconds=5 if how == "timeout" else None)
+        assert texts(present(caught.value.turn).undelivered) == ["more"]
+        assert "more" not in texts(session.messages)
+        with pytest.raises(NoTurnRunning, match="send"):
+            session.steer("later")
+
+
+@pytest.mark.parametrize("status", ["max_tool_rounds", "stopped", "awaiting_tools"])
+@both_ways
+async def test_a_turn_that_stops_for_another_reason_gives_its_messages_back(
+    stage: Stage, status: str, streamed: bool
+) -> None:
+    """Its limit, its condition and an open call stand; the reply has the message."""
+    script = {
+        "max_tool_rounds": [WORK, Say(calls=[("work", {})], pause=stage.steers("more"))],
+        "stopped": [WORK],
+        "awaiting_tools": [Say(calls=[("work", {}), ("ask", {})])],
+    }[status]
+    async with running(*script) as (engine, _):
+        session = stage.opened(engine, during_work=[] if status == "max_tool_rounds" else ["more"])
+        session.tools = [*session.tools, Tool(ToolDefinition("ask"))]
+        options: dict[str, Any] = {"stop_when": lambda steps: True} if status == "stopped" else {}
+        reply = await said(session, "go", streamed=streamed, **options)
+        assert isinstance(reply, Reply)
+        assert (reply.status, texts(reply.undelivered)) == (status, ["more"])
+        assert "more" not in texts(session.messages)
+
+
+async def test_a_result_has_what_was_not_delivered(stage: Stage) -> None:
+    """Whoever asks for the result of a stream need not look elsewhere."""
+    async with running(WORK) as (engine, _):
+        tools = [stage.tool(lambda: more())]
+        result = engine.stream("s:m", "go", tools=tools, stop_when=lambda steps: True)
+
+        async def more() -> None:
+            result.steer("more")
+
+        assert texts((await result.result()).undelivered) == texts(result.undelivered) == ["more"]
+
+
+async def test_where_nothing_is_under_way_there_is_nothing_to_steer(stage: Stage) -> None:
+    """An idle session, a turn that is over, a stream that was closed, and a request with one reply say so."""
+    async with running(Say("a"), Say("b")) as (engine, _):
+        session = stage.opened(engine)
+        with pytest.raises(NoTurnRunning, match=r"no turn of session ses_.* send\(\)"):
+            session.steer("more")
+        async with session.stream("go") as turn:
+            await turn.message()
+            with pytest.raises(NoTurnRunning, match="is over"):
+                turn.steer("more")
+        unused = session.stream("go")
+        await unused.aclose()
+        with pytest.raises(NoTurnRunning, match="was closed"):
+            unused.steer("more")
+        one = engine.stream(
+            CanonicalRequest(request_id="", messages=(Message.user("go"),), model="s:m", max_output_tokens=64)
+        )
+        with pytest.raises(NoTurnRunning, match="one reply"):
+            one.steer("more")
+        assert (await one.message()).text == "b"
+
+
+async def test_an_empty_message_is_refused(stage: Stage) -> None:
+    """The turn goes on as if nothing had been said."""
+    async with running(WORK, Say("done")) as (engine, _):
+        session = stage.opened(engine)
+
+        async def act() -> None:
+            with pytest.raises(ValueError, match="empty"):
+                session.steer(" ")
+
+        session.tools = [stage.tool(act)]
+        assert (await session.send("go")).text == "done"
+
+
+# -- what is kept
+
+
+async def test_a_session_that_is_resumed_forked_or_exported_shows_it(stage: Stage, tmp_path: Path) -> None:
+    """The history says which messages steered a turn, in another engine, too."""
+    path = tmp_path / "trace.db"
+    async with keeping(path, WORK, Say("done")) as engine:
+        session = stage.opened(engine, during_work=["more"])
+        await session.send("go")
+        before, document = session.messages, session.export()
+        assert session.fork().messages == before
+    assert [message.steers for message in before] == [False, False, False, True, False]
+    async with keeping(path) as engine:
+        assert (await engine.resume(session.id)).messages == before
+        assert (await engine.import_session(document, session_id="ses_copy")).messages == before
+
+
+async def test_the_trace_says_so_without_the_content(stage: Stage, tmp_path: Path) -> None:
+    """The stored event of the message is marked; those of other messages are as they were."""
+    async with running(WORK, Say("done"), store=tmp_path / "trace.db") as (engine, _):
+        session = stage.opened(engine, during_work=["secret"])
+        await session.send("go")
+        await engine.flush()
+        store = present(engine.store)
+        stored = [each.data for each in await store.events(limit=None)]
+        appended = [each.message for each in stored if isinstance(each, SessionMessageAppended)]
+        assert [(message.steers, message.text) for message in appended][3] == (True, "")
+        assert sum(message.steers for message in appended) == 1
+
+
+# -- what else looks at messages
+
+
+@pytest.mark.parametrize("policy", [LastTurns(1), Truncate(), Summarise(keep_turns=1)])
+async def test_a_turn_that_was_steered_is_one_turn_to_a_policy(stage: Stage, policy: ContextPolicy) -> None:
+    """The question stays before the message that steered its turn, now and in later turns."""
+    async with running(Say("0"), WORK, Say("1"), Say("2"), Say("3")) as (engine, _):
+        session = stage.opened(engine, during_work=["more"], context=policy)
+        await session.send("before")
+        await session.send("go")
+        assert texts(requests_of(engine)[2].messages)[-4:] == ["go", "", "", "more"]
+        places = Conversation(
+            messages=session.messages,
+            context=Context(),
+            too_long=True,
+            limit=None,
+            estimate=len,
+            ask=never_asked,
+        ).turns
+        assert [session.messages[place].text for place in places] == ["before", "go"]
+
+
+async def never_asked(text: str) -> str:
+    raise AssertionError(text)
+
+
+async def test_a_cache_knows_a_steered_request_from_another(stage: Stage) -> None:
+    """The same turn again is answered from the cache; with a message more it is asked."""
+    cache = Cache()
+    script = WORK, Say("plain"), Say("steered")
+    async with running(*script, middleware=[cache]) as (engine, _):
+        said_meanwhile: list[list[str]] = [[], ["more"], ["more"]]
+        replies = [(await stage.opened(engine, during_work=more).send("go")).text for more in said_meanwhile]
+        assert replies == ["plain", "steered", "steered"]
+        assert (cache.misses, cache.hits) == (3, 3)
+
+
+async def test_an_object_is_steered_like_any_reply(stage: Stage) -> None:
+    """The object is read from the answer to the last message."""
+    async with running(WORK, Say('{"n": 2}')) as (engine, _):
+        stream = engine.stream_object("s:m", "go", schema=dict[str, int], tools=[stage.tool(lambda: more())])
+
+        async def more() -> None:
+            stream.steer("Two.")
+
+        assert await stream.object() == {"n": 2}
+        assert texts((await stream.result()).messages)[-2] == "Two."
+        with pytest.raises(NoTurnRunning):
+            stream.steer("Three.")
+
+
+# -- any order
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What happens in one turn: each reply calls the tool or not, fails or not, and what is said meanwhile."""
+
+    replies: tuple[tuple[bool, bool, int, int], ...]
+    cancelled_at: int | None
+
+
+plans = st.builds(
+    Plan,
+    replies=st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=5
+    ).map(tuple),
+    cancelled_at=st.none() | st.integers(0, 4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=plans, streamed=st.booleans())
+def test_each_message_is_in_the_history_or_the_hosts(plan: Plan, streamed: bool) -> None:
+    """Whatever happens, what was taken is there once: in the history in its order, or among the undelivered."""
+
+    async def act_it() -> None:
+        stage, taken, step = Stage(), list[str](), iter(range(100))
+
+        def say(count: int) -> None:
+            for _ in range(count):
+                with contextlib.suppress(NoTurnRunning):
+                    taken.append(stage.session.steer(f"message {len(taken)}").text)
+
+        script = []
+        for calls, fails, during_reply, _ in plan.replies:
+            pending = [during_reply]
+
+            async def pause(pending: list[int] = pending) -> None:
+                say(pending.pop() if pending else 0)
+
+            failure = ServerError("no") if fails else None
+            script.append(Say("text", calls=[("work", {})] if calls else [], fails=failure, pause=pause))
+        script += [Say(f"end {number}") for number in range(10)]
+
+        async def work() -> None:
+            number = next(step)
+            say(plan.replies[number][3] if number < len(plan.replies) else 0)
+            if number == plan.cancelled_at:
+                await stage.session.cancel()
+
+        async with Engine(models=registry(*script), trace=False) as engine:
+            session = stage.session = engine.session("s:m", tools=[stage.tool(work)])
+            try:
+                reply = await said(session, "go", streamed=streamed, max_tool_rounds=3)
+                undelivered = reply.undelivered  # type: ignore[attr-defined]
+            except CallboardError as error:
+                undelivered = present(error.turn).undelivered
+            delivered = [message.text for message in session.messages if message.steers]
+            assert delivered + texts(undelivered) == taken
+
+    run_virtual(act_it)

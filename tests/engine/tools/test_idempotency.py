@@ -1,0 +1,149 @@
+"""The key that a call of a tool keeps: over approvals, restarts and kills, and different from all other calls."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters import Message, Role, ToolUseBlock
+from engine import Approved, Pending, ToolContext, tool
+from engine.tools.idempotency import idempotency_key
+from tests.support.engines import keeping, registry, running
+from tests.support.programs import ended
+from tests.support.scripted import Say
+
+pytestmark = pytest.mark.anyio
+
+keys: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_keys() -> None:
+    keys.clear()
+
+
+@tool
+async def pay(euros: int, context: ToolContext) -> str:
+    """Pay."""
+    keys.append(context.idempotency_key)
+    return f"paid {euros}"
+
+
+PAY = Say(calls=[("pay", {"euros": 5})])
+TWICE = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 5})])
+
+
+async def test_each_call_has_a_key_of_its_own() -> None:
+    """Two calls of one reply, the same call in a later round, and one in a later turn: all are different."""
+    async with running(TWICE, PAY, Say("done"), PAY, Say("done")) as (engine, _):
+        session = engine.session("s:m", tools=[pay])
+        await session.send("go", max_tool_rounds=5)
+        await session.send("go", max_tool_rounds=5)
+    assert len(keys) == len(set(keys)) == 4
+    assert all(str(UUID(key)) == key for key in keys)
+
+
+async def test_a_call_of_generate_has_a_key() -> None:
+    """Without a session there is a message all the same, and each has its own id."""
+    async with running(PAY, Say("done"), PAY, Say("done")) as (engine, _):
+        await engine.generate("s:m", "go", tools=[pay])
+        await engine.generate("s:m", "go", tools=[pay])
+    assert len(set(keys)) == 2
+
+
+async def test_an_approved_call_has_the_same_key_in_another_process(tmp_path: Path) -> None:
+    """Whoever resumes the session and runs the call gets the key that every other run of it would have."""
+    path = tmp_path / "trace.db"
+    models = registry(PAY, Say("done"), Say("done"))
+    async with keeping(path, models=models) as engine:
+        session = engine.session("s:m", tools=[pay], approve=lambda request: Pending())
+        await session.send("go")
+        fork, document = session.fork(), session.export()
+        expected = idempotency_key(session.id, session.messages, session.pending_calls[0].id)
+    async with keeping(path, models=models) as engine:
+        session = await engine.resume(session.id, tools=[pay])
+        await session.submit({session.pending_calls[0].id: Approved()})
+    async with keeping(tmp_path / "other.db", models=models) as engine:
+        session = await engine.import_session(document, tools=[pay])
+        await session.submit({session.pending_calls[0].id: Approved()})
+    assert keys == [expected, expected]
+    assert idempotency_key(fork.id, fork.messages, fork.pending_calls[0].id) != expected, "it is another call"
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.engine.tools.test_idempotency import PAY
+from tests.support.engines import keeping
+from callboard import ToolContext, tool
+
+@tool
+async def pay(euros: int, context: ToolContext) -> str:
+    "Pay."
+    print(context.idempotency_key, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with keeping(Path(sys.argv[1]), PAY) as engine:
+        await engine.session("s:m", session_id="x", tools=[pay]).send("go")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+async def test_a_call_that_was_killed_while_it_ran_has_its_key_again(tmp_path: Path) -> None:
+    """The next process finds the call open, runs it again, and the payment is made once."""
+    killed = ended(KILLED, tmp_path / "trace.db")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with keeping(tmp_path / "trace.db", Say("done")) as engine:
+        session = await engine.resume("x", tools=[pay])
+        assert (await session.submit({session.pending_calls[0].id: Approved()})).text == "done"
+    assert keys == [killed.stdout.strip()]
+
+
+async def test_steering_a_turn_changes_no_key() -> None:
+    """What is said between two tools is no part of a call."""
+    async with running(TWICE, Say("done")) as (engine, _):
+        session = engine.session("s:m", tools=[pay])
+        async with session.stream("go") as turn:
+            turn.steer("more")
+            await turn.message()
+        made_by = session.messages[2]
+        before = [idempotency_key(session.id, session.messages[:3], call.id) for call in made_by.tool_uses]
+    assert keys == before
+
+
+def test_a_context_that_a_test_makes_has_a_key() -> None:
+    """A function can be tried alone."""
+    one, other = (ToolContext(tool_call_id=name, tool_name="pay").idempotency_key for name in ("tu_1", "tu_2"))
+    assert one != other
+
+
+def test_the_key_never_changes() -> None:
+    """A key that waits for its approval in some trace file must be the same with the next version of Callboard."""
+    reply = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "pay", {}),), id="msg_1")
+    assert idempotency_key("ses_1", [reply], "tu_1") == "a1043eb1-c0d9-5e45-bc79-401386d90aa9"
+    nameless = msgspec.structs.replace(reply, id=None)
+    assert len({idempotency_key("ses_1", [nameless] * count, "tu_1") for count in (1, 2)}) == 2
+
+
+ids = st.text(max_size=6)
+
+
+@given(one=st.tuples(ids, ids, ids), other=st.tuples(ids, ids, ids))
+def test_different_calls_have_different_keys(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
+    """Session, message and id of a call are told apart, however they are written."""
+
+    def key(session: str, message: str, call: str) -> str:
+        return idempotency_key(session, [Message(Role.ASSISTANT, (), id=message or "m")], call)
+
+    same = (one[0], one[1] or "m", one[2]) == (other[0], other[1] or "m", other[2])
+    assert (key(*one) == key(*other)) is same
