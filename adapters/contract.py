@@ -76,6 +76,11 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     api_key_env: str | None = None
     """The variable that the key came from. Without a `base_url` it tells whose key it is, and a key that may be of
     another vendor is refused."""
+    keys: Mapping[str, str | KeySource] = msgspec.field(default_factory=dict)
+    """Further keys by names of the host's, such as one for each tenant. A call that says ``key=`` uses the one of
+    that name and no other."""
+    key_pool: Sequence[str] = ()
+    """The names of those `keys` over which the calls are spread that name none, in place of `api_key`."""
 
     def __repr__(self) -> str:
         key = None if self.api_key is None else "***"
@@ -183,6 +188,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the reply, for its stream events; made up if empty."""
     session_id: str = ""
     """The session, for logs and so that later calls find its prompt cached. Never sent as it is."""
+    key: str | None = None
+    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
     max_retries: int | None = None
     """Replaces `AdapterConfig.max_retries`."""
     retry: RetryPolicy | None = None
@@ -276,6 +283,8 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     """The attempt's number, from 1."""
     reason: AttemptReason = "first"
     """Why it is made."""
+    key: str | None = None
+    """The name of the key that is sent; None for the adapter's own key, which has no name."""
 
 
 class AttemptResent(msgspec.Struct, frozen=True):

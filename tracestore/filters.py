@@ -16,7 +16,7 @@ CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
-    *("served_model", "error_class", "stop_reason", "operation"),
+    *("served_model", "error_class", "stop_reason", "operation", "key"),
 )
 """Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
 
@@ -54,6 +54,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The least cost in nano-USD, the current one or that of the version asked for."""
     operation: str | None = None
     """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    key: str | None = None
+    """The name of the key that was sent."""
     unknown: bool = False
     """True: only calls of which not even the usage is known, see `CostRow`."""
 

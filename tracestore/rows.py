@@ -56,6 +56,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     """The ``provider:name`` whose prices apply, if another's do."""
     operation: str = "chat"
     """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    key: str | None = None
+    """The name of the key that was sent; None for the adapter's own key, which has no name."""
     streamed: bool | None = None
     """Whether the reply was asked for as a stream."""
     routing: RoutingDecision | None = None
@@ -300,5 +302,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the picture."""
     audio: bool | None = None
     """Whether it makes sound."""
+    key: str | None = None
+    """The name of the key that it was created with."""
     counted: Cost | None = None
     """The cost of the job, as soon as a call of its own says so."""

@@ -106,6 +106,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How the vectors come over the wire; None is the best way that the provider has."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that are merged into the body, by the name of a protocol or a provider."""
+    key: str | None = None
+    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
     max_retries: int | None = None
     """The attempts after the first; None is the configuration's number."""
     retry: RetryPolicy | None = None

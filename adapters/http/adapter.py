@@ -28,6 +28,7 @@ from ..embeddings.http import HttpEmbeddings
 from ..health import AdapterHealth, AdapterStatistics
 from ..images.contract import ImageCapabilities, ImageRequest, ImageResponse
 from ..images.http import HttpImages
+from ..keys.keyring import Keyring
 from ..replies.whole import WholeStream
 from ..requests.emulation import read_response
 from ..requests.settings import read_options
@@ -101,6 +102,11 @@ class HttpAdapter:
     def base_url(self) -> str:
         """The server's address, normalised."""
         return self.wire.base_url
+
+    @property
+    def keys(self) -> Keyring:
+        """The keys, by name, and those of them that rest."""
+        return self.client.keys
 
     # -- conversations
 
@@ -224,7 +230,7 @@ class HttpAdapter:
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
         """See `VideoAdapter.delete_video`."""
-        return await self._that_has(self._videos, "make videos").delete(job_id)
+        return await self._that_has(self._videos, "make videos").delete(job_id, self._wire_name(model))
 
     def get_video_capabilities(self, model: str) -> VideoCapabilities:
         """See `VideoAdapter.get_video_capabilities`."""
@@ -243,7 +249,7 @@ class HttpAdapter:
 
 def _base_url(config: AdapterConfig, name: str, kind: type[ChatWire]) -> str:
     """The normalised address; the key's owner and the options are checked first. Raises ConfigurationError."""
-    if not config.base_url and (secrets(config) or config.api_key or config.api_key_env):
+    if not config.base_url and (secrets(config) or config.api_key or config.api_key_env or config.keys):
         check_key_goes_home(name, config.api_key_env, kind.default_base_url, of_many=kind.protocol_of_many)
     if kind.options_type is not None:
         read_options(config.options, kind.options_type, name=name, type_name=kind.default_name)

@@ -14,7 +14,14 @@ from typing import NamedTuple, Protocol, TypeVar
 import anyio
 
 from bus.backend import current_time, new_scope
-from bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    CancelledError,
+    InvalidRequestError,
+    RequestTimeoutError,
+)
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import (
@@ -27,7 +34,7 @@ from ..contract import (
     AttemptStarted,
     RetryPolicy,
 )
-from ..keys.key import KnownKey
+from ..keys.key import Key, KnownKey
 from ..transport.key_masking import mask_error
 from ..transport.transport import HttpRequest
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
@@ -54,6 +61,10 @@ class AttemptTerms(Protocol):
 
     @property
     def request_id(self) -> str: ...
+    @property
+    def wire_model(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
     @property
     def max_retries(self) -> int | None: ...
     @property
@@ -94,7 +105,8 @@ class HttpAttempts:
         self._terms = terms
         self._key = client.keys.own
         self._known_key: KnownKey | None = None  # as the current attempt was sent with it
-        self._key_replaced = False
+        self._tried_keys: set[str] = set()  # of a pool, and refused or limited in this call
+        self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
@@ -134,6 +146,7 @@ class HttpAttempts:
 
         Raises:
             CancelledError: The request was cancelled.
+            ConfigurationError: There is no key of the name that the request says.
             InvalidRequestError: Another request of this id is under way.
         """
         if self.attempt == 0:
@@ -144,11 +157,13 @@ class HttpAttempts:
             self._deadline = current_time() + self.timeout_seconds
         if self.cancelled:
             raise self._cancelled_error()
+        if self._next_reason != "key":
+            self._key = self._choose_key() or self._key
         self.attempt += 1
         self.sent = False
         self._first_event_told = False
         self.prepare_attempt()
-        self.report(AttemptStarted(self.attempt, self._next_reason))
+        self.report(AttemptStarted(self.attempt, self._next_reason, self._key.name))
 
     async def prepare_request(self, call: WireCall, *, accept: str = "application/json") -> HttpRequest:
         """The HTTP request of the current attempt, with the key as it is now.
@@ -255,22 +270,57 @@ class HttpAttempts:
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
 
     async def _reason_to_repeat(self, error: AdapterError) -> AttemptReason | None:
-        """Why the attempt is repeated at once: with a new key, or mended. None if it isn't."""
-        if isinstance(error, AuthError) and await self._has_new_key():
-            return "key"
+        """Why the attempt is repeated at once: with another key, or mended. None if it isn't."""
+        if not self.out_of_time():
+            if _refuses_key(error) and await self._has_new_key():
+                return "key"
+            if self._key.name is not None and self._has_other_key(self._key.name, error):
+                return "key"
         return "repair" if self.mend(error) else None
 
     async def _has_new_key(self) -> bool:
         """Whether there is a new value of a key that was refused. It is looked for once in a call."""
-        known, self._known_key = self._known_key, None
-        if known is None or self._key_replaced or self._key.source is None or self.out_of_time():
+        key, known, self._known_key = self._key, self._known_key, None
+        if known is None or key.source is None or key.name in self._keys_replaced:
             return False
-        self._key_replaced = True
+        self._keys_replaced.add(key.name)
         try:
-            return await self.wait(lambda: self._key.replaced(known), what="another key")
+            return await self.wait(lambda: key.replaced(known), what="another key")
         except AdapterError as failure:
             self.identify(failure)
             raise
+
+    def _has_other_key(self, name: str, error: AdapterError) -> bool:
+        """Let a key rest that is to blame for a failure. True if another key of the pool takes its place."""
+        now_us = self.client.clock.now_us()
+        if not self.client.keys.rests.failed(name, self._terms.wire_model, error, now_us):
+            return False
+        self._tried_keys.add(name)
+        other = self._choose_key()
+        if other is None or other is self._key:
+            return False
+        self._key = other
+        return True
+
+    def _choose_key(self) -> Key | None:
+        """The key of the next attempt; None if the call has tried all that are ready."""
+        terms, client = self._terms, self.client
+        if terms.key is None and client.keys.unnamed is not None:
+            return client.keys.unnamed
+        session = getattr(terms, "session_id", "")
+        return client.keys.choose(
+            terms.key, session, terms.wire_model, client.clock.now_us(), without=self._tried_keys
+        )
+
+    @property
+    def key_name(self) -> str | None:
+        """The name of the current attempt's key; None for the adapter's own key."""
+        return self._key.name
+
+    def key_was_taken(self) -> None:
+        """Take note that the provider took the key of the current attempt."""
+        if self._key.name is not None:
+            self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
 
     def _failed(self, error: AdapterError, delay: float) -> None:
         self.sent = False
@@ -329,6 +379,11 @@ class HttpAttempts:
             self._scope.cancel()
         elif self.on_cancel is not None:
             await self.on_cancel()
+
+
+def _refuses_key(error: AdapterError) -> bool:
+    """Whether a provider took the key for no valid one, and not for one that may not do what was asked."""
+    return isinstance(error, AuthError) and not isinstance(error, AccessDeniedError)
 
 
 def given(own: float | None, default: float) -> float:

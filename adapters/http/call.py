@@ -74,6 +74,7 @@ class HttpCall(HttpAttempts):
         reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply")
         if reply.status >= 300:
             raise client.error_of(body, reply)
+        self.key_was_taken()
         self.read_whole(body, reply)
         self.first_event()
         return self.response(written, reply)
@@ -90,6 +91,7 @@ class HttpCall(HttpAttempts):
         self.sent = True
         reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply")
         if reply.status < 300:
+            self.key_was_taken()
             return written, reply
         try:
             body = await self.wait(lambda: read_error_body(reply), limit, what="the error's body")

@@ -65,6 +65,7 @@ async def fetch(
         reply, body = await attempts.wait(lambda: exchange(client.transport, request), what="the reply")
         if reply.status >= 300:
             raise client.error_of(body, reply)
+        attempts.key_was_taken()
         headers = masked_headers(reply.headers, client.secrets)
         return _read(client, body, headers, read), SingleReply(body, headers)
     except AdapterError as error:

@@ -93,6 +93,8 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The model's word for the file's format, such as ``webp``."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that are merged into the body, by the name of a protocol or a provider."""
+    key: str | None = None
+    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
     max_retries: int | None = None
     """The attempts after the first; None is the configuration's number. A request that may have been carried out
     is never sent again.

@@ -27,12 +27,16 @@ def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
     key = config.api_key
     if isinstance(key, str):
         key = _clean(key, f"{name}: api_key")
+    keys = {
+        each: _clean(given, f"{name}: keys[{each!r}]") if isinstance(given, str) else given
+        for each, given in config.keys.items()
+    }
     headers = {
         header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
     }
-    if key == config.api_key and headers == config.extra_headers:
+    if key == config.api_key and headers == config.extra_headers and keys == config.keys:
         return config
-    return msgspec.structs.replace(config, api_key=key, extra_headers=headers)
+    return msgspec.structs.replace(config, api_key=key, extra_headers=headers, keys=keys)
 
 
 def check_sendable(headers: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ _SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
 
 def given_keys(config: AdapterConfig) -> list[str]:
     """The keys whose values stand in a configuration. Those that a function gives aren't known yet."""
-    return [key for key in (config.api_key,) if isinstance(key, str) and key]
+    return [key for key in (config.api_key, *config.keys.values()) if isinstance(key, str) and key]
 
 
 def secrets(config: AdapterConfig) -> tuple[str, ...]:

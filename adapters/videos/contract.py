@@ -65,6 +65,8 @@ class VideoTerms(msgspec.Struct, frozen=True):
     """The size in pixels, as ``WIDTHxHEIGHT``."""
     audio: bool | None = None
     """Whether the video has sound."""
+    key: str | None = None
+    """The name of the key whose account has the job; None for the adapter's own key."""
 
 
 UNKNOWN_TERMS = VideoTerms()
@@ -93,6 +95,8 @@ class VideoRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the video has sound."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Fields that are merged into the body, by the name of a protocol or a provider."""
+    key: str | None = None
+    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
     max_retries: int | None = None
     """The attempts after the first; None is the configuration's number."""
     retry: RetryPolicy | None = None

@@ -16,7 +16,7 @@ from adapters.http.client import HttpClient
 from adapters.http.retry import backoff_delay
 from adapters.http.single_reply import fetch
 from adapters.http.wire_call import WireCall
-from adapters.keys.key import KnownKey
+from adapters.keys.key import Key, KnownKey
 from adapters.requests.media import read_data_url
 from adapters.transport.key_masking import mask_error
 from adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
@@ -62,6 +62,8 @@ class _JobTerms(msgspec.Struct, frozen=True):
     """The terms of a question about a job. It is asked once, and its caller may ask again."""
 
     request_id: str
+    wire_model: str
+    key: str | None
     max_retries: int | None = 0
     retry: RetryPolicy | None = None
     timeout_seconds: float | None = QUESTION_SECONDS
@@ -74,6 +76,7 @@ class HttpVideos:
         self._client = client
         self.wire = wire
         self._handed_out: set[str] = set()  # the ids of the jobs that were created here
+        self._key_of: dict[str, str] = {}  # the names of the jobs' keys, by the jobs' ids
 
     def capabilities(self, model: str) -> VideoCapabilities:
         """What a model can make, by its name on the wire."""
@@ -103,7 +106,7 @@ class HttpVideos:
                 job = msgspec.structs.replace(job, provider_request_id=reply.provider_request_id)
             self._handed_out.add(job.id)
             attempts.first_event()
-            return job
+            return self._with_key(job, attempts.key_name)
 
         attempts = HttpAttempts(client, request, on_attempt)
         return await attempts.run(attempt)
@@ -150,21 +153,30 @@ class HttpVideos:
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
             return wire.read(body, name, model, terms)
 
-        return await self._inquire(wire.retrieve(job_id), read)
+        asked = _JobTerms(self._client.clock.new_id("req"), model, terms.key)
+        return self._with_key(await self._inquire(wire.retrieve(job_id), read, asked), terms.key)
 
-    async def delete(self, job_id: str) -> bool:
+    def _with_key(self, job: VideoJob, key: str | None) -> VideoJob:
+        """The job, whose later questions are asked with the key that it was created with."""
+        if key is None:
+            return job
+        self._key_of[job.id] = key
+        return msgspec.structs.replace(job, terms=msgspec.structs.replace(job.terms, key=key))
+
+    async def delete(self, job_id: str, model: str) -> bool:
         """See `VideoAdapter.delete_video`."""
         call = self.wire.delete(job_id)
         if call is None:
             raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
         try:
-            await self._inquire(call, lambda body, headers: None)
+            asked = _JobTerms(self._client.clock.new_id("req"), model, self._key_of.get(job_id))
+            await self._inquire(call, lambda body, headers: None, asked)
         except NotFoundError:
             return False
         return True
 
-    async def _inquire(self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T]) -> T:
-        attempts = HttpAttempts(self._client, _JobTerms(self._client.clock.new_id("req")), None)
+    async def _inquire(self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T], asked: _JobTerms) -> T:
+        attempts = HttpAttempts(self._client, asked, None)
         found, _ = await attempts.run(lambda: fetch(attempts, call, read))
         return found
 
@@ -187,16 +199,16 @@ class HttpVideos:
             headers["range"] = f"bytes={start}-"
             if etag and not etag.startswith("W/"):
                 headers["if-range"] = etag
-        reply = await self._open_with_key(urljoin(client.wire.base_url + "/", address), headers)
+        key = client.keys.own if job.terms.key is None else client.keys.named(job.terms.key)
+        reply = await self._open_with_key(urljoin(client.wire.base_url + "/", address), headers, key)
         content = HttpVideoContent(reply, client.config.stream_read_timeout, client.name)
         if not content.usable(start):
             await close_reply(reply)
             raise StreamError(f"{client.name}: the server sent another part of the file than was asked for")
         return content
 
-    async def _open_with_key(self, url: str, headers: Mapping[str, str]) -> HttpReply:
+    async def _open_with_key(self, url: str, headers: Mapping[str, str], key: Key) -> HttpReply:
         """The reply to a download, which is asked for once more with a new key if there is one."""
-        key = self._client.keys.own
         known = await self._within(key.get())
         try:
             try:

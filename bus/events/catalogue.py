@@ -54,6 +54,8 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     """The money that budgets reserved for the attempt, in nano-USD; None if none was reserved."""
     reserved_tokens: int | None = None
     """The tokens that budgets reserved for the attempt; None if none were reserved."""
+    key: str | None = None
+    """The name of the key that is sent, never its value; None for the adapter's own key, which has no name."""
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
@@ -127,6 +129,8 @@ class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
     """Milliseconds from the beginning of the call to its first content."""
     resent: bool = False
     """Whether the attempt's request was sent twice, see `AttemptResent`."""
+    key: str | None = None
+    """The name of the key that was sent, see `LlmCallStarted`."""
 
 
 # -- actor.*: the life of actors under their supervisors.
@@ -378,6 +382,8 @@ class JobCreated(Event, frozen=True, kw_only=True, tag="job.created"):
     """The size of the result, if it is known."""
     audio: bool | None = None
     """Whether the result has sound, if that is known."""
+    key: str | None = None
+    """The name of the key that the job was created with; None for the adapter's own key."""
 
 
 class JobProgress(Event, frozen=True, kw_only=True, tag="job.progress"):

@@ -103,6 +103,7 @@ class CallEvents:
         self._attempt = 0
         self._attempt_open = False
         self._resent = False
+        self._key: str | None = None
         self._started_ns = 0
         self._attempt_us = 0
         self._first_token_ms: int | None = None
@@ -150,6 +151,7 @@ class CallEvents:
         match report:
             case AttemptStarted():
                 self._attempt, self._attempt_open, self._resent = report.attempt, True, False
+                self._key = report.key
                 self._attempt_us = self.context.runtime.clock.now_us()
                 self._prices = self.context.runtime.prices
                 self._publish(self._started(report))
@@ -273,6 +275,7 @@ class CallEvents:
             trace_parent=self._trace_parent,
             reserved_nano_usd=None if self.reserved is None else self.reserved.nano_usd,
             reserved_tokens=None if self.reserved is None else self.reserved.tokens,
+            key=report.key,
         )
 
     def settings(self) -> CallSettings | None:
@@ -321,6 +324,7 @@ class CallEvents:
             latency_ms=self._elapsed_ms(),
             first_token_ms=self._first_token_ms,
             resent=self._resent,
+            key=self._key,
         )
 
     def cost_of(self, usage: TokenUsage) -> Cost:

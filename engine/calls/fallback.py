@@ -13,6 +13,7 @@ from ..budgets.budgets import BudgetExceededError
 from ..models.registry import ModelRegistry
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
+from ..routing.key_standing import standing_of_key
 from ..runtime.runtime import Runtime
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ def examined(
     registry: ModelRegistry,
     named: Named,
     judge: Callable[[ProviderAdapter, Standing], Option],
+    key: str | None = None,
 ) -> Option:
     """A model that may serve, and what is known of it before anything is sent.
 
@@ -32,11 +34,14 @@ def examined(
         named: The model.
         judge: Asks the model's adapter what the model can do. A CapabilityError or a ConfigurationError that it
             raises becomes the obstacle.
+        key: The name of the key that the call is to use; None leaves it to the adapter.
     """
     entry = named.entry
-    standing = runtime.availability.standing(entry.adapter, named.model, runtime.clock.now_us())
+    now_us = runtime.clock.now_us()
+    standing = runtime.availability.standing(entry.adapter, named.model, now_us)
     try:
-        return judge(runtime.adapters.consult(registry.adapter_of(entry)), standing)
+        adapter = runtime.adapters.consult(registry.adapter_of(entry))
+        return judge(adapter, standing_of_key(standing, adapter, key, entry.wire_name, now_us))
     except (ConfigurationError, CapabilityError) as error:
         return Option(named=named, obstacle=error, standing=standing)
 

@@ -44,6 +44,9 @@ class CallOptions(TypedDict, total=False):
 
     fallback: Sequence[str] | None
     """The names of other models, tried in order. Left out, the fallbacks of models.yaml are tried."""
+    key: str | None
+    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name
+    is not asked."""
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None
@@ -74,6 +77,7 @@ class RequestBasics(TypedDict):
     """The fields that requests of all kinds have in common."""
 
     request_id: str
+    key: str | None
     provider_options: Mapping[str, Json]
     max_retries: int | None
     retry: RetryPolicy | None
@@ -221,6 +225,7 @@ class PlainCalls(Generic[A]):
         retries = options.get("max_retries")
         return {
             "request_id": request_id,
+            "key": options.get("key"),
             "provider_options": options.get("provider_options", {}),
             "max_retries": entry.max_retries if retries is None else retries,
             "retry": options.get("retry") or entry.retry,
@@ -239,7 +244,7 @@ class PlainCalls(Generic[A]):
             check(self._adapter_of(adapter, named), named)
             return Option(named=named, standing=standing)
 
-        return examined(self.runtime, self._registry, named, judge)
+        return examined(self.runtime, self._registry, named, judge, self._options.get("key"))
 
     async def first_that_works(
         self,

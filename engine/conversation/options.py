@@ -54,6 +54,9 @@ class RequestOptions(TypedDict, total=False):
     """Whether the model may ask for several tool calls at once."""
     reasoning_effort: str | None
     """The effort for reasoning, from ``none`` to ``max``."""
+    key: str | None
+    """The name of one of the adapter's keys, see `AdapterConfig.keys`. An adapter without a key of that name
+    is not asked."""
     provider_options: Mapping[str, Json]
     """Options for one provider, by the name of a protocol or an adapter."""
     max_retries: int | None

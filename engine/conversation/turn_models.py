@@ -116,7 +116,7 @@ class TurnModels:
         def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
             return self._judged(named, messages, adapter, standing)
 
-        return examined(self._turn.runtime, self.registry, named, judge)
+        return examined(self._turn.runtime, self.registry, named, judge, self._turn.options.get("key"))
 
     def _judged(
         self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, standing: Standing

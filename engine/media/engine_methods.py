@@ -142,6 +142,7 @@ class MediaMethods:
         seconds: int | None = None,
         size: str | None = None,
         audio: bool | None = None,
+        key: str | None = None,
         polling: PollPolicy | None = None,
     ) -> VideoHandle:
         """A job that was created before, also by another process, as it is now.
@@ -155,6 +156,7 @@ class MediaMethods:
             seconds: The length of the video, for its price; None is what the provider or the trace says.
             size: The size of the video, for its price; None is what the provider or the trace says.
             audio: Whether the video has sound, for its price; None is what the provider or the trace says.
+            key: The name of the key that the job was created with; None is what the trace says.
             polling: The times at which the job is looked at; None is the usual.
 
         Raises:
@@ -168,5 +170,5 @@ class MediaMethods:
 
         from .videos import resume_video
 
-        asked = VideoTerms(seconds, size, audio)
+        asked = VideoTerms(seconds, size, audio, key)
         return await resume_video(self._runtime, job_id, model, asked, polling or USUAL_POLLING)

@@ -105,6 +105,7 @@ def _created(job: VideoJob, route: Route) -> JobCreated:
         seconds=job.terms.seconds,
         size=job.terms.size,
         audio=job.terms.audio,
+        key=job.terms.key,
     )
 
 
@@ -126,6 +127,7 @@ async def resume_video(
         stored.seconds if asked.seconds is None else asked.seconds,
         stored.size if asked.size is None else asked.size,
         stored.audio if asked.audio is None else asked.audio,
+        asked.key or stored.key,
     )
     decision = RoutingDecision(
         requested=model, model=named.model, provider=entry.adapter, resolved_by=named.resolved_by, candidates=()

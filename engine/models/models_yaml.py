@@ -31,6 +31,8 @@ _ADAPTER_KEYS = {
     "api_key",
     "api_key_env",
     "api_key_file",
+    "keys",
+    "key_pool",
     "base_url",
     "timeout_seconds",
     "max_retries",
@@ -44,6 +46,7 @@ _ADAPTER_KEYS = {
     "prices_as",
     *_SHARED_KEYS,
 }
+_KEY_KEYS = {"api_key", "api_key_env", "api_key_file"}
 _MODEL_KEYS = {
     "adapter",
     "wire_name",
@@ -110,6 +113,8 @@ class Reader:
             drain_for_usage=self._number(entry, "drain_for_usage", where, 0.0),
             api_key_env=self._string(entry, "api_key_env", where),
             retry=self._retry(entry, where, RetryPolicy()),
+            keys=self._named_keys(entry, where),
+            key_pool=self._pool(entry, where),
         )
         slots = int(self._number(entry, "max_concurrency", where, 0))
         return AdapterEntry(
@@ -141,6 +146,31 @@ class Reader:
             return None, None
         key = self.environ.get(variable)
         return (key, None) if key else (None, variable)
+
+    def _named_keys(self, entry: JsonObject, where: str) -> dict[str, str | KeySource]:
+        keys: dict[str, str | KeySource] = {}
+        for name, value in self._mapping(entry.get("keys") or {}, f"{where}.keys").items():
+            place = f"{where}.keys.{name}"
+            if not isinstance(value, dict):  # which may be the key itself, so that nothing of it is said
+                raise ConfigurationError(
+                    f"{self.path}: {place}: expected api_key_env or api_key_file and its value"
+                )
+            given = self._mapping(value, place)
+            self._known(given, _KEY_KEYS, place)
+            key, missing = self._key(given, place)
+            if key is None:
+                source = f"the variable {missing} is not set" if missing else "say api_key_env or api_key_file"
+                raise ConfigurationError(f"{self.path}: {place}: there is no key: {source}")
+            keys[name] = key
+        return keys
+
+    def _pool(self, entry: JsonObject, where: str) -> tuple[str, ...]:
+        names = self._names(entry, "key_pool", where)
+        keys = self._mapping(entry.get("keys") or {}, f"{where}.keys")
+        for name in names:
+            if name not in keys:
+                self._fail(f"{where}.key_pool", f"names of {where}.keys", name)
+        return names
 
     def _model(self, name: str, value: Json, adapters: Mapping[str, AdapterEntry]) -> ModelEntry:
         where = f"models.{name}"

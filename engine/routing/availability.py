@@ -66,6 +66,7 @@ MAX_RECORDS = 4096
 
 _REFUSED_KEY = frozenset({"AuthError", "QuotaExceededError"})
 _REFUSED_MODEL = frozenset({"AccessDeniedError", "NotFoundError"})
+_OF_KEY = _REFUSED_KEY | {"AccessDeniedError", "RateLimitError"}
 
 
 class Record(msgspec.Struct):
@@ -126,6 +127,8 @@ def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
     kind = event.error_type
+    if event.key is not None and kind in _OF_KEY:
+        return "answered", "answered"  # the key rests, see `adapters.keys`, and the provider serves other keys
     if kind in _REFUSED_KEY:
         return "refused", "inconclusive"
     if kind in _REFUSED_MODEL:

@@ -116,7 +116,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ("started", "text", _moment("started_us")),
     ("finished", "text", _moment("finished_us")),
     *_ints("started_us", "finished_us", "first_token_ms", "latency_ms"),
-    *_texts("status", "operation", "reason", "provider", "model", "requested_model", "served_model"),
+    *_texts("status", "operation", "key", "reason", "provider", "model", "requested_model", "served_model"),
     ("streamed", "bool", _own("streamed")),
     *_texts("stop_reason", "raw_stop_reason", "response_id", "provider_request_id"),
     *_texts("error_class", "error_type", "error_message"),

@@ -32,6 +32,7 @@ _START_FIELDS = (
     "priced_as",
     "operation",
     "reserved_tokens",
+    "key",
 )
 _END_FIELDS = ("first_token_ms", "latency_ms", "provider_request_id")
 _COMPLETED_FIELDS = ("served_model", "raw_stop_reason", "response_id")

@@ -29,6 +29,7 @@ class _Terms(msgspec.Struct):
     seconds: int | None = None
     size: str | None = None
     audio: bool | None = None
+    key: str | None = None
 
 
 async def job(database: Database, provider: str, job_id: str) -> StoredJob:

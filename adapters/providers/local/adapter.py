@@ -276,7 +276,12 @@ def create_inner(
     if options.tools == "emulate":
         inner_options["tools"] = "emulate"
     inner_config = msgspec.structs.replace(
-        with_long_timeouts(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
+        with_long_timeouts(config),
+        api_key=PLACEHOLDER_KEY,
+        keys={},
+        key_pool=(),
+        base_url=PLACEHOLDER_URL,
+        options=inner_options,
     )
     # by the registry's name, because provider folders never import each other
     kind = ADAPTER_OF_PROTOCOL[options.protocol]

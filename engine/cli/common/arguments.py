@@ -55,6 +55,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
     )
+    parser.add_argument("--key", metavar="NAME", help="only with the key of this name")
     parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
     parser.add_argument("--unpriced", action="store_true", help="only calls that have usage and no price")
     parser.add_argument("--unknown", action="store_true", help="only attempts whose usage is not known")
@@ -73,6 +74,7 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
         turn_id=arguments.turn,
         tags=dict(arguments.tag) if arguments.tag else None,
         error_class=arguments.error_class,
+        key=arguments.key,
         unpriced=arguments.unpriced,
         unknown=arguments.unknown,
         min_cost_nano_usd=arguments.min_cost,

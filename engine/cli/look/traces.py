@@ -97,6 +97,9 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTa
     else:
         table.add_column("call", justify="right")
     table.add_column("model", folds=True)
+    keyed = any(call.last.key is not None for call in calls)
+    if keyed:
+        table.add_column("key", may_go=1)
     for heading, may_go in (("attempts", 4), ("first token", 5), ("in", 1), ("out", 2), ("cost", 0)):
         table.add_column(heading, justify="right", may_go=may_go)
     for number, call in enumerate(calls, 1):
@@ -105,6 +108,7 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTa
         table.add_row(
             *head,
             row.model,
+            *((row.key or "-",) if keyed else ()),
             str(call.attempts),
             seconds(row.first_token_ms),
             f"{call.input_tokens:,}",

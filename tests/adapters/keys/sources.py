@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
 
 import anyio
 
@@ -10,6 +11,8 @@ from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply
 from adapters.http.adapter import HttpAdapter
 from adapters.transport.transport import HttpReply, HttpRequest
+from adapters.videos import VideoTerms
+from bus.clock import Clock
 
 from ...support.fake_http import request
 from ...support.virtual_time import FakeClock
@@ -62,44 +65,63 @@ class Gate:
         """Nothing is open."""
 
 
-def adapter_of(kind: str, gate: Gate, **config: object) -> HttpAdapter:
+def adapter_of(kind: str, gate: Gate, clock: Clock | None = None, **config: object) -> HttpAdapter:
     """An adapter of that type, whose network is a gate."""
     settings = AdapterConfig(**{"base_url": "https://x.test", "max_retries": 0, **config})  # type: ignore[arg-type]
-    adapter = create_adapter(kind, settings, name="mine", clock=FakeClock(), transport=gate)
+    adapter = create_adapter(kind, settings, name="mine", clock=clock or FakeClock(), transport=gate)
     assert isinstance(adapter, HttpAdapter)
     return adapter
 
 
-Ask = Callable[[HttpAdapter], Awaitable[object]]
+class Ask(Protocol):
+    """One way to ask an adapter. key: the name of the key; None names none."""
+
+    def __call__(self, adapter: HttpAdapter, key: str | None = None, /) -> Awaitable[object]: ...
 
 
-async def _stream(adapter: HttpAdapter) -> None:
-    async with adapter.stream(request(model="mine:m")) as stream:
+async def _whole(adapter: HttpAdapter, key: str | None = None) -> object:
+    return await adapter.complete(request(model="mine:m", key=key))
+
+
+async def _stream(adapter: HttpAdapter, key: str | None = None) -> None:
+    async with adapter.stream(request(model="mine:m", key=key)) as stream:
         async for _ in stream:
             pass
+
+
+def _embedding(kind: str, model: str) -> Ask:
+    return lambda adapter, key=None: adapter.embed(
+        embedding_request(kind, "hello", model=f"mine:{model}", key=key)
+    )
 
 
 def _rows() -> Mapping[str, tuple[str, Ask]]:
     """By a name for people, each way to send a key: the type of adapter, and what asks it."""
     rows: dict[str, tuple[str, Ask]] = {}
     for kind in TALKERS:
-        rows[f"{kind} whole"] = kind, lambda adapter: adapter.complete(request(model="mine:m"))
+        rows[f"{kind} whole"] = kind, _whole
         rows[f"{kind} streamed"] = kind, _stream
     for kind, model in MODELS.items():
-        asked = embedding_request(kind, "hello", model=f"mine:{model}")
-        rows[f"{kind} embeddings"] = kind, lambda adapter, asked=asked: adapter.embed(asked)  # type: ignore[misc]
+        rows[f"{kind} embeddings"] = kind, _embedding(kind, model)
     for kind, image, video in (
         ("openai", "gpt-image-1", "sora-2"),
         ("gemini", "gemini-2.5-flash-image", "veo-3.1-generate-preview"),
     ):
-        drawn, filmed = image_request(f"mine:{image}"), video_request(f"mine:{video}")
-        rows[f"{kind} images"] = kind, lambda adapter, asked=drawn: adapter.make_images(asked)  # type: ignore[misc]
-        rows[f"{kind} videos"] = kind, lambda adapter, asked=filmed: adapter.create_video(asked)  # type: ignore[misc]
-        rows[f"{kind} job"] = (
-            kind,
-            lambda adapter, model=video: adapter.retrieve_video("job_1", model=model),  # type: ignore[misc]
-        )
+        rows |= _media(kind, f"mine:{image}", f"mine:{video}")
     return rows
+
+
+def _media(kind: str, image: str, video: str) -> Mapping[str, tuple[str, Ask]]:
+    def draw(adapter: HttpAdapter, key: str | None = None) -> Awaitable[object]:
+        return adapter.make_images(image_request(image, key=key))
+
+    def film(adapter: HttpAdapter, key: str | None = None) -> Awaitable[object]:
+        return adapter.create_video(video_request(video, key=key))
+
+    def look(adapter: HttpAdapter, key: str | None = None) -> Awaitable[object]:
+        return adapter.retrieve_video("job_1", model=video, terms=VideoTerms(key=key))
+
+    return {f"{kind} images": (kind, draw), f"{kind} videos": (kind, film), f"{kind} job": (kind, look)}
 
 
 ROWS = _rows()

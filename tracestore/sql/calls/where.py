@@ -8,7 +8,7 @@ from ..connection import Dialect, Sql, SqlValue
 from .current_costs import CURRENT_NANO
 from .unknown import usage_unknown
 
-_EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_class")
+_EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_class", "key")
 """Fields of a filter that a column of the same name must equal."""
 
 

@@ -48,6 +48,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("calls of unknown cost", (*UNKNOWN_SUMS, *REPRICE_COUNTS)),
     ("costs of runs", RUN_COSTS),
     ("reservations", tables.RESERVED),
+    ("keys", tables.KEYS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

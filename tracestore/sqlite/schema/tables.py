@@ -277,6 +277,11 @@ OPERATIONS = (
     "ALTER TABLE calls ADD COLUMN operation TEXT",
 )
 
+KEYS = (
+    # The name of the key that the attempt was sent with; NULL where it was the adapter's own.
+    "ALTER TABLE calls ADD COLUMN key TEXT",
+)
+
 RESENT = (
     # 1 where the attempt's request was sent twice, else NULL.
     "ALTER TABLE calls ADD COLUMN resent INTEGER",
