@@ -153,7 +153,7 @@ class Reader:
             place = f"{where}.keys.{name}"
             if not isinstance(value, dict):  # which may be the key itself, so that nothing of it is said
                 raise ConfigurationError(
-                    f"{self.path}: {place}: expected api_key_env or api_key_file and its value"
+                    f"{self.path}: {place}: expected a mapping with api_key_env or api_key_file"
                 )
             given = self._mapping(value, place)
             self._known(given, _KEY_KEYS, place)

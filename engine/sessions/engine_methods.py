@@ -35,6 +35,7 @@ class SessionMethods:
         requires: Requirements | None = None,
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
+        key: str | None = None,
         name: str | None = None,
     ) -> Session:
         """A new session.
@@ -50,6 +51,8 @@ class SessionMethods:
             approve: A function that decides about each call of a tool before it runs.
             context: The policy for a history that has grown too long, see `engine.conversation.context`; None
                 always sends all of it.
+            key: The name of the adapter's key with which its calls are sent, see `AdapterConfig.keys`; None leaves
+                it to the adapter.
             name: A name for people.
 
         Raises:
@@ -63,7 +66,7 @@ class SessionMethods:
             system_prompt,
             tools,
             tags or {},
-            options={"fallback": fallback, "approve": approve, "context": context},
+            options={"fallback": fallback, "approve": approve, "context": context, "key": key},
             requires=requires,
             name=name,
         )
@@ -83,6 +86,7 @@ class SessionMethods:
         fallback: Sequence[str] | None = None,
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
+        key: str | None = None,
     ) -> Session:
         """A stored session, with its history as it was. The session may be one of another process, or of one that
         was killed.
@@ -99,6 +103,7 @@ class SessionMethods:
             fallback: Fallback models in place of the stored ones.
             approve: As in `session`.
             context: As in `session`.
+            key: As in `session`; it is not stored.
 
         Raises:
             CallboardError: The session is open, is not stored, or is not stored as a whole.
@@ -106,7 +111,7 @@ class SessionMethods:
             StoreError: The trace can't be read.
         """
         await self._runtime.host.settle()
-        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context}
+        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
         state = await resumed(self._runtime, session_id, tools, model, system_prompt, options)
         session = self._open(state)
         if model is not None:

@@ -136,3 +136,59 @@ async def test_a_key_that_a_server_repeats_is_in_no_event_and_not_in_the_trace(
     files = [await path.read_bytes() async for path in anyio.Path(tmp_path).iterdir()]
     assert files
     assert not [data for data in files if KEY.encode() in data]
+
+
+async def test_keys_of_tenants_of_pools_and_of_vaults_are_in_no_event_and_not_in_the_trace(
+    tmp_path: Path, anyio_backend_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server repeats each of them, refuses some, and not a byte of them is kept."""
+    if anyio_backend_name != "asyncio":
+        pytest.skip("the store is asyncio's")
+    caplog.set_level(logging.DEBUG)
+    old, new, acme, first, second = keys = [
+        f"sk-{name}-0123456789" for name in ("old", "new", "acme", "1st", "2nd")
+    ]
+    vault = iter([old, new])
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            key = next(key for key in keys if key.encode() in connection.server.requests[-1][1])
+            echo = b"content-type: application/json\r\n" + ECHO.replace(KEY.encode(), key.encode())
+            body = REPLY.replace(KEY.encode(), key.encode())
+            if key in (old, first):
+                return await connection.send(
+                    b"HTTP/1.1 401 No\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), echo, body)
+                )
+            await connection.reply(body, echo)
+
+    async with serving(script) as server:
+        address = server.url.removesuffix("/v1/talk")
+        configs = {
+            "vault": AdapterConfig(api_key=lambda: next(vault), base_url=address),
+            "tenants": AdapterConfig(keys={"acme": acme}, base_url=address),
+            "pool": AdapterConfig(
+                keys={"first": first, "second": second}, key_pool=("first", "second"), base_url=address
+            ),
+        }
+        entries = {
+            name: AdapterEntry(name=name, type="openai_compatible", config=config)
+            for name, config in configs.items()
+        }
+        models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in configs}
+        registry = ModelRegistry(entries, models)
+        async with Engine(models=registry, store=tmp_path / "trace.db", capture_content=True) as engine:
+            replies = [
+                await engine.session("vault:m").send("Hi"),
+                await engine.session("tenants:m", key="acme").send("Hi"),
+                await engine.session("pool:m").send("Hi"),
+            ]
+            await engine.flush()
+            rows = await engine.store.calls()
+        sent = [key for _, head, _ in server.requests for key in keys if key.encode() in head]
+    assert sent == [old, new, acme, first, second]
+    assert [row.key for row in reversed(rows)] == [None, None, "acme", "first", "second"]
+    files = [await path.read_bytes() async for path in anyio.Path(tmp_path).iterdir()]
+    seen = [repr(replies), repr(rows), repr(configs), *(record.getMessage() for record in caplog.records)]
+    assert not [text for text in seen for key in keys if key in text]
+    assert not [data for data in files for key in keys if key.encode() in data]

@@ -316,3 +316,37 @@ def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert read_models_yaml(path, {}).adapters["x"] == entry
     path = written(tmp_path, "adapters:\n  x: {type: openai, api_key_file: /run/secrets/key}")
     assert read_models_yaml(path, {}).adapters["x"].config.api_key == KeyFile("/run/secrets/key")
+
+
+def test_keys_may_have_names_and_stand_in_a_pool(tmp_path: Path) -> None:
+    """Each comes from a variable or a file, as the adapter's own key does."""
+    path = written(
+        tmp_path,
+        "adapters:\n  x:\n    type: openai\n    key_pool: [acme, beta]\n    keys:\n"
+        "      acme: {api_key_env: ACME_KEY}\n      beta: {api_key_file: beta.key}\n",
+    )
+    config = read_models_yaml(path, {"ACME_KEY": "sk-acme"}).adapters["x"].config
+    assert config.keys == {"acme": "sk-acme", "beta": KeyFile(str(tmp_path / "beta.key"))}
+    assert config.key_pool == ("acme", "beta")
+    with pytest.raises(ConfigurationError, match=r"adapters\.x\.keys\.acme: .* the variable ACME_KEY is not set"):
+        read_models_yaml(path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("keys: {acme: sk-secret}", "adapters.x.keys.acme: expected a mapping with api_key_env or api_key_file"),
+        ("keys: {acme: {}}", "adapters.x.keys.acme: there is no key: say api_key_env or api_key_file"),
+        (
+            "keys: {acme: {api_key_env: A}}, key_pool: [beta]",
+            "adapters.x.key_pool: expected names of adapters.x.keys",
+        ),
+    ],
+)
+def test_what_is_wrong_with_named_keys_is_told_without_a_key(tmp_path: Path, text: str, said: str) -> None:
+    """A key that stands in the wrong place isn't shown for it."""
+    path = written(tmp_path, f"adapters:\n  x: {{type: openai, {text}}}")
+    with pytest.raises(ConfigurationError) as raised:
+        read_models_yaml(path, {"A": "sk-secret"})
+    assert said in str(raised.value)
+    assert "sk-secret" not in str(raised.value)

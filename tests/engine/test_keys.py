@@ -1,0 +1,210 @@
+"""Keys by name through the engine: of sessions, turns and all other calls, and in the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from adapters import AdapterConfig, AuthError, OpenAIAdapter, OpenAICompatibleAdapter
+from adapters.conformance.fake_http import FakeReply
+from adapters.http.adapter import HttpAdapter
+from adapters.transport.transport import HttpReply, HttpRequest
+from bus import ConfigurationError, LlmCallFailed, LlmCallStarted, Lossless
+from bus.values.json import Json
+from engine import AdapterEntry, Engine, ModelRegistry
+from tracestore import CallFilter
+
+from ..support.engines import model
+
+pytestmark = pytest.mark.anyio
+
+OWN, ACME, BETA = "sk-own-0123456789", "sk-of-acme-0123456789", "sk-of-beta-0123456789"
+TENANTS = {"acme": ACME, "beta": BETA}
+
+CHAT: Json = {
+    "id": "1",
+    "model": "m",
+    "choices": [{"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+}
+VECTORS: Json = {"model": "m", "data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}
+IMAGE: Json = {"data": [{"b64_json": "iVBORw0KGgo="}]}
+JOB: Json = {"id": "video_1", "status": "in_progress", "model": "sora-2", "seconds": "4", "size": "720x1280"}
+
+
+class Provider:
+    """A provider that knows which key came. statuses: what a key is answered, 200 unless said."""
+
+    def __init__(self, **statuses: int) -> None:
+        self.statuses = {TENANTS.get(name, OWN): status for name, status in statuses.items()}
+        self.sent: list[str] = []
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        await anyio.lowlevel.checkpoint()
+        key = request.headers["authorization"].removeprefix("Bearer ")
+        self.sent.append(key)
+        status = self.statuses.get(key, 200)
+        answer = next(reply for path, reply in _ANSWERS.items() if path in request.url)
+        body: Json = answer if status == 200 else {"error": {"message": f"not with {key}"}}
+        return FakeReply(msgspec.json.encode(body), status=status, headers={"content-type": "application/json"})
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+_ANSWERS = {"chat/completions": CHAT, "/embeddings": VECTORS, "/images": IMAGE, "/videos": JOB}
+
+
+def serving(
+    provider: Provider, name: str = "p", kind: type[HttpAdapter] = OpenAICompatibleAdapter, **config: object
+) -> AdapterEntry:
+    """An adapter whose network is that provider."""
+    fields = {"api_key": OWN, "base_url": "https://x.test", "keys": TENANTS, "max_retries": 0, **config}
+    settings = AdapterConfig(**fields)  # type: ignore[arg-type]
+    return AdapterEntry(
+        name=name, type="x:y", config=settings, make=lambda: kind(settings, name=name, transport=provider)
+    )
+
+
+def engine_on(*entries: AdapterEntry, store: Path | None = None) -> Engine:
+    models = {f"{entry.name}:m": model(f"{entry.name}:m") for entry in entries}
+    registry = ModelRegistry({entry.name: entry for entry in entries}, models)
+    return Engine(models=registry, store=store, trace=store is not None, capture_content=store is not None)
+
+
+async def test_a_session_and_a_turn_may_name_a_key() -> None:
+    """The turn's word comes first; without any, the adapter's own key is sent."""
+    provider = Provider()
+    async with engine_on(serving(provider)) as engine:
+        session = engine.session("p:m", key="acme")
+        await session.send("Hi")
+        await session.send("Hi", key="beta")
+        await session.send("Hi")
+        await engine.session("p:m").send("Hi")
+        await engine.generate("p:m", "Hi", key="beta")
+        stream = engine.session("p:m", key="acme").stream("Hi")
+        await stream.result()
+    assert provider.sent == [ACME, BETA, ACME, OWN, BETA, ACME]
+
+
+async def test_vectors_images_and_jobs_may_name_a_key() -> None:
+    """Each call of a job goes with the key that created it."""
+    provider = Provider()
+    async with engine_on(serving(provider), serving(provider, "o", OpenAIAdapter)) as engine:
+        await engine.embed(["text"], model="p:m", key="acme")
+        await engine.generate_image("A boat.", model="o:gpt-image-1", key="beta")
+        handle = await engine.create_video("A boat.", model="o:sora-2", key="acme")
+        await handle.refresh()
+        again = await engine.resume_video("video_2", "o:sora-2", key="beta")
+        await again.refresh()
+    assert provider.sent == [ACME, BETA, ACME, ACME, BETA, BETA]
+
+
+async def test_a_job_is_found_again_with_the_key_that_the_trace_names(tmp_path: Path) -> None:
+    """Another process need not know whose it was."""
+    provider = Provider()
+    entry = serving(provider, "o", OpenAIAdapter)
+    async with engine_on(entry, store=tmp_path / "trace.db") as engine:
+        await engine.create_video("A boat.", model="o:sora-2", key="acme")
+    async with engine_on(entry, store=tmp_path / "trace.db") as engine:
+        await engine.resume_video("video_1", "o:sora-2")
+    assert provider.sent == [ACME, ACME]
+
+
+@pytest.mark.parametrize("what", ["session", "generate", "embed", "image", "video"])
+async def test_an_unknown_name_is_a_configuration_error_that_lists_the_known(what: str) -> None:
+    """Whatever is asked for, and before anything is sent."""
+    provider = Provider()
+    async with engine_on(serving(provider, "o", OpenAIAdapter)) as engine:
+        calls = {
+            "session": lambda: engine.session("o:m", key="gamma").send("Hi"),
+            "generate": lambda: engine.generate("o:m", "Hi", key="gamma"),
+            "embed": lambda: engine.embed(["x"], model="o:text-embedding-3-small", key="gamma"),
+            "image": lambda: engine.generate_image("x", model="o:gpt-image-1", key="gamma"),
+            "video": lambda: engine.create_video("x", model="o:sora-2", key="gamma"),
+        }
+        with pytest.raises(ConfigurationError, match="o has no key 'gamma': its keys are acme, beta"):
+            await calls[what]()
+    assert provider.sent == []
+
+
+async def test_a_fallback_without_the_key_is_passed_over() -> None:
+    """A tenant's call fails rather than be served with somebody else's key."""
+    first, second, third = Provider(acme=500), Provider(), Provider()
+    entries = [serving(first, "a"), serving(second, "b", keys={}), serving(third, "c")]
+    async with engine_on(*entries) as engine:
+        result = await engine.session(["a:m", "b:m", "c:m"], key="acme").send("Hi")
+    assert result.routing.model == "c:m"
+    assert "has no key 'acme'" in str(result.routing.candidates[1].rejected)
+    assert (first.sent, second.sent, third.sent) == ([ACME], [], [ACME])
+
+
+async def test_a_refused_tenant_closes_the_provider_for_nobody_else() -> None:
+    """The key rests, and so only the tenant's own calls look for another place."""
+    provider, other = Provider(acme=401), Provider()
+    async with engine_on(serving(provider, "a"), serving(other, "b")) as engine:
+        with pytest.raises(AuthError):
+            await engine.session("a:m", key="acme").send("Hi")
+        await anyio.wait_all_tasks_blocked()
+        assert not engine.statistics().availability
+        result = await engine.session(["a:m", "b:m"], key="acme").send("Hi")
+        assert "its key 'acme' was refused (AuthError)" in str(result.routing.candidates[0].rejected)
+        result = await engine.session(["a:m", "b:m"], key="beta").send("Hi")
+        assert result.routing.model == "a:m"
+    assert other.sent == [ACME]
+
+
+async def test_a_pool_that_rests_as_a_whole_is_passed_over() -> None:
+    """As long as one of its keys is ready, the provider is."""
+    provider, other = Provider(acme=401), Provider()
+    entries = [serving(provider, "a", key_pool=("acme", "beta")), serving(other, "b")]
+    async with engine_on(*entries) as engine:
+        for _ in range(2):
+            assert (await engine.session(["a:m", "b:m"]).send("Hi")).routing.model == "a:m"
+        provider.statuses[BETA] = 403
+        for _ in range(2):
+            assert (await engine.session(["a:m", "b:m"]).send("Hi")).routing.model == "b:m"
+    assert provider.sent == [ACME, BETA, BETA, BETA]
+
+
+async def test_the_trace_says_which_key_by_its_name(tmp_path: Path) -> None:
+    """In the events and in the calls, for each attempt, and the sums can be asked for by it."""
+    provider = Provider(acme=401)
+    async with engine_on(serving(provider, key_pool=("acme", "beta")), store=tmp_path / "trace.db") as engine:
+        events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+        await engine.session("p:m").send("Hi")
+        with pytest.raises(AuthError):
+            await engine.session("p:m", key="acme").send("Hi")
+        await engine.flush()
+        rows = await engine.store.calls()
+        assert [(row.attempt, row.key, row.reason) for row in reversed(rows)] == [
+            (1, "acme", "first"),
+            (2, "beta", "key"),
+            (1, "acme", "first"),
+        ]
+        assert [row.key for row in await engine.store.calls(CallFilter(key="beta"))] == ["beta"]
+        sums = await engine.store.costs(by=("key",))
+        assert {row.key: row.calls for row in sums} == {("acme",): 2, ("beta",): 1}
+        said = [envelope.data for envelope in events.drain()] if hasattr(events, "drain") else []
+    assert all(
+        event.key in ("acme", "beta") for event in said if isinstance(event, LlmCallStarted | LlmCallFailed)
+    )
+    files = [await path.read_bytes() async for path in anyio.Path(tmp_path).iterdir()]
+    assert not [data for data in files for key in (OWN, ACME, BETA) if key.encode() in data]
+
+
+async def test_a_session_stays_with_the_key_that_it_began_with() -> None:
+    """Its prompt is cached there; sessions are spread over the pool."""
+    provider = Provider()
+    async with engine_on(serving(provider, key_pool=("acme", "beta"))) as engine:
+        one, two = engine.session("p:m"), engine.session("p:m")
+        for session in (one, two, one, one, two):
+            await session.send("Hi")
+        provider.statuses[ACME] = 429
+        for session in (one, two, one):
+            await session.send("Hi")
+    assert provider.sent == [ACME, BETA, ACME, ACME, BETA, ACME, BETA, BETA, BETA]
