@@ -1,7 +1,7 @@
 """Giving something up from anywhere: a controller, and the signal that it sends.
 
-Within asyncio cancelling a task is enough. A signal is for those whom that doesn't reach: plain functions in
-threads, and callers who want to stop a call from another thread, or before it has begun.
+Within asyncio, cancelling a task is enough. A signal is for code that cancellation doesn't reach: plain functions
+in threads, and callers who stop a call from another thread or before it has begun.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AbortSignal:
 
     @property
     def reason(self) -> str:
-        """Why, in words; empty while `aborted` is False."""
+        """The reason in words. Empty while `aborted` is False."""
         return self._reason
 
     def raise_if_aborted(self) -> None:
@@ -45,9 +45,11 @@ class AbortSignal:
             raise CancelledError(self._reason)
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back when it is given up, in whatever thread that happens; now, if it already was.
+        """Call back when it is given up, in the thread in which that happens. If it was given up already, call
+        back now.
 
-        Returns what forgets the callback, which may be called any number of times.
+        Returns:
+            A function that forgets the callback. It may be called any number of times.
         """
         key = object()
         with self._lock:
@@ -84,8 +86,13 @@ class AbortSignal:
         return self.wait().__await__()
 
     def wait_in_thread(self, seconds: float | None = None) -> bool:
-        """Sleep in a thread, at most so many seconds, None for as long as it takes: True, at once, when it was
-        given up; False when the time is over. Never on an event loop, which it would hold up.
+        """Sleep in a thread until it is given up. An event loop would be held up by it.
+
+        Args:
+            seconds: The longest sleep in seconds; None is without limit.
+
+        Returns:
+            True if it was given up, False if the time is over.
         """
         woken = threading.Event()
         forget = self.watch(woken.set)
@@ -122,5 +129,5 @@ class AbortController:
         self.signal = AbortSignal()
 
     def abort(self, reason: str = "the caller gave up") -> None:
-        """Give it up. The first reason stays; what a watcher raises is logged."""
+        """Give it up. The first reason stays. An exception of a watcher is logged."""
         self.signal._abort(reason)

@@ -278,7 +278,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         return budgets.states()
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of everything that counts; cheap, and also before the start and after the end."""
+        """A snapshot of all numbers. It is cheap, and can be taken before the start and after the end, too."""
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:

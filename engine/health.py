@@ -1,7 +1,7 @@
-"""What `Engine.health()` and `callboard doctor` find out: configuration, keys, providers, store.
+"""The findings of `Engine.health()` and `callboard doctor`: configuration, keys, providers, store.
 
-Every check looks and does nothing: no call that costs, no file made, no local model started. A check that fails
-says what to do; what it says never holds a key.
+Every check only looks. It makes no call that costs, makes no file and starts no local model. A check that fails
+says what to do. Its words never hold a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .runtime.runtime import Runtime
 from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
-"""How long the trace file is read; what is larger than that is checked in part."""
+"""The time in seconds for reading the trace file. A larger file is checked in part."""
 
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 
@@ -39,21 +39,25 @@ _LONGEST_DETAIL = 400
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. name: what was looked at. detail: what was found. fix: what to do if it is not `ok`; if it is,
-    what would make more possible, or nothing.
-    """
+    """One finding."""
 
     name: str
+    """The thing that was looked at."""
     ok: bool
+    """Whether all is well."""
     detail: str
+    """The finding in words."""
     fix: str = ""
+    """The remedy if it is not `ok`. If it is `ok`, a way to make more possible, or an empty text."""
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """What `Engine.health` found. ok: every check is. checks: in the order of looking."""
+    """The findings of `Engine.health`."""
 
     ok: bool
+    """Whether every check is ok."""
     checks: tuple[Check, ...]
+    """The checks in the order of looking."""
 
 
 def report_of(checks: Sequence[Check]) -> HealthReport:
@@ -100,7 +104,11 @@ def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
 
 
 class Providers:
-    """The checks of all adapters of a registry. live: those that run; for others one is made and closed."""
+    """The checks of all adapters of a registry.
+
+    Args:
+        live: The adapters that run. For any other adapter, one is made and closed.
+    """
 
     def __init__(
         self,
@@ -119,7 +127,7 @@ class Providers:
         self._usable: set[str] = set()
 
     async def check(self) -> list[Check]:
-        """In the order of the registry; providers are asked side by side."""
+        """The checks in the order of the registry. Providers are asked side by side."""
         found: dict[str, list[Check]] = {}
 
         async def look(entry: AdapterEntry) -> None:
@@ -221,7 +229,12 @@ def _said(error: Exception) -> str:
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
-    """The trace file and what is around it. It is read over a connection of its own. writer: None if none runs."""
+    """The checks of the trace file and its surroundings. The file is read over a connection of its own.
+
+    Args:
+        store: The trace; None without one.
+        writer: The numbers of the writer; None if none runs.
+    """
     if store is None:
         return [Check("store", True, "no trace is kept")]
     try:

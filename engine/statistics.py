@@ -1,4 +1,4 @@
-"""What `Engine.statistics()` tells: put together from what every part counts by itself."""
+"""The snapshot that `Engine.statistics()` gives, out of the numbers that each part counts by itself."""
 
 from __future__ import annotations
 
@@ -19,41 +19,52 @@ from .runtime.runtime import Runtime
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider that was needed so far.
-
-    in_flight: calls that have one of `slots`; waiting: calls that have none yet. adapter: what it counts itself;
-    None while it is down, or if it doesn't count.
-    """
+    """One provider that was needed so far."""
 
     provider: str
+    """The adapter's name."""
     running: bool
+    """Whether the adapter runs."""
     in_flight: int
+    """The number of calls that have one of `slots`."""
     waiting: int
+    """The number of calls that wait for a slot."""
     slots: int
+    """The largest number of calls at once."""
     adapter: AdapterStatistics | None
+    """The adapter's own numbers; None while it is down, or if it doesn't count."""
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. Before the start there is no supervisor and no writer; after the end, what they last counted.
+    """A snapshot of an engine.
 
-    uptime_seconds: since the start; once closed, how long it was up. sessions: those somebody still holds.
-    turns_running: under way now. turns_waiting: for an earlier turn of their session. providers: whose adapters
-    were needed so far, with their calls. availability: of all that aren't simply available. prices_version: of the
-    table in force.
+    Before the start there is neither supervisor nor writer. After the end, their last numbers stay.
     """
 
     state: Literal["new", "starting", "running", "closed"]
+    """The state of the engine."""
     uptime_seconds: float
+    """The seconds since the start. For a closed engine, the seconds between start and end."""
     sessions: int
+    """The number of sessions that somebody still holds."""
     turns_running: int
+    """The number of turns under way."""
     turns_waiting: int
+    """The number of turns that wait for an earlier turn of their session."""
     providers: tuple[ProviderStatistics, ...]
+    """The providers whose adapters were needed so far."""
     availability: tuple[Availability, ...]
+    """The availability of all providers and models that aren't simply available."""
     bus: BusStatistics
+    """The numbers of the bus."""
     streams: StreamChannelStatistics
+    """The numbers of the streams of turns."""
     supervisor: SupervisorStatistics | None
+    """The numbers of the supervisor."""
     writer: WriterStatistics | None
+    """The numbers of the trace's writer; None without a trace."""
     prices_version: str
+    """The version of the price table in force."""
     budget_waiting: int = 0
     """The calls that wait for room in a budget."""
 
@@ -81,7 +92,7 @@ def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
 
 
 def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
-    """The adapter of a running actor; None while it is down."""
+    """The adapter of a running actor; None while the actor is down."""
     actor = ref.actor
     return actor.made if ref.running and isinstance(actor, AdapterActor) else None
 

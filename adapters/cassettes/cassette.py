@@ -70,38 +70,49 @@ class Base64Chunk(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """What was asked. path: with its query, without keys. headers: those that are kept. body: the JSON."""
+    """A request of a recording."""
 
     method: str
+    """The method of HTTP."""
     path: str
+    """The path with its query, without keys."""
     headers: dict[str, str]
+    """The headers that are kept."""
     body: Json
+    """The JSON of the body."""
 
 
 class RecordedReply(msgspec.Struct, frozen=True):
-    """What was answered; see the module's text for `chunks` and `end`. status: of HTTP. headers: those that are
-    kept.
-    """
+    """A reply of a recording."""
 
     status: int
+    """The HTTP status."""
     headers: dict[str, str]
+    """The headers that are kept."""
     chunks: tuple[str | Base64Chunk, ...]
+    """The pieces of the body, see the module's text."""
     end: str = "whole"
+    """The end of the body, see the module's text."""
 
 
 class Exchange(msgspec.Struct, frozen=True):
     """One request and its reply."""
 
     request: RecordedRequest
+    """The request."""
     reply: RecordedReply
+    """The reply."""
 
 
 class Cassette(msgspec.Struct, frozen=True):
-    """What a file holds. format: 1. scenario: what it shows, for people."""
+    """The contents of a file."""
 
     format: int
+    """The number of the format, 1."""
     scenario: str
+    """The subject of the recording, for people."""
     exchanges: tuple[Exchange, ...]
+    """The requests and their replies."""
 
 
 def load_cassette(path: str | Path) -> Cassette:
@@ -126,11 +137,14 @@ def save_cassette(path: str | Path, cassette: Cassette) -> None:
 
 
 class RecordingTransport:
-    """Passes everything through to another transport and writes it down; `aclose` writes the file.
+    """A transport that passes everything to another one and records it. `aclose` writes the file.
 
-    A request that gets no reply at all is not recorded. inner: the real one, which `aclose` closes as well.
-    scenario: what it shows, for people. secrets: texts to mask besides those that it finds in the headers, of at
-    least four characters.
+    A request without any reply is not recorded.
+
+    Args:
+        inner: The real transport, which `aclose` closes as well.
+        scenario: The subject of the recording, for people.
+        secrets: Texts to mask, of at least four characters, besides those that it finds in the headers.
     """
 
     def __init__(
@@ -205,10 +219,12 @@ class _RecordingReply:
 
 
 class CassetteTransport:
-    """Answers requests from a cassette, instead of a network; see the module's text for what matches. A request
-    that nothing answers raises CassetteMiss.
+    """A transport that answers requests from a cassette instead of a network. The module's text says which
+    recording matches. A request without one raises CassetteMiss.
 
-    Raises OSError or ConfigurationError at once if the file can't be used.
+    Raises:
+        OSError: The file can't be read.
+        ConfigurationError: The file is no cassette.
     """
 
     def __init__(self, path: str | Path) -> None:

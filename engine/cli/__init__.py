@@ -1,4 +1,5 @@
-"""The command `callboard`: a demo, a plain chat, and a look at what a trace file holds and what it cost."""
+"""The command `callboard`: a demo, a plain chat, and commands that show the calls and the costs of a trace
+file."""
 
 from __future__ import annotations
 

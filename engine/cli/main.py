@@ -47,13 +47,17 @@ COMMANDS = {
     "prune": "manage.upkeep:add_prune",
     "backup": "manage.upkeep:add_backup",
 }
-"""What adds each command to the parser, in the order of ``--help``; only those that are needed are imported."""
+"""The function that adds each command to the parser, in the order of ``--help``. Only needed ones are imported."""
 
 AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Reports what Callboard raises in one line on stderr; never a traceback for that."""
+    """Run one command. An error of Callboard is reported in one line on stderr, without a traceback.
+
+    Returns:
+        The exit code.
+    """
     words = sys.argv[1:] if argv is None else argv
     if not words:
         build_parser().print_help(sys.stderr)
@@ -92,7 +96,7 @@ def _needed(words: Sequence[str]) -> Iterable[str]:
 
 
 def build_parser(names: Iterable[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of these commands; each adds its own."""
+    """The parser of these commands. Each command adds its own part."""
     parser: argparse.ArgumentParser = _Parser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",

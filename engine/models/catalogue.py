@@ -54,7 +54,7 @@ _SAME = {"images": "vision", "thinking": "reasoning"}
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The knowledge of one model. None is not known.
 
-    All of it is from tables that are shipped, or from those of `callboard models update`. Nobody is asked.
+    It comes from tables that are shipped, or from the tables of `callboard models update`. No provider is asked.
     """
 
     id: str
@@ -82,7 +82,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Short names by which Callboard knows it."""
     general: bool = True
-    """Whether anybody may use it for anything. Else it is for one purpose, or for those who are let in."""
+    """Whether anybody may use it for anything. Other models serve one purpose, or chosen users."""
     released: str | None = None
     """The day since which it is there, as YYYY-MM-DD."""
     deprecated: bool = False
@@ -108,10 +108,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capability_name(word: str) -> str:
-    """One of `CAPABILITIES`, also by the adapters' words.
+    """One of `CAPABILITIES`. The adapters' own words are known, too.
 
     Raises:
-        CallboardError: There is no such word; the text names the nearest.
+        CallboardError: There is no such word. The text names the nearest.
     """
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
@@ -155,11 +155,11 @@ def list_models(
 
 
 def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
-    """The model to take of a provider when nothing else is known: the best for general use that isn't deprecated.
-    Of two of a kind, the newer is the better.
+    """The model of a provider to take when nothing else is known: the best for general use that isn't deprecated.
+    Of two models of a kind, the newer is the better.
 
     Args:
-        provider: The provider. Only those with a table of their own have an answer.
+        provider: The provider. Only providers with a table of their own have an answer.
         capability: An ability that the model must have.
 
     Returns:
@@ -180,7 +180,7 @@ def default_catalogue() -> Catalogue:
 
 
 def _written(path: Path) -> int:
-    """The time at which a file was written, which tells a newer one; 0 if there is none."""
+    """The time at which a file was written, by which a newer file is noticed; 0 if there is no file."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

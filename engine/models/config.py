@@ -16,18 +16,18 @@ from .models_yaml import Reader
 from .registry import ModelRegistry
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
-"""`ModelRegistry.source` where nobody listed the adapters: they stand for what could be configured."""
+"""`ModelRegistry.source` if nobody listed the adapters. They stand for all that could be configured."""
 
 
 def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
-    """The registry of a file; of $CALLBOARD_HOME/models.yaml; or, if there is none, of the keys that are set.
+    """The registry of a file, of $CALLBOARD_HOME/models.yaml, or, without such a file, of the keys that are set.
 
     Args:
         path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
         environ: The variables in which keys are found.
 
     Raises:
-        ConfigurationError: The file is wrong; the error names the file, the key and what was expected.
+        ConfigurationError: The file is wrong. The text names the file and the key, and says what was expected.
     """
     if path is not None:
         return read_models_yaml(path, environ)
@@ -36,10 +36,10 @@ def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
-    """The providers whose keys are set, those that are expected, and what needs no key: the model on this machine.
+    """The providers whose keys are set, the expected providers, and the model on this machine, which needs no key.
 
-    Which variables hold a provider's key and address is said by its descriptor. The default provider is the first
-    that has a key and holds conversations.
+    A provider's descriptor names the variables of its key and its address. The default provider is the first that
+    has a key and holds conversations.
     """
     adapters: dict[str, AdapterEntry] = {}
     models: dict[str, ModelEntry] = {}
@@ -60,7 +60,7 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
 
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
-    """A provider's adapter with the key of the environment; None for one that isn't expected without."""
+    """A provider's adapter with the key of the environment; None for an unexpected provider without a key."""
     key = next((found for name in provider.key_variables if (found := environ.get(name))), None)
     if key is None and not provider.expected:
         return None

@@ -1,4 +1,4 @@
-"""The models that an engine can be asked for: those of models.yaml, and those that its keys open besides."""
+"""The models that an engine can be asked for: the models of models.yaml, and further models that its keys open."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
 def configured_models(
     registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
 ) -> list[ConfiguredModel]:
-    """All models that can be asked for: first those of models.yaml, in their order; then the others of each
-    adapter, the best first.
-    """
+    """All models that can be asked for: first the models of models.yaml, in their order. The others of each
+    adapter follow, the best first."""
     return list(_ModelList(registry, consult, availability, prices, clock).models())
 
 

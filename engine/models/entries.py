@@ -15,7 +15,7 @@ from .tool_settings import NO_TOOL_SETTINGS, ToolSettings, over
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a request to a model where its caller leaves them open; None leaves them to the model."""
+    """The options of a request to a model for which its caller gives none; None leaves an option to the model."""
 
     max_output_tokens: int | None = None
     """The largest number of tokens of a reply, reasoning included."""
@@ -113,7 +113,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The kind of question that it answers. A model of another kind than ``chat`` is never chosen for a
     conversation by itself."""
     embedding_space: str | None = None
-    """A name that models share which may stand in for each other; None goes by the name."""
+    """A name shared by models that may stand in for each other; None goes by the model's name."""
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
         """This entry, with its adapter's settings where it has none of its own."""

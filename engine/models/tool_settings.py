@@ -38,20 +38,22 @@ NO_TOOL_SETTINGS = ToolSettings()
 
 
 class ModelInput(msgspec.Struct, frozen=True):
-    """What of a turn is sent to one model.
-
-    schema: what the model itself is held to. forced: the call that stands for a reply after a schema.
-    """
+    """The part of a turn that depends on the model."""
 
     tools: tuple[ToolDefinition, ...]
+    """The tools."""
     system_prompt: str | None
+    """The system text."""
     warnings: tuple[CallWarning, ...] = ()
+    """Warnings about tools that the model can't be given as they are."""
     schema: JsonObject | None = None
+    """The schema that the model itself must follow."""
     forced: ToolChoice | None = None
+    """The tool choice of a reply by a schema that is asked for as a tool call."""
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings whose open fields are filled from those below."""
+    """Settings whose open fields are filled from the settings below."""
     said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **said)
 
@@ -65,7 +67,16 @@ def model_input(
     messages: Sequence[Message],
     choice: ToolChoice | None,
 ) -> ModelInput:
-    """The tools and the system text that a model gets. choice: of the caller; its tool is never left out."""
+    """The tools and the system text for a model.
+
+    Args:
+        settings: The model's settings of tools.
+        addendum: The text to add to the system text.
+        tools: The tools of the turn.
+        system_prompt: The system text of the turn.
+        messages: The messages of the turn.
+        choice: The caller's tool choice. Its tool is never left out.
+    """
     given = tuple(tools)
     warnings: tuple[CallWarning, ...] = ()
     if settings.max is not None and len(given) > settings.max:
@@ -79,7 +90,7 @@ def model_input(
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
-    """A system text and what a model needs to be told besides."""
+    """A system text, together with a text that the model needs to be told besides."""
     return "\n\n".join(text for text in (system_prompt, addendum) if text) or None
 
 

@@ -14,11 +14,13 @@ _State: TypeAlias = Callable[[str, int], int]
 
 
 class JsonString:
-    """One string, from behind its opening quote on.
+    """One string of JSON, from behind its opening quote on.
 
-    lenient: line breaks, other control characters and unknown escapes are read as they were meant.
-    closed: its end was read. error: what is wrong at the place where reading stopped. grew: the last piece of text
-    made it longer.
+    `closed` says whether its end was read. `error` is the fault at the place where reading stopped. `grew` says
+    whether the last piece of text made the string longer.
+
+    Args:
+        lenient: Whether line breaks, other control characters and unknown escapes are read as they were meant.
     """
 
     def __init__(self, *, lenient: bool) -> None:
@@ -75,7 +77,8 @@ class JsonString:
         return place + 1
 
     def _code(self, text: str, place: int) -> int:
-        """Four hexadecimal digits. Halves of a surrogate pair become one character; one alone stays as it is."""
+        """Four hexadecimal digits. Two halves of a surrogate pair become one character. A single half stays as it
+        is."""
         if text[place] not in _HEX:
             return self._fail("four hexadecimal digits were expected", place)
         self._digits += text[place]

@@ -1,8 +1,8 @@
-"""JSON text as it grows: what can be said of a value before its text is whole.
+"""JSON text as it grows: the value that the text says before it is whole.
 
-A push-down machine over the pieces of the text, wherever they are cut: no text is read twice. Members and items
-are there once they have begun to be text, an object or an array; a number, a literal and a name only once they
-are whole, because a part of them says something else.
+The reader is a push-down machine over the pieces of the text, wherever they are cut. No text is read twice. A
+text, an object or an array is part of the value once it has begun. A number, a literal and a member's name are
+part of it only once they are whole, because a piece of them would say something else.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ _SCALAR_STARTS = frozenset("-0123456789tfn")
 _LITERALS: dict[str, Json] = {"true": True, "false": False, "null": None}
 
 _State: TypeAlias = Callable[[str, int], int]
-"""Reads from a place in a piece of text on; the place where the next state goes on."""
+"""Reads on from a place in a piece of text, and gives the place where the next state goes on."""
 
 
 class PartialJson:
-    """`feed(text)` piece by piece; `value` is what the text says so far.
+    """Reads JSON piece by piece with `feed(text)`. `value` is the value of the text so far.
 
-    embedded: the value, then an object or an array, may stand amid other text, in a code fence for example; what
-    is before and after it is ignored. opening: how it may begin. lenient: commas too many, line breaks in strings
-    and unknown escapes are read as they were meant, and `close()` closes what is open.
+    `started` says whether there is a value, and `complete` whether it is whole. `error` is the fault of the text,
+    with its place. The value then stays at what was read before the fault.
 
-    started: there is a value. complete: it is whole. error: what is wrong with the text, and where; the value is
-    then what was read before.
+    Args:
+        embedded: Whether the value, an object or an array, may stand amid other text, in a code fence for example.
+            The text before and after it is ignored.
+        opening: The characters with which the value may begin.
+        lenient: Whether extra commas, line breaks in strings and unknown escapes are read as they were meant. Then
+            `close()` closes everything that is open.
     """
 
     def __init__(self, *, embedded: bool = False, opening: str = "{[", lenient: bool = False) -> None:
@@ -56,9 +59,10 @@ class PartialJson:
 
     @property
     def value(self) -> Json:
-        """What there is, as a snapshot; None before `started`. Takes time for what is open, not for the whole.
+        """The value so far, as a snapshot; None before `started`. It takes time for the open parts, not for the
+        whole.
 
-        Snapshots share the parts that are whole: don't change them.
+        Snapshots share the parts that are whole, so don't change them.
         """
         open_text = self._string.text if self._string is not None and not self._is_name else None
         if not self._stack:
@@ -90,10 +94,14 @@ class PartialJson:
         return self._grew
 
     def close(self, *, cut_off: bool = False) -> bool:
-        """The text has ended. True if the value has grown by that. Sets `error` if it isn't whole.
+        """The text has ended. If it isn't whole, this sets `error`. A lenient reader closes the open parts
+        instead.
 
-        If lenient, what is open is closed instead. cut_off: the text was truncated, so that a number at its end
-        may lack digits; it is left out.
+        Args:
+            cut_off: Whether the text was truncated. A number at its end may lack digits then, so it is left out.
+
+        Returns:
+            Whether the value has grown by this.
         """
         self._grew = False
         at_root = not self._stack

@@ -41,11 +41,12 @@ class ObjectSchema(Generic[T]):
         self.sent = _wrapped(schema) if self._is_wrapped else schema
 
     def read(self, reply: Json) -> T:
-        """The object of a whole reply. A null for an optional member that can't be null is left out: models write
-        it often.
+        """The object of a whole reply.
+
+        A null for an optional member that can't be null is left out, because models write it often.
 
         Raises:
-            ValueError: The reply doesn't follow the schema; the text has the JSON path of the fault.
+            ValueError: The reply doesn't follow the schema. The text has the JSON path of the fault.
         """
         value = cast("Json", self.unwrapped(self._checked(reply)))
         return cast("T", value if self._type is None else convert(value, self._type))

@@ -119,8 +119,10 @@ class ObjectStream(Generic[T]):
         self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
 
     async def _has_next(self, number: int) -> bool:
-        """Wait for the end of an attempt. True if another one follows; else the exception of the last one is
-        raised.
+        """Wait for the end of an attempt.
+
+        Returns:
+            Whether another attempt follows. Without one, the exception of the last attempt is raised.
         """
         turn, stream = self._attempts[number]
         await stream.result()

@@ -128,10 +128,11 @@ class Route(msgspec.Struct, frozen=True):
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
     """The models that may serve, in order.
 
-    Args: registry: The configuration. model: The model, in any of the ways in which it may be named. None is the
-        configured default. fallback: The names of fallbacks. None takes the chain of models.yaml, if one model is
-        named alone. That chain
-            has the fallbacks of the model in their order, then the fallbacks of those models.
+    Args:
+        registry: The configuration.
+        model: The model, in any of the ways in which it may be named. None is the configured default.
+        fallback: The names of fallbacks. None takes the chain of models.yaml, if one model is named alone. That
+            chain has the fallbacks of the model in their order, then the fallbacks of those models.
 
     Raises:
         ConfigurationError: There is no such model.

@@ -54,9 +54,12 @@ async def run_tools(
 ) -> ToolRound:
     """Run the calls of one reply, all at once.
 
-    Args: calls: The calls. tools: The tools of the session. shared: What the calls share. interrupted: Gets the
-        results if the round is cancelled. A call that was not run then has a result that says
-            so.
+    Args:
+        calls: The calls.
+        tools: The tools of the session.
+        shared: The context that the calls share.
+        interrupted: Receives the results if the round is cancelled. A call that was not run then has a result that
+            says so.
     """
     by_name = {tool.name: tool for tool in tools}
     results: dict[str, ToolResultBlock] = {}

@@ -1,8 +1,8 @@
 """JSON Schemas of Python types, and values that are checked and converted by them.
 
 A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
-plain types; pydantic is never imported. Whoever has several named values (the parameters of a function) makes one
-Struct of them with `msgspec.defstruct`.
+plain types. Pydantic is never imported. Several named values, such as the parameters of a function, become one
+Struct with `msgspec.defstruct`.
 """
 
 from __future__ import annotations

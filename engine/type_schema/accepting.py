@@ -1,8 +1,9 @@
-"""Telling at once that a value follows a schema, where that is plain; what isn't is left to the validator.
+"""A quick check that a value follows a plain schema. The validator decides about all other values and schemas.
 
-jsonschema takes 15 µs for an object with two fields, and as much for each one in a list. A schema of the keywords
-below is made into functions that take one or two. They only ever say that a value is surely right: what they don't
-accept is judged, and told, by jsonschema alone, and so is every value if the schema has any other keyword.
+jsonschema takes 15 µs for an object with two fields, and as much for each object in a list. A schema of the
+keywords below becomes functions that take one or two. These functions only ever say that a value is surely right.
+jsonschema alone judges the values that they don't accept and writes the errors. It judges every value if the
+schema has any other keyword.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SAY_NOTHING = {
     "$comment", "$defs", "default", "deprecated", "description", "examples", "format", "readOnly", "title",
     "writeOnly",
 }  # fmt: skip
-"""Keywords that refuse no value. Formats are not checked, and what refers to a definition is not plain."""
+"""Keywords that refuse no value. Formats are not checked. A schema with a reference is not plain."""
 
 _PLAIN = {
     "$schema", "type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems",
@@ -33,7 +34,7 @@ _KINDS = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def accepting(schema: Json) -> Accepts | None:
-    """A function that is true only of values that follow the schema; None if it is not plain."""
+    """A function that is true only of values that follow the schema; None if the schema is not plain."""
     if schema is True:
         return _anything
     if not isinstance(schema, dict) or not schema.keys() <= _SAY_NOTHING | _PLAIN:
@@ -63,7 +64,8 @@ def _anything(value: object) -> bool:
 
 
 def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
-    """What accepts the values of one of JSON's types, by their types here; None if it is not plain."""
+    """The functions for one of JSON's types, by the Python types of its values; None if the schema is not
+    plain."""
     match kind:
         case "null":
             return {NoneType: _anything}

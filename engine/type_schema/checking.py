@@ -25,14 +25,17 @@ REPORTED = 5
 """As many faults of one value are told, lest a long list with one mistake in each item fill the text."""
 
 LONGEST_FAULT = 300
-"""In characters; jsonschema puts the wrong value into the text."""
+"""The largest number of characters of a fault's text. jsonschema puts the wrong value into the text."""
 
 
 def check(value: Json, schema: JsonObject) -> None:
-    """Raise ValueError unless the value follows the schema; its text names each fault with its JSON path.
+    """Require that a value follows a schema.
 
-    Formats are not checked, nor patterns that Python can't read, and no reference is fetched. Raises SchemaError
-    if the schema itself is wrong.
+    Formats are not checked, nor patterns that Python can't read. No reference is fetched.
+
+    Raises:
+        ValueError: The value doesn't follow the schema. The text names each fault with its JSON path.
+        SchemaError: The schema itself is wrong.
     """
     from referencing.exceptions import Unresolvable
 
@@ -58,7 +61,7 @@ def check_schema(schema: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class _Known:
-    """A schema that was read. accepts: tells the values that surely follow it, where it is plain enough."""
+    """A schema that was read. `accepts` is the quick check for a plain schema."""
 
     validator: Validator
     accepts: Accepts | None

@@ -30,11 +30,12 @@ def convert(value: Json, to: object) -> Any: ...
 def convert(value: Json, to: object) -> Any:
     """The value as an instance of the type.
 
-    Numbers as JSON has them: a whole number may be written ``3.0``. Keys of the value that the type doesn't know
-    are ignored, unless the type forbids them.
+    A whole number may be written ``3.0``, as JSON allows. Keys of the value that the type doesn't know are
+    ignored, unless the type forbids them.
 
-    Raises ValueError, whose text begins with the JSON path of what is wrong; SchemaError, if nothing in JSON can
-    become that type.
+    Raises:
+        ValueError: The value doesn't fit the type. The text begins with the JSON path of the fault.
+        SchemaError: Nothing in JSON can become that type.
     """
     try:
         return _converted(value, to)
@@ -68,7 +69,7 @@ def _custom(to: object, value: Json) -> object:
 
 
 def _with_whole_numbers(value: Json) -> Json:
-    """The same value with each ``3.0`` as ``3``; the same object if there is none."""
+    """The same value with each ``3.0`` as ``3``. Without any, the same object."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -1,6 +1,6 @@
-"""Formats for datetimes and times: msgspec names them only where the hint says whether there is a timezone.
+"""Formats for datetimes and times. msgspec names them only if the hint says whether there is a timezone.
 
-Without a format, models write dates as they like, and what is read back must be of RFC 3339.
+Without a format, models write dates in any form. But only the form of RFC 3339 can be read back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ _PREFIX = "#/$defs/"
 
 
 class Moments:
-    """The classes within a type, to be asked for beside it: `add_formats` gets what msgspec makes of them all."""
+    """The classes within a type. Their schemas are made together with the type's, and `add_formats` completes all
+    of them.
+
+    Args:
+        of: The type.
+    """
 
     def __init__(self, of: object) -> None:
         self._root = inspect.type_info(of)
@@ -29,7 +34,13 @@ class Moments:
         return tuple(self._classes) if self._found else ()
 
     def add_formats(self, root: JsonObject, references: Iterable[JsonObject], definitions: JsonObject) -> None:
-        """Write them into the schemas. references: of `classes`, in their order."""
+        """Write the formats into the schemas, in place.
+
+        Args:
+            root: The schema of the type.
+            references: The schemas of `classes`, in their order.
+            definitions: The definitions that they refer to.
+        """
         if not self._found:
             return
         _mark(self._root, root)

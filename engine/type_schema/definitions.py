@@ -77,7 +77,7 @@ def inline_root(schema: JsonObject) -> JsonObject:
 
 
 def refers_to(schema: Json, target: str) -> bool:
-    """Whether a schema, or one within it, is a reference to that target. Its ``$defs`` are within it."""
+    """Whether a schema, or a schema inside it, is a reference to a target. Its ``$defs`` count as inside."""
     if not isinstance(schema, dict):
         return False
     if schema.get("$ref") == target:

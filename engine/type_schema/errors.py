@@ -6,4 +6,4 @@ from bus.errors import CallboardError
 
 
 class SchemaError(CallboardError, TypeError):
-    """A type that no JSON Schema expresses, or a schema that is none; the text says what to do."""
+    """No JSON Schema can express a type, or a schema is malformed. The text says what to do."""

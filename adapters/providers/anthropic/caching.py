@@ -34,10 +34,14 @@ class _Spot(msgspec.Struct):
 
 
 def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool, hosts: bool = True) -> None:
-    """Put breakpoints into a body; blocks that get one are copied.
+    """Put breakpoints into a body. Blocks that get one are copied.
 
-    minimum: tokens of a prefix below which nothing is cached. ttl: ``5m`` or ``1h``. conversation: the messages
-    will be sent again, with more after them. hosts: there may be breakpoints of the host's.
+    Args:
+        body: The body.
+        minimum: The number of tokens of a prefix below which nothing is cached.
+        ttl: The lifetime, ``5m`` or ``1h``.
+        conversation: Whether the messages will be sent again, with more after them.
+        hosts: Whether there may be breakpoints of the host's.
     """
     spots = list(_spots(body, minimum * _BYTES_PER_TOKEN, conversation and _MARKED not in body))
     if not spots:

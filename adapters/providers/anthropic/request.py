@@ -44,10 +44,19 @@ _OPTIONS = "anthropic"
 def write_request(
     request: CanonicalRequest, *, provider: str, options: Mapping[str, Json], stream: bool
 ) -> WireCall:
-    """The request on the wire. options: the adapter's configured ones.
+    """The request on the wire.
 
-    Raises InvalidRequestError for a request without messages, UnsupportedToolChoiceError for a choice among no
-    tools, of one that isn't there, or that the model refuses, and CapabilityError for a schema that it refuses.
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        options: The adapter's configured options.
+        stream: Whether the reply is to be streamed.
+
+    Raises:
+        InvalidRequestError: The request has no messages.
+        UnsupportedToolChoiceError: There are no tools to choose from, the chosen tool isn't there, or the model
+            refuses the choice.
+        CapabilityError: The model refuses the schema.
     """
     target = Target(
         provider=provider,

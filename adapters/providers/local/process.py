@@ -49,18 +49,20 @@ STOPPED_WHILE_STARTING = "the local model's server was stopped while it was star
 
 
 class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a server.
-
-    starts: how often it was started well. startup_seconds: of the last good start. uptime_seconds: since then, 0
-    if it doesn't run. exit_code: of the last process that ended, negative for a signal.
-    """
+    """A snapshot of a server."""
 
     pid: int | None
+    """The id of the child process; None if there is none."""
     running: bool
+    """Whether the server runs."""
     starts: int
+    """The number of good starts."""
     startup_seconds: float
+    """The duration of the last good start, in seconds."""
     uptime_seconds: float
+    """The seconds since then; 0 if it doesn't run."""
     exit_code: int | None
+    """The exit code of the last process that ended, negative for a signal."""
 
 
 class LocalServer:
@@ -129,10 +131,13 @@ class LocalServer:
         )
 
     async def start(self) -> None:
-        """Start the server and wait until it answers; nothing to do if it runs. A dead one is started anew.
+        """Start the server and wait until it answers. A running server stays as it is, and a dead one is started
+        anew.
 
-        Raises ConfigurationError when the settings or the installation are at fault, ServerError with the child's
-        last words when it ends instead of answering, RequestTimeoutError when it takes too long.
+        Raises:
+            ConfigurationError: The settings or the installation are at fault.
+            ServerError: The child ended instead of answering. The text has its last words.
+            RequestTimeoutError: The start takes too long.
         """
         stops = self._stops
         async with self._lock:
@@ -301,7 +306,7 @@ class SharedServer:
         return shared.server
 
     async def release(self) -> None:
-        """Give the server back; the last one waits until it has stopped. Idempotent."""
+        """Give the server back. The last handle waits until the server has stopped. Idempotent."""
         shared, self._claim, self._held = self._claim, None, False
         if shared is None:
             return

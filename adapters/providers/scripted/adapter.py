@@ -78,12 +78,19 @@ class ScriptedWire(ChatWire):
 
 
 class ScriptedAdapter(HttpAdapter):
-    """Plays one reply for each attempt: an attempt that fails and is repeated takes the next one.
+    """Plays one reply for each attempt. An attempt that fails and is repeated takes the next reply.
 
-    replies: in their order, or a function that is given the request; else those of ``config.options``. repeat: the
-    list begins anew after its end; otherwise a call more than there are replies is an InvalidRequestError.
-    capabilities: everything by default; what is declared false is refused. requests: the last 1000, one for each
-    attempt. Raises ConfigurationError if there is no reply at all.
+    `requests` holds the last 1000 requests, one for each attempt.
+
+    Args:
+        replies: The replies in order, or a function of the request; None takes those of ``config.options``.
+        repeat: Whether the list begins anew after its end. Otherwise a call beyond the replies is an
+            InvalidRequestError.
+        capabilities: The abilities of the model, by default all. A request for an ability declared false is
+            refused.
+
+    Raises:
+        ConfigurationError: There is no reply at all.
     """
 
     wire_type = ScriptedWire
@@ -110,8 +117,10 @@ class ScriptedAdapter(HttpAdapter):
             raise ConfigurationError(f"adapters.{self.name}.options.replies: expected at least one reply")
 
     def next_reply(self, request: CanonicalRequest) -> str | Reply:
-        """What an attempt of this request is answered with; may be overridden. Raises InvalidRequestError when the
-        script is over.
+        """The answer to an attempt of a request. A subclass may override it.
+
+        Raises:
+            InvalidRequestError: The script is over.
         """
         if callable(self._script):
             return self._script(request)

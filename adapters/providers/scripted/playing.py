@@ -22,45 +22,55 @@ class Used(msgspec.Struct, frozen=True, tag="used"):
     """The usage of the reply, known from its beginning."""
 
     usage: TokenUsage
+    """The usage."""
 
 
 class Thought(msgspec.Struct, frozen=True, tag="thought"):
     """A piece of reasoning."""
 
     piece: str
+    """The piece."""
 
 
 class Signed(msgspec.Struct, frozen=True, tag="signed"):
-    """The reasoning's signature; it is whole."""
+    """The reasoning is whole, and has its signature."""
 
     signature: str
+    """The signature."""
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
     """A piece of text."""
 
     piece: str
+    """The piece."""
 
 
 class Called(msgspec.Struct, frozen=True, tag="called"):
-    """A tool call begins. number: from 0."""
+    """A tool call begins."""
 
     number: int
+    """The number of the call, from 0."""
     name: str
+    """The tool's name."""
 
 
 class Argued(msgspec.Struct, frozen=True, tag="argued"):
-    """A piece of a call's arguments. last: there is no more of them."""
+    """A piece of a call's arguments."""
 
     number: int
+    """The number of the call, from 0."""
     piece: str
+    """The piece."""
     last: bool
+    """Whether it is the last piece."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The reply is whole."""
 
     reason: StopReason
+    """The stop reason."""
 
 
 Step: TypeAlias = Used | Thought | Signed | Said | Called | Argued | Stopped

@@ -58,11 +58,14 @@ _EXCEPTIONS: Mapping[str, type[AdapterError]] = {
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The provider fails. retry_after: its hint, in seconds. Retried like any other failure of its kind."""
+    """The provider fails. It is retried like any other failure of its kind."""
 
     kind: FailureKind = "server"
+    """The kind of the failure."""
     message: str = "the script fails here"
+    """The provider's message."""
     retry_after: float | None = None
+    """The provider's hint how long to wait, in seconds."""
 
     def error(self) -> AdapterError:
         """A fresh exception of that kind."""
@@ -70,11 +73,14 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call. fragments: the text of its arguments as it is streamed; without them, `input` in one piece."""
+    """A tool call."""
 
     name: str
+    """The tool's name."""
     input: JsonObject = {}
+    """The arguments."""
     fragments: tuple[str, ...] = ()
+    """The text of the arguments as it is streamed. Without it, `input` comes in one piece."""
 
     def pieces(self) -> tuple[str, ...]:
         """The text of the arguments."""
@@ -82,27 +88,30 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One reply: thinking, then text, then calls; then its end, or a failure.
-
-    text, thinking: in one piece or in several. stop: why it ends, else ``tool_use`` after calls and ``end_turn``.
-    usage: as reported; without it, it is estimated. delay: seconds before anything comes. pace: seconds before
-    each piece and before the end. fails: instead of the end, or of everything if nothing is said before it.
-
-    For Python only: raises, an exception to fail with, also one that no adapter should raise; pause, awaited
-    before each piece and before the end.
-    """
+    """One reply: thinking, then text, then calls, and then its end or a failure."""
 
     text: str | tuple[str, ...] = ()
+    """The text, in one piece or in several."""
     thinking: str | tuple[str, ...] = ()
+    """The reasoning, in one piece or in several."""
     signature: str | None = None
+    """The signature of the reasoning."""
     calls: tuple[Call, ...] = ()
+    """The tool calls."""
     stop: StopReason | None = None
+    """The stop reason; None is ``tool_use`` after calls, and else ``end_turn``."""
     usage: TokenUsage | None = None
+    """The usage that is reported; None has it estimated."""
     delay: float = 0.0
+    """The time before the first piece, in seconds."""
     pace: float = 0.0
+    """The time before each piece and before the end, in seconds."""
     fails: Failure | None = None
+    """The failure in place of the end. Without any content it is the whole reply."""
     raises: Exception | None = None
+    """For Python only: an exception to fail with, also one that no adapter should raise."""
     pause: Callable[[], Awaitable[object]] | None = None
+    """For Python only: awaited before each piece and before the end."""
 
     @property
     def stop_reason(self) -> StopReason:
@@ -121,11 +130,12 @@ def pieces_of(text: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`AdapterConfig.options` of type ``scripted``. A reply that is only text may be a string. repeat: the script
-    begins anew after its end; otherwise a call more than there are replies fails."""
+    """The `AdapterConfig.options` of type ``scripted``."""
 
     replies: tuple[str | Reply, ...] = ()
+    """The replies in order. A reply that is only text may be a string."""
     repeat: bool = False
+    """Whether the script begins anew after its end. Otherwise a call beyond the replies fails."""
 
 
 def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:

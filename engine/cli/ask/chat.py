@@ -44,7 +44,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises CallboardError when there can be no chat; what goes wrong in it is told in it."""
+    """Run the chat. Errors inside the conversation are shown in it.
+
+    Raises:
+        CallboardError: There can be no chat.
+    """
     registry = load_registry(arguments.models_file)
     screen = Screen(make_console())
     with start_blocking_portal("asyncio") as portal:
@@ -72,9 +76,12 @@ def first_model(registry: ModelRegistry) -> str:
 
 
 class Backstage:
-    """What lives on the event loop: the engine and the session. Made and used there.
+    """The parts of the chat that live on the event loop: the engine and the session. They are made and used there.
 
-    save: keep what is said. session: from `begin` or `resume` on.
+    `session` is there from `begin` or `resume` on.
+
+    Args:
+        save: Whether to keep the content of the conversation.
     """
 
     def __init__(self, registry: ModelRegistry, save: bool) -> None:
@@ -89,11 +96,24 @@ class Backstage:
         self.session = self.engine.session(model, system_prompt=system_prompt)
 
     async def resume(self, session_id: str, model: str | None, system_prompt: str | None) -> None:
-        """Raises CallboardError if it can't be; model, system_prompt: None leaves them as they were."""
+        """Go on with a stored session.
+
+        Args:
+            session_id: The session's id.
+            model: Another model; None keeps the session's own.
+            system_prompt: Another system prompt; None keeps the session's own.
+
+        Raises:
+            CallboardError: The session can't be resumed.
+        """
         self.session = await self.engine.resume(session_id, model=model, system_prompt=system_prompt)
 
     def swap(self, name: str) -> None:
-        """Raises ConfigurationError if there is none of that name, or if its key is missing."""
+        """Give the session another model.
+
+        Raises:
+            ConfigurationError: There is no such model, or its key is missing.
+        """
         registry = self.engine.registry
         registry.adapter_of(registry.resolve(name).model)
         self.session.model = name
@@ -160,7 +180,7 @@ class Chat:
             self._say(f"To go on: {command_name()} chat --resume {self._session.id}")
 
     def _read(self) -> str | None:
-        """The next line; None to leave: at the end of the input, and after Ctrl-C."""
+        """The next line; None at the end of the input and after Ctrl-C, when the chat ends."""
         try:
             return input("\nyou> " if self._at_terminal else "")
         except (EOFError, KeyboardInterrupt):
@@ -225,7 +245,8 @@ class Chat:
             self._say(f"{used}, {cost_text(metadata.cost)}, {seconds(metadata.latency_ms)}")
 
     def _say(self, text: str) -> None:
-        """A word of ours: dim on a terminal; beside the conversation, on stderr, when that is piped."""
+        """A message of the chat itself. It is dim on a terminal, and goes to stderr if the conversation is
+        piped."""
         if self._at_terminal:
             self._screen.console.print(text, style="dim")
         else:
@@ -234,7 +255,8 @@ class Chat:
 
 @contextlib.contextmanager
 def interrupts_call(cancel: Callable[[], object]) -> Iterator[None]:
-    """For a while, the first Ctrl-C calls `cancel`; a second one interrupts as ever. On the main thread only."""
+    """While the context lasts, the first Ctrl-C calls `cancel`. A second one interrupts as usual. On the main
+    thread only."""
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, previous)

@@ -74,7 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _records(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
-    """Each text, and what its line of output begins with. Raises CallboardError for what is no such object."""
+    """Each text, with the fields that begin its line of output.
+
+    Raises:
+        CallboardError: A line is no object with such a field.
+    """
     if given or field is None:
         for number, text in enumerate(given or (line.rstrip("\n") for line in lines)):
             yield text, {"index": number}

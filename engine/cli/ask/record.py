@@ -48,7 +48,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises CallboardError when nothing can be recorded; what the provider answers instead is in the cassette."""
+    """Record a scenario. An error of the provider becomes a part of the cassette.
+
+    Raises:
+        CallboardError: Nothing can be recorded.
+    """
     file: Path = arguments.output
     if file.exists() and not arguments.replace:
         raise CallboardError(f"{file} is there already; --replace records it anew")

@@ -19,7 +19,12 @@ from ..common.screen import Screen
 
 
 class ReplyWriter:
-    """Feeds a turn's events to a screen. label: stands before each reply. before: called ahead of each."""
+    """Shows a turn's events on a screen.
+
+    Args:
+        label: The text before each reply.
+        before: Called before each reply.
+    """
 
     def __init__(self, screen: Screen, label: str, *, before: Callable[[], None] = lambda: None) -> None:
         self._screen = screen

@@ -124,7 +124,7 @@ class _Waiting:
 
 
 class Bar:
-    """Shows how far the job is, and then the download.
+    """Shows the progress of the job, and then of the download.
 
     Args:
         bar: The bar to draw on; None draws nothing.

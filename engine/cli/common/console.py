@@ -10,7 +10,7 @@ from .harmless import harmless
 
 
 class HarmlessConsole(Console):
-    """A console whose lines are harmless; tables and the like see to their cells."""
+    """A console that writes lines without harmful characters. Tables clean their own cells."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(harmless(what) if isinstance(what, str) else what for what in objects), **how)

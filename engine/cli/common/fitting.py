@@ -1,7 +1,7 @@
-"""A table for terminals of any width: where there is no room for all columns, the least important are left out.
+"""A table for terminals of any width. If there is no room for all columns, the least important ones are left out.
 
-A table squeezed into too little room has words of one letter a line; one that is wider than its terminal is broken
-by it in the middle of numbers. So columns go, in an order that the command says, and a line below names them.
+A table in too little room has words of one letter a line. A table that is wider than its terminal is broken in the
+middle of numbers. So columns are left out, in an order that the command gives, and a line below names them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How a command writes: foreign text without what could steer a terminal or turn a line's order around.
+"""The writing of foreign text, without characters that could steer a terminal or turn a line's order around.
 
-Names, tags, errors, file names and what a model says come from elsewhere. Left out are control characters other
-than line feed and tab, and the invisible characters that change the direction of text, break its lines or hide in
-it. The joiners that scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become
-U+FFFD.
+Names, tags, errors, file names and replies come from elsewhere. Control characters other than line feed and tab
+are left out. So are invisible characters that change the direction of text, break its lines or hide in it. The
+joiners that scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become U+FFFD.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Money as text. Amounts are integer nano-USD; no float comes near them."""
+"""Money as text. Amounts are whole numbers of nano-USD. No float comes near them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rounded(nano_usd: int) -> str:
 
 
 def exact(nano_usd: int, places: int = 2) -> str:
-    """An amount with all its digits, and at least so many decimals; a minus is a real one, for print."""
+    """An amount with all its digits, and at least so many decimals. A minus is the typographic one, for print."""
     whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
     return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
 
@@ -50,7 +50,7 @@ def places(nano_usd: int) -> int:
 
 
 def cost_text(cost: Cost | None) -> str:
-    """A call's cost; one without a figure says so."""
+    """A call's cost. For a cost without a figure, the text says so."""
     if cost is None:
         return "-"
     return "unpriced" if cost.nano_usd is None else usd(cost.nano_usd)
@@ -63,7 +63,7 @@ def difference(before: int, after: int) -> str:
 
 
 def percent(before: int, after: int) -> str:
-    """The change in per cent, with its sign; nothing where there was nothing before, or no change."""
+    """The change in per cent, with its sign. Empty if there was nothing before, or no change."""
     change = after - before
     if change == 0 or before <= 0:
         return ""
@@ -75,7 +75,7 @@ def percent(before: int, after: int) -> str:
 
 
 def sum_text(total: CostSum) -> str:
-    """A sum, with what is in no amount beside it."""
+    """A sum, and beside it the calls that are in no amount."""
     if total.calls and total.unpriced == total.calls:
         return "unpriced"
     if total.calls and total.unknown == total.calls:
@@ -104,7 +104,13 @@ def _cost_of(reply: MessageMetadata) -> CostSum:
 
 
 def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
-    """What a sum doesn't have, and what in it is an estimate, one line each. unpriced: in other words."""
+    """The calls that a sum lacks, and the estimates in it, one line each.
+
+    Args:
+        console: The console to write to.
+        total: The sum.
+        unpriced: The words for calls without a price.
+    """
     if total.unpriced:
         console.print(f"{plural(total.unpriced, 'call')} {unpriced}, and in no sum.", style="yellow")
     if total.unknown:

@@ -1,8 +1,9 @@
 """Rows for programs: one JSON object a line, or CSV with a head.
 
-Amounts are integer nano-USD, as everywhere. In CSV, which people open in a spreadsheet, each comes in USD as well,
-as an exact decimal; what is nested is one column per field (``usage.input_tokens``), and what is missing is empty.
-Characters that could steer a terminal are escaped in JSON, and left out of CSV, which has no escapes.
+Amounts are whole numbers of nano-USD, as everywhere. People open CSV in a spreadsheet, so there each amount comes
+in USD as well, as an exact decimal. A nested value has one column for each field (``usage.input_tokens``), and a
+missing value is empty. Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are
+left out there.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struc
 
 
 def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Flat or nested records of the same fields, on stdout. `columns` are those of the CSV; a nested one is
-    ``a.b``.
+    """Write records of the same fields to stdout.
+
+    Args:
+        form: JSON lines or CSV.
+        columns: The columns of the CSV. A nested one is ``a.b``.
+        records: The records, flat or nested.
     """
     if form == "json":
         for record in records:
@@ -78,7 +83,7 @@ def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> N
 
 
 def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested fields as ``a.b``; lists, and what has fields of its own choosing, stay as JSON."""
+    """A record with nested fields as ``a.b``. Lists, and objects with free keys, stay as JSON."""
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping) and name not in _AS_JSON:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress | None]:
-    """The bar, for as long as the context; None if stderr is no terminal."""
+    """A bar for as long as the context lasts; None if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

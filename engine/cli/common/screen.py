@@ -55,7 +55,7 @@ def make_console(*, plain: bool = False) -> Console:
 
 
 def complain(text: str) -> None:
-    """One line on stderr; at a terminal broken between words."""
+    """Write one line to stderr. At a terminal it is broken between words."""
     for line in folded(f"callboard: {' '.join(text.split())}", sys.stderr).splitlines():
         note(line)
 
@@ -98,7 +98,7 @@ class Flow:
         self._gap = ""
 
     def feed(self, piece: str) -> str:
-        """What to write for one more piece; blanks at its end wait for the word after them."""
+        """The text to write for one more piece. Blanks at its end wait for the word after them."""
         return "".join(self._run(run) for run in _RUNS.findall(piece))
 
     def _run(self, run: str) -> str:
@@ -136,11 +136,11 @@ class Screen:
         self._actions.put(lambda: self._draw(lambda: self.console.print(*renderables, style=style)))
 
     def line(self, text: str = "", style: str | None = None, *, whole: bool = False) -> None:
-        """One line; cut to a terminal's width, unless it must be `whole`."""
+        """Write one line. It is cut to the terminal's width, unless it must be `whole`."""
         self._actions.put(lambda: self._draw(lambda: self._print_line(text, style, whole)))
 
     def begin_reply(self, label: str, style: str | None = None) -> None:
-        """Begin a reply, behind its label; `text` then adds to it and `end_reply` ends it."""
+        """Begin a reply with its label. Then `text` adds to it, and `end_reply` ends it."""
         self._actions.put(lambda: self._begin(label, style))
 
     def text(self, piece: str) -> None:
@@ -178,7 +178,11 @@ class Screen:
             return self.serve(portal.start_task_soon(function))
 
     def serve(self, future: Future[T]) -> T:
-        """Draw until a task of an event loop is done; its result. Belongs to the main thread."""
+        """Draw until a task of an event loop is done. This belongs to the main thread.
+
+        Returns:
+            The task's result.
+        """
         future.add_done_callback(lambda _: self._actions.put(None))
         with shown_by(self._log):
             try:

@@ -24,7 +24,7 @@ def rate(part: float | None) -> str:
 
 
 def moment_text(ts_us: int | None) -> str:
-    """Local time; with its date unless that is today."""
+    """A local time. The date is left out if it is today."""
     if ts_us is None:
         return "-"
     try:

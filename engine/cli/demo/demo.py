@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remove_trace(trace: Path) -> None:
-    """Take away the trace of the demo before; nobody else's file has its name."""
+    """Remove the trace of an earlier demo. No other file has its name."""
     for ending in _BESIDE_THE_TRACE:
         trace.with_name(trace.name + ending).unlink(missing_ok=True)
 
@@ -117,7 +117,7 @@ class Demo:
 
     @asynccontextmanager
     async def _model(self) -> AsyncIterator[None]:
-        """The local model's server, for as long as the demo lasts; without one, the cassettes."""
+        """The local model's server, for as long as the demo lasts. Without a local model, the cassettes."""
         if self._source == "cassettes":
             self._say_cassettes("as asked for")
             yield
@@ -266,7 +266,11 @@ class Demo:
         )
 
     async def _turn(self, session: Session, text: str, **options: Any) -> str:
-        """One turn on the screen; the reply's text."""
+        """Show one turn on the screen.
+
+        Returns:
+            The text of the reply.
+        """
         self._said("you", text)
         shown = len(session.messages) + 1
 
@@ -301,7 +305,7 @@ class Demo:
 
 
 def _decoded(text: str) -> str:
-    """The object; a model on another machine may have been cut off in the middle of it."""
+    """The object of a reply. A model on another machine may have been cut off in the middle of it."""
     try:
         return repr(msgspec.json.decode(text, type=Person))
     except msgspec.DecodeError as error:

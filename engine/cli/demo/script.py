@@ -16,10 +16,12 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One turn of the conversation: over which model, by its alias, and what."""
+    """One turn of the conversation."""
 
     model: str
+    """The alias of the model."""
     text: str
+    """The user's words."""
 
 
 CONVERSATION = (

@@ -138,7 +138,7 @@ def _count(calls: int) -> str:
 
 
 def _amount(total: CostSum) -> str:
-    """A sum; nothing but calls whose cost isn't known is not nothing."""
+    """A sum as text. A sum of calls without any known cost is shown as unknown, and not as zero."""
     if total.nano_usd or total.complete:
         return usd(total.nano_usd)
     return "unpriced" if total.unpriced else "unknown"

@@ -44,7 +44,7 @@ from ..common.words import plural, seconds
 
 
 def describe(envelope: Envelope) -> str:
-    """What an event says, without its topic; empty for one whose topic says it all."""
+    """An event in words, without its topic. Empty for an event whose topic says everything."""
     data = envelope.data
     return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
 

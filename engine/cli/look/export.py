@@ -68,7 +68,11 @@ def _stdout(format: Format) -> IO[bytes]:
 
 
 class _Terminal(io.RawIOBase):
-    """Shows UTF-8 to a person. clean: takes out what could steer the terminal."""
+    """Shows UTF-8 to a person.
+
+    Args:
+        clean: Removes the characters that could steer the terminal.
+    """
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean

@@ -124,7 +124,7 @@ def show(path: Path, rows: list[SessionRow]) -> None:
 
 
 def transcript(saved: SavedSession, *, as_json: bool) -> None:
-    """Everything that is stored of a session, oldest first; what is missing, on stderr."""
+    """Write everything that is stored of a session, the oldest first. Missing parts are reported on stderr."""
     if as_json:
         for message in saved.messages:
             write_json(as_json_line(message))
@@ -186,7 +186,7 @@ def _of_block(block: ContentBlock) -> str:
 
 
 def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
-    """One line for each session; its messages are those that are stored."""
+    """One line for each session. The number of messages counts stored ones."""
     table = FittingTable()
     table.add_column("last")
     table.add_column("session")  # whole: it is what one copies

@@ -1,4 +1,4 @@
-"""`callboard sql`: whatever else one wants to know of a trace file; it can only read."""
+"""`callboard sql`: any other question about a trace file. The command can only read."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from ..common.screen import make_console
 from ..common.words import moment_text, plural, seconds
 
 ATTEMPTS_PER_CALL = 4
-"""How many attempts are read for each call that is wanted; more than calls have, but for outages."""
+"""The number of attempts that are read for each call that is wanted. Calls have fewer attempts, except during
+outages."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,13 +59,18 @@ def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:
 
 
 class CallSummary(msgspec.Struct, frozen=True):
-    """A call with all its attempts. last: the latest. sum: what they cost together."""
+    """A call with all its attempts."""
 
     last: CallRow
+    """The latest attempt."""
     attempts: int
+    """The number of attempts."""
     input_tokens: int
+    """The input tokens of all attempts."""
     output_tokens: int
+    """The output tokens of all attempts."""
     sum: CostSum
+    """The cost of all attempts together."""
 
 
 def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
@@ -88,7 +94,12 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable:
-    """One line for each call. when: with the time and the id of each, for a file of many; else numbered."""
+    """One line for each call.
+
+    Args:
+        calls: The calls.
+        when: Whether to show the time and the id of each call, for a file of many. Otherwise calls are numbered.
+    """
     table = FittingTable()
     if when:
         table.add_column("time")

@@ -1,4 +1,4 @@
-"""`callboard doctor`: what is configured, whether it works, and what to do where it doesn't."""
+"""`callboard doctor`: the configuration, whether it works, and the remedy for each part that doesn't."""
 
 from __future__ import annotations
 
@@ -32,13 +32,18 @@ _NAME_WIDTH = 26
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What `--json` prints. readable: whether there is a configuration at all."""
+    """The output of `--json`."""
 
     ok: bool
+    """Whether every check is ok."""
     readable: bool
+    """Whether there is a configuration that can be read."""
     versions: dict[str, str | None]
+    """The versions of programs and libraries; None for one that is not installed."""
     places: dict[str, str]
+    """The paths of the files."""
     checks: tuple[Check, ...]
+    """The checks."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +89,7 @@ async def _examine(models: Path | None, trace: Path, offline: bool) -> tuple[boo
 
 
 def versions() -> dict[str, str | None]:
-    """Of what matters when something fails; None for what is not installed."""
+    """The versions of the programs and libraries that matter for a fault; None for one that is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "sqlite": sqlite_version()}
     for package in _PACKAGES:
         try:
@@ -99,7 +104,12 @@ def _absence(place: str) -> str:
 
 
 def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, str | None]]:
-    """The report as lines, each with its style. signs: of a check that is well, and of one that failed."""
+    """The report as lines, each with its style.
+
+    Args:
+        findings: The findings.
+        signs: The sign of a check that is ok, and the sign of one that failed.
+    """
     good, bad = signs
     width = max(map(len, signs)) + 1
     lines: list[tuple[str, str | None]] = [

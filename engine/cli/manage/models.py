@@ -33,31 +33,44 @@ _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "struc
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, as --json and --csv print it.
-
-    id: ``provider:name``. state: of one that is configured here, else empty. What is not known is None. Limits are
-    in tokens, costs in USD for a million tokens, as exact decimals. source, date: where what is known is from, and
-    of which day.
-    """
+    """One model, as --json and --csv print it. None is not known."""
 
     id: str
+    """The model as ``provider:name``."""
     display_name: str | None
+    """The model's name, for people."""
     state: str
+    """The state of a model that is configured here. Empty for other models."""
     context_window: int | None
+    """The size of the window in tokens."""
     max_output: int | None
+    """The largest number of output tokens."""
     supports_tools: bool | None
+    """Whether the model calls tools."""
     supports_vision: bool | None
+    """Whether the model takes images."""
     supports_reasoning: bool | None
+    """Whether the model reasons."""
     supports_structured_output: bool | None
+    """Whether the model follows a schema."""
     input_cost_per_million: Decimal | None
+    """USD per million input tokens, exactly."""
     output_cost_per_million: Decimal | None
+    """USD per million output tokens, exactly."""
     aliases: tuple[str, ...]
+    """Other names of the model."""
     released: str | None
+    """The day of the release, YYYY-MM-DD."""
     deprecated: bool
+    """Whether the provider has deprecated the model."""
     retires: str | None
+    """The day on which the model is gone, YYYY-MM-DD."""
     reason: str = ""
+    """The reason why a configured model is not available."""
     source: str = ""
+    """The source of the knowledge."""
     date: str = ""
+    """The day of that source."""
 
 
 _OF_INFO = tuple(name for name in Line.__struct_fields__ if name not in ("id", "state", "reason"))
@@ -97,7 +110,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError; CallboardError for an unknown model or capability."""
+    """List the models.
+
+    Raises:
+        ConfigurationError: The configuration is wrong.
+        CallboardError: There is no such model or capability.
+    """
     if arguments.name == UPDATE:
         return run_update(arguments)
     registry = load_registry(arguments.models_file)

@@ -17,7 +17,7 @@ _TICKS = 5
 
 
 def bars(rows: Sequence[Line]) -> str:
-    """Two bars a row; nothing where no amount is above zero."""
+    """Two bars a row. Empty if no amount is above zero."""
     longest = _longest(rows)
     if longest <= 0:
         return ""
@@ -32,7 +32,7 @@ def bars(rows: Sequence[Line]) -> str:
 
 
 def columns(rows: Sequence[Line]) -> str:
-    """Two columns a day; nothing for a single day, nor where no amount is above zero."""
+    """Two columns a day. Empty for a single day, and if no amount is above zero."""
     highest = _longest(rows)
     if highest <= 0 or len(rows) < 2:
         return ""
@@ -61,7 +61,7 @@ def escaped(text: str) -> str:
 
 
 def tick_step(longest: int) -> int:
-    """1, 2 or 5 times a power of ten, in nano-USD; five of it reach the longest or further."""
+    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps reach the longest bar or further."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -97,6 +97,6 @@ def _figure(parts: Sequence[str], label: str, step: str) -> str:
 
 
 def _part(amount: int, whole: int) -> str:
-    """A part of a whole in per cent, to a hundredth; nothing is longer than the whole or shorter than nothing."""
+    """A part of a whole in per cent, to a hundredth, between nothing and the whole."""
     hundredths = max(0, min(amount, whole)) * 10_000 // whole
     return f"{hundredths // 100}.{hundredths % 100:02}%"

@@ -21,12 +21,13 @@ _FIELDS = (
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A row of a comparison. sums: of its calls, with `before` and `after` over those that have a cost on both
-    sides; amounts in nano-USD.
-    """
+    """A row of a comparison."""
 
     name: str
+    """The model, day or session."""
     sums: RepriceSums
+    """The sums of its calls. `before` and `after` are in nano-USD, over the calls that have a cost on both
+    sides."""
 
     @property
     def calls(self) -> int:
@@ -90,8 +91,8 @@ def columns(by: By) -> list[str]:
 def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
     """The lines for a program.
 
-    before_nano_usd, after_nano_usd: over the `compared` calls, those with a cost on both sides; the difference is
-    None where there is none.
+    before_nano_usd and after_nano_usd are sums over the `compared` calls, which have a cost on both sides. Without
+    such calls the difference is None.
     """
     return [_record(by, line) for line in lines(report, by)]
 

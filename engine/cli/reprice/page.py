@@ -1,7 +1,7 @@
-"""A repricing as one HTML page to hand on: no script, no network, nothing beside the file.
+"""A repricing as one HTML page to hand on, without scripts, network or further files.
 
-Amounts in the tables are exact: all their digits are shown, and the sums are sums of what is shown. Those at the
-charts are rounded to what matters.
+Amounts in the tables are exact. All their digits are shown, and each sum is the sum of the shown amounts. Amounts
+at the charts are rounded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ _HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What a page says of itself: what the costs were before, which calls, of which file, and when it was made."""
+    """The words of a page about its origin."""
 
     before: str
+    """The prices of the costs before."""
     calls: str
+    """The calls that were repriced."""
     source: str
+    """The trace file."""
     now: datetime
+    """The time at which the page was made."""
 
 
 def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
@@ -120,7 +124,7 @@ def _amount(line: Line, nano_usd: int, digits: int) -> str:
 
 
 def _totals(line: Line) -> str:
-    """Rounded, for the eye; the tables' last lines have them exact."""
+    """The totals, rounded for the eye. The tables' last lines have them exactly."""
     before, after = (rounded(amount) if line.comparable else "-" for amount in (line.before, line.after))
     change, per_cent = "not comparable", ""
     if line.comparable:
@@ -139,7 +143,7 @@ def _totals(line: Line) -> str:
 
 
 def _beside(report: RepriceReport) -> str:
-    """Which calls are in neither sum, and of which models they are; and how many are estimated."""
+    """The calls that are in neither sum, with their models, and the number of estimated calls."""
     everything, notes = total(report), []
     if everything.beside:
         compared = plural(everything.sums.compared, "call")

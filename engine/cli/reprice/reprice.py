@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
-    """Only prices can be tried; going back to costs that are there computes nothing."""
+    """Refuse to try anything but prices. Going back to stored costs computes nothing."""
     given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
     chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
     if chosen is None and arguments.resume is not None:
@@ -126,7 +126,7 @@ def _only_looks(arguments: argparse.Namespace) -> bool:
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress | None]:
-    """A bar on stderr, if that is a terminal; for a file of a single chunk it never appears."""
+    """A bar on stderr, if stderr is a terminal. For a file of a single chunk it never appears."""
     with progress_bar() as bar:
         if bar is None:
             yield None
@@ -160,7 +160,7 @@ def _write_page(
 
 
 def _in_words(where: CallFilter) -> str:
-    """A filter for people; nothing for one that lets all pass."""
+    """A filter in words, for people. Empty for a filter that lets every call pass."""
     words = []
     for name, value in msgspec.to_builtins(where).items():
         match name, value:
@@ -197,7 +197,7 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
 async def _reprice(
     path: Path, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
-    """The report, its prices, and what the costs were before, in words."""
+    """The report, its prices, and the prices of the costs before, in words."""
     async with _open(path, readonly=_only_looks(arguments)) as store:
         if arguments.resume is not None:
             number = None if arguments.resume == LATEST else arguments.resume

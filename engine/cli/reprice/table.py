@@ -12,7 +12,8 @@ from .lines import By, Line, lines, total
 def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
     """One line for each model, day or session, and the sums below.
 
-    The sums are over the calls with a cost before and after; a last column counts the others, if there are any.
+    The sums are over the calls with a cost before and after. A last column counts the other calls, if there are
+    any.
     """
     rows = lines(report, by)
     table = FittingTable(footer=len(rows) > 1)

@@ -37,12 +37,12 @@ def mcp_tools(
     """The tools of an MCP server, as long as the context is open: `async with mcp_tools(server) as tools: …`.
 
     The list of tools is read when the context is entered. A name that models don't take is changed, with a
-    warning; `original_name` has the server's name. A tool whose schema can't be used is left out, with a warning.
+    warning. `original_name` has the server's name. A tool whose schema can't be used is left out, with a warning.
     If the server dies later, calls of its tools fail, and the model sees it.
 
-    Args: server: A URL (streamable HTTP), a command as a list, or an object that the client library's `Client`
-        takes,
-            such as a transport. A command is started and ended with the context.
+    Args:
+        server: A URL (streamable HTTP), a command as a list, or an object that the client library's `Client`
+            takes, such as a transport. A command is started and ended with the context.
         env: The environment variables of a command, besides the few that the library passes on.
         cwd: The folder in which a command runs.
         headers: The headers of requests to a URL.
