@@ -22,9 +22,7 @@ from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
 from .database import Database, Durability
-from .repricing.repricing import Repricing
 from .trace_file import TraceFile
-from .upkeep.condition import condition
 
 
 class TraceStore(SqlStore):
@@ -118,6 +116,8 @@ class TraceStore(SqlStore):
         return await self._database.quick_check(seconds)
 
     async def condition(self) -> StoreCondition:
+        from .upkeep.condition import condition
+
         return await condition(self._database)
 
     async def journal_mode(self) -> str:
@@ -157,6 +157,8 @@ class TraceStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
+        from .repricing.repricing import Repricing
+
         if isinstance(table, str):
             table = await prices.stored_table(self._database, table)
         run = Repricing(
@@ -170,6 +172,8 @@ class TraceStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
+        from .repricing.repricing import Repricing
+
         async with self._repricing:
             begun = await history.interrupted(self._database, run_id)
             table = await prices.stored_table(self._database, begun.version)
