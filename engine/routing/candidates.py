@@ -14,6 +14,7 @@ if it lacks an ability. A model without alternatives is never refused for being 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -53,7 +54,7 @@ NOMINAL_USAGE = TokenUsage(3000, 1000)
 """The usage by which models are compared when the cheapest model is wanted."""
 
 
-class Named(msgspec.Struct, frozen=True):
+class Named(msgspec.Struct, frozen=True, dict=True):
     """One model that may serve."""
 
     name: str
@@ -65,9 +66,9 @@ class Named(msgspec.Struct, frozen=True):
     fallback_of: str | None = None
     """The model whose chain in models.yaml has this model as a fallback."""
 
-    @property
+    @cached_property
     def model(self) -> str:
-        """The model as ``provider:name``."""
+        """The model as ``provider:name``. It is kept, because a call asks for it ten times."""
         return f"{self.entry.adapter}:{self.entry.wire_name}"
 
     @property
