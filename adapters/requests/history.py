@@ -165,11 +165,11 @@ class _Fitter:
         if not blocks:
             return
         if fitted and fitted[-1].role is role:
-            fitted[-1] = Message(role, fitted[-1].content + blocks)
+            fitted[-1] = Message(role, fitted[-1].content + blocks, steers=fitted[-1].steers)
         elif origin.role is role and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
             fitted.append(origin)
         else:
-            fitted.append(Message(role, blocks))
+            fitted.append(Message(role, blocks, steers=origin.steers))
         self.homes.append((origin.id or "", blocks))
 
     def _append_reply(self, fitted: list[Message], message: Message) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from adapters import ContentBlock, Message, Role, TextBlock
+from adapters import ContentBlock, Message, OpaqueBlock, Role, TextBlock
 from bus import NoTurnRunning
 from bus.values.messages import as_blocks
 
@@ -80,3 +80,13 @@ def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> 
     if all(isinstance(block, TextBlock) and not block.text.strip() for block in blocks):
         raise ValueError("a message that steers a turn can't be empty")
     return Message(Role.USER, blocks, id=message_id, steers=True)
+
+
+def provider_waits(reply: Message) -> bool:
+    """Whether a tool of the provider's own has begun in a reply, and has no result yet.
+
+    It goes on when it gets the results of the host's tools. A provider allows nothing to be said before that.
+    """
+    kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
+    begun = sum(kind.endswith("tool_use") for kind in kinds)
+    return begun > sum(kind.endswith("tool_result") for kind in kinds)

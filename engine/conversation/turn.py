@@ -52,7 +52,7 @@ from .history import TurnHistory
 from .options import DEFAULTS, TurnOptions, merged
 from .reply import Reply, as_reply
 from .results import StepResult
-from .steering import SteeringQueue, steering_message
+from .steering import SteeringQueue, provider_waits, steering_message
 from .step import Step
 from .tools import TurnTools
 from .turn_context import OWN_IDS, FirstIds, TurnContext
@@ -269,10 +269,10 @@ class Turn(TurnContext):
 
     async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
-        paused = False
+        held = False
         caused_by: str | None = None
         while True:
-            if not paused:  # a reply that paused goes on as it was
+            if not held:
                 self._take_steering(models)
             message, outcome = await self._reply(models, caused_by)
             response = outcome.response
@@ -283,8 +283,8 @@ class Turn(TurnContext):
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
-            paused = paused and pauses < self._max_pauses
-            if paused:
+            if paused and pauses < self._max_pauses:
+                held = True  # the reply goes on as it was
                 pauses += 1
                 self._finish_step()
                 continue
@@ -308,6 +308,7 @@ class Turn(TurnContext):
                 self.steering.close(_OVER)
                 self.status = status
                 return message
+            held = status is None and provider_waits(message)
 
     def _take_steering(self, models: TurnModels) -> None:
         """Say what the host has said meanwhile."""

@@ -19,14 +19,18 @@ from adapters import (
     CapabilityError,
     ImageBlock,
     Message,
+    OpaqueBlock,
+    ProviderRaw,
     ServerError,
     StopReason,
     ToolDefinition,
 )
 from bus import CallboardError, NoTurnRunning, SessionMessageAppended
 from engine import Approved, Engine, ModelChoice, Pending, Reply, Session, Tool
+from engine.calls.outcome import CallOutcome
 from engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
-from engine.middleware import Cache
+from engine.conversation.steering import provider_waits
+from engine.middleware import Cache, Middleware, Next
 from tests.support.engines import keeping, registry, requests_of, running, said, serving
 from tests.support.present import present
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
@@ -195,6 +199,38 @@ async def test_a_reply_that_paused_goes_on_before_it_is_steered(stage: Stage) ->
     async with running(pausing, Say("Found."), Say("There.")) as (engine, _):
         await stage.opened(engine).send("Search.")
         assert [texts(each.messages)[-1] for each in requests_of(engine)] == ["Search.", "Searching.", "Be quick."]
+
+
+def test_a_tool_of_the_providers_waits_until_it_has_its_result() -> None:
+    """Only what has begun and not ended: a search that is over holds nothing up."""
+
+    def reply(*kinds: str) -> Message:
+        return Message.assistant([OpaqueBlock(kind, ProviderRaw("p", {"type": kind})) for kind in kinds])
+
+    assert provider_waits(reply("server_tool_use"))
+    assert provider_waits(reply("server_tool_use", "web_search_tool_result", "mcp_tool_use"))
+    assert not provider_waits(reply("server_tool_use", "web_search_tool_result"))
+    assert not provider_waits(reply("web_search_call"))
+    assert not provider_waits(Message.assistant("Hello"))
+
+
+async def test_a_message_is_held_while_a_tool_of_the_providers_waits(stage: Stage) -> None:
+    """It goes on with our results alone; the message comes with the next step."""
+
+    class Searching(Middleware):
+        async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+            outcome = await next(request)
+            if len(request.messages) > 1:
+                return outcome
+            waits = OpaqueBlock("server_tool_use", ProviderRaw("s", {"type": "server_tool_use", "id": "srv_1"}))
+            content = (waits, *outcome.response.content)
+            return CallOutcome(
+                response=msgspec.structs.replace(outcome.response, content=content), cost=outcome.cost
+            )
+
+    async with running(WORK, WORK, Say("done"), middleware=[Searching()]) as (engine, _):
+        await stage.opened(engine, during_work=["more"]).send("go", max_tool_rounds=3)
+        assert [texts(each.messages).count("more") for each in requests_of(engine)] == [0, 0, 1]
 
 
 async def test_a_stream_shows_where_the_message_came(stage: Stage) -> None:

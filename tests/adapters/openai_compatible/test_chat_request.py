@@ -17,7 +17,7 @@ from adapters.schemas.strict_mode import input_cleaner
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.json_values import json_objects
 from ...support.wires.chat import ChatWire, ask, reply
@@ -340,6 +340,23 @@ def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
         ["content_dropped"],
         ["content_dropped"] * 2,
     ]
+
+
+def test_a_message_that_steers_a_tool_loop_does_not_end_it() -> None:
+    """The reasoning of the calls before it goes back, and nothing is lost."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message(Role.USER, (TextBlock("More"),), steers=True),
+        Message(Role.USER, (TextBlock("and more"),), steers=True),
+        Message.assistant([thought("b"), ToolUseBlock("tu_2", "look", {})]),
+        Message.tool_result("tu_2", "seen"),
+    )
+    made = built(ask(*history), QUIRKS["deepseek"])
+    echoes = [m.get("reasoning_content") for m in msgspec.convert(made.body["messages"], list[Plain])]
+    assert echoes == [None, "a", None, None, "b", None]
+    assert codes(made) == []
 
 
 def test_opaque_blocks_are_a_loss() -> None:

@@ -62,7 +62,8 @@ class _Writer:
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages
-        loop_start = max([n for n, m in enumerate(history) if m.role is Role.USER], default=-1)
+        asked = [n for n, m in enumerate(history) if m.role is Role.USER and not m.steers]
+        loop_start = max(asked, default=-1)
         for position, message in enumerate(history):
             match message.role:
                 case Role.USER if self._only_text(message):
