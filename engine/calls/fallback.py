@@ -55,6 +55,7 @@ async def first_that_works(
     admit: Callable[[Route], Awaitable[None]] | None = None,
     failed: dict[str, str] | None = None,
     stay_with: str | None = None,
+    cached_at: str | None = None,
 ) -> T:
     """The result of the first model that can and does serve.
 
@@ -66,6 +67,7 @@ async def first_that_works(
         admit: Is asked before each attempt. An exception that it raises ends all attempts.
         failed: The models that are out of question, with the reason. Models that fail are added.
         stay_with: The model that comes before all others.
+        cached_at: The model that comes before those that are as available, see `choose`.
 
     Raises:
         AdapterError: The failure of the last attempt.
@@ -76,7 +78,7 @@ async def first_that_works(
     while True:
         options = [examine(named) for named in plan.named]
         try:
-            route = _choose(plan, options, failed, stay_with)
+            route = _choose(plan, options, failed, stay_with, cached_at)
         except CallboardError as refusal:
             raise failure or refusal from None
         if admit is not None:
@@ -98,7 +100,13 @@ async def first_that_works(
             failure = failure or error
 
 
-def _choose(plan: Plan, options: Sequence[Option], failed: Mapping[str, str], stay_with: str | None) -> Route:
+def _choose(
+    plan: Plan,
+    options: Sequence[Option],
+    failed: Mapping[str, str],
+    stay_with: str | None,
+    cached_at: str | None,
+) -> Route:
     """The model to take, of those for which the budgets have room.
 
     Raises:
@@ -111,6 +119,7 @@ def _choose(plan: Plan, options: Sequence[Option], failed: Mapping[str, str], st
     }
     barred = {model: str(error) for model, error in too_dear.items()}
     try:
-        return choose(plan, options, failed={**failed, **barred} if barred else failed, stay_with=stay_with)
+        out = {**failed, **barred} if barred else failed
+        return choose(plan, options, failed=out, stay_with=stay_with, cached_at=cached_at)
     except NoModelAvailable as refusal:
         raise next(iter(too_dear.values()), refusal) from None

@@ -24,6 +24,7 @@ from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choo
 from ..routing.capabilities import Asked, check, check_tool_choice
 from ..routing.model_choice import Model, overridden
 from ..runtime.borrowed_adapters import BorrowedAdapters
+from .prompt_cache import deployment_of_last_reply
 from .requests.schema_mode import hold_to_schema
 from .turn_context import TurnContext
 
@@ -55,6 +56,7 @@ class TurnModels:
         self.answered_by: str | None = None
         """The model that has answered in this turn. It comes before all others."""
         self._turn = turn
+        self._cached_at = deployment_of_last_reply(turn.state.messages, self.plan)
         self._asked = _asked_of(turn, self.plan, said)
         check_tool_choice(self._asked)
 
@@ -82,6 +84,7 @@ class TurnModels:
             heals=heals,
             failed=self.failed,
             stay_with=self.answered_by,
+            cached_at=self._cached_at,
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:

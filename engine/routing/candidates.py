@@ -230,6 +230,7 @@ def choose(
     *,
     failed: Mapping[str, str] = {},
     stay_with: str | None = None,
+    cached_at: str | None = None,
 ) -> Route:
     """Take one of the models that may serve.
 
@@ -238,6 +239,8 @@ def choose(
         options: The same models, each with what is known of it.
         failed: The models that have failed in this turn, with the reason.
         stay_with: The model that has answered in this turn.
+        cached_at: The model that has the conversation in its prompt cache. It comes before the models that are as
+            available.
 
     Raises:
         CapabilityError: No model can do what is asked.
@@ -254,8 +257,9 @@ def choose(
     usable = [option for option in options if rejected[option.named.model] is None]
     if not usable:
         raise refusal(plan, options)
-    taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with))[1]
-    why = f"not needed: {taken.named.model} comes before it"
+    taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
+    model = taken.named.model
+    why = f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'comes before it'}"
     candidates = tuple(
         Candidate(
             option.named.model,
@@ -284,10 +288,13 @@ def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str
     return None
 
 
-def _rank(plan: Plan, option: Option, place: int, stay_with: str | None) -> tuple[bool, bool, bool, int, int]:
+def _rank(
+    plan: Plan, option: Option, place: int, stay_with: str | None, cached_at: str | None
+) -> tuple[bool, bool, bool, bool, int, int]:
     unpriced = plan.cheapest and option.nominal_cost is None
     cost = (option.nominal_cost or 0) if plan.cheapest else 0
-    return option.named.model != stay_with, option.standing.kind == "later", unpriced, cost, place
+    model = option.named.model
+    return model != stay_with, option.standing.kind == "later", model != cached_at, unpriced, cost, place
 
 
 def _set_back(option: Option, taken: Option) -> str | None:

@@ -208,3 +208,34 @@ async def test_a_session_stays_with_the_key_that_it_began_with() -> None:
         for session in (one, two, one):
             await session.send("Hi")
     assert provider.sent == [ACME, BETA, ACME, ACME, BETA, ACME, BETA, BETA, BETA]
+
+
+async def test_a_session_stays_with_the_deployment_that_answered_last() -> None:
+    """One model at two providers: its prompt is cached at one of them, and it leaves that one when it is down."""
+    first, second = Provider(own=429), Provider()
+    async with engine_on(serving(first, "a"), serving(second, "b")) as engine:
+        session = engine.session(["a:m", "b:m"])
+        assert (await session.send("Hi")).routing.model == "b:m"
+        first.statuses.clear()
+        await anyio.lowlevel.checkpoint()
+        engine._runtime.availability.reloaded(["a"], [], 0)  # it is back
+        reply = await session.send("Hi")
+        assert reply.routing.model == "b:m"
+        assert reply.routing.candidates[0].rejected == "not needed: b:m has the prompt in its cache"
+        assert (await engine.session(["a:m", "b:m"]).send("Hi")).routing.model == "a:m"
+        second.statuses[OWN] = 503
+        assert (await session.send("Hi")).routing.model == "a:m"
+        second.statuses.clear()
+        assert (await session.send("Hi")).routing.model == "a:m"
+
+
+async def test_a_fallback_of_another_name_is_left_when_the_model_is_back() -> None:
+    """It is no deployment of the model that was asked for."""
+    first, second = Provider(own=500), Provider()
+    entries = {name: serving(provider, name) for name, provider in (("a", first), ("b", second))}
+    models = {"a:m": model("a:m"), "b:other": model("b:other")}
+    async with Engine(models=ModelRegistry(entries, models), trace=False) as engine:
+        session = engine.session(["a:m", "b:other"])
+        assert (await session.send("Hi")).routing.model == "b:other"
+        first.statuses.clear()
+        assert (await session.send("Hi")).routing.model == "a:m"
