@@ -46,12 +46,21 @@ from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import WriterCore
 
 if TYPE_CHECKING:
+    from .prompt_caches import CacheSavings, cache_savings
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
 else:
-    __getattr__, __dir__ = later(__name__, {".replay": ("StoredEvents",), ".saved_replies": ("SavedReplies",)})
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".prompt_caches": ("CacheSavings", "cache_savings"),
+            ".replay": ("StoredEvents",),
+            ".saved_replies": ("SavedReplies",),
+        },
+    )
 
 __all__ = [
+    "CacheSavings",
     "CallFilter",
     "CallRow",
     "Capture",
@@ -88,6 +97,7 @@ __all__ = [
     "WriterCore",
     "WriterOptions",
     "WriterStatistics",
+    "cache_savings",
     "decode_json",
     "encode_json",
     "upcast",

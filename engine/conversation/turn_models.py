@@ -22,9 +22,9 @@ from ..models.tool_settings import ModelInput, model_input
 from ..routing.availability import Standing
 from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choose, default_max_output, expand
 from ..routing.capabilities import Asked, check, check_tool_choice
+from ..routing.deployments import deployment_of_last_reply
 from ..routing.model_choice import Model, overridden
 from ..runtime.borrowed_adapters import BorrowedAdapters
-from .prompt_cache import deployment_of_last_reply
 from .requests.schema_mode import hold_to_schema
 from .turn_context import TurnContext
 

@@ -8,8 +8,14 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import anyio
+import msgspec
 import pytest
 
+from bus.values.usage import TokenUsage
+from tracestore import TraceStore
+
+from ..tracestore.trace_making import Maker
 from .running import PRICES, call
 
 
@@ -53,6 +59,25 @@ def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
             assert "local-messages:m" in done.stdout
     recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
     assert json.loads(recent.stdout)["attempts"] == 3
+
+
+def test_stats_tell_what_prompt_caches_saved_and_traces_which_key_was_sent(home: Path) -> None:
+    """Under the prices in force; the key by its name, also as a filter and as a dimension."""
+
+    async def make() -> None:
+        maker = Maker()
+        started = maker.started(model="openai:gpt-5")
+        started = msgspec.structs.replace(started, data=msgspec.structs.replace(started.data, key="acme"))
+        usage = TokenUsage(50, 10, cached_input_tokens=100_000)
+        async with TraceStore(home / "trace.db") as store:
+            await store.write([started, maker.completed(model="openai:gpt-5", usage=usage)])
+
+    anyio.run(make)
+    said = " ".join(call("stats", home=home, exits=0).stdout.split())
+    assert "Prompt caches saved $0.112500: 100,000 tokens were read from them in 1 call." in said
+    assert "acme" in call("traces", home=home, exits=0).stdout
+    assert "acme" in call("cost", "--by", "key", home=home, exits=0).stdout
+    assert "No such calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
 
 
 def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracestore import ErrorRow, Percentiles, StatisticsRow, Store
+from tracestore import ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
+from tracestore.prices.home import price_table
 
+from ...home import home_folder
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
+from ..common.money import usd
 from ..common.output import add_format, write, write_records
 from ..common.reading import from_trace
 from ..common.screen import make_console
@@ -66,6 +69,8 @@ def run_stats(arguments: argparse.Namespace) -> int:
         )
     console.print(table)
     _tell_counts(console, rows)
+    if any(row.cached_input_tokens for row in rows):
+        _tell_savings(console, arguments)
     refused = from_trace(arguments, lambda store: _refusals(store, arguments))
     if refused:
         console.print(
@@ -77,6 +82,17 @@ def run_stats(arguments: argparse.Namespace) -> int:
         style="dim",
     )
     return 0
+
+
+def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
+    prices = price_table(home_folder())
+    found = from_trace(arguments, lambda store: cache_savings(store, prices, call_filter(arguments)))
+    beside = f"; {plural(found.unpriced, 'call')} without a price" if found.unpriced else ""
+    console.print(
+        f"\nPrompt caches saved {usd(found.saved_nano_usd)}: {found.cached_input_tokens:,} tokens were read from "
+        f"them in {plural(found.calls, 'call')}{beside}.",
+        style="dim",
+    )
 
 
 async def _refusals(store: Store, arguments: argparse.Namespace) -> int:

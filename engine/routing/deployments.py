@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from adapters import Message, Role, StopReason
 
-from ..routing.candidates import Plan
+from .candidates import Plan
 
 
 def deployment_of_last_reply(messages: Sequence[Message], plan: Plan) -> str | None:
