@@ -68,7 +68,13 @@ async def retry(
 
 
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
-    """Seconds before the retry of that number (from 0). random: in [0, 1)."""
+    """The seconds before a retry.
+
+    Args:
+        retry: The number of the retry, from 0.
+        policy: The policy of waits.
+        random: A number in [0, 1).
+    """
     jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
     try:
         return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
@@ -79,9 +85,14 @@ def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
 def retry_delay(
     error: AdapterError, retry: int, max_retries: int, policy: RetryPolicy, random: float
 ) -> float | None:
-    """Seconds to wait before trying again after this error, or None if it must be raised.
+    """The seconds to wait before another attempt; None if the error must be raised.
 
-    retry: its number, from 0. max_retries: how many there may be. random: in [0, 1).
+    Args:
+        error: The error.
+        retry: The number of the retry, from 0.
+        max_retries: The largest number of retries.
+        policy: The policy of waits.
+        random: A number in [0, 1).
     """
     if not error.retryable or retry >= max_retries:
         return None
@@ -104,10 +115,15 @@ def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: fl
 
 
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
-    """The provider's hint: `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the
-    message.
+    """The provider's hint how long to wait, in seconds; None without a hint.
 
-    headers: with lower-case names. now_us: microseconds since the epoch, for dates. Nonsense is no hint.
+    The hint is `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the message.
+    Nonsense is no hint.
+
+    Args:
+        headers: The headers of the reply, with lower-case names.
+        message: The provider's message.
+        now_us: The present time in microseconds since the epoch, for dates.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds is not None:

@@ -108,7 +108,9 @@ class PriceTable:
 
     def __init__(self, rows: Iterable[PriceRow], label: str = "", *, aliases: Iterable[PriceAlias] = ()) -> None:
         self.rows = sorted_rows(rows)
+        """The rows, in the table's order."""
         self.aliases = tuple(aliases)
+        """The names that are priced as others."""
         for alias in self.aliases:
             if ":" not in alias.pattern or ":" not in alias.target or alias.target.count("*") > 1:
                 raise ConfigurationError(
@@ -120,7 +122,9 @@ class PriceTable:
                     "the pattern, which must have exactly one"
                 )
         self.label = label
+        """The table's name, for people."""
         self.version = hash_of(self.rows, self.aliases)
+        """The first 12 hex digits of the SHA-256 of rows and aliases. Equal tables have equal versions."""
         self._matcher = Matcher(self.rows, self.aliases)
 
     @classmethod

@@ -26,7 +26,7 @@ _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "
 
 
 class _Spot(msgspec.Struct):
-    """A block that can carry a breakpoint: `home[at]`. rank: of importance, the lowest first."""
+    """A block that can carry a breakpoint: `home[at]`. The block with the lowest rank is the most important."""
 
     home: list[Json]
     at: int

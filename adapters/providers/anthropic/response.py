@@ -50,12 +50,16 @@ STOP_REASONS: Mapping[str, StopReason] = {
 
 @dataclass(slots=True)
 class WireBlock:
-    """A content block on its way in. key: the assembler's name for it. block: the wire's object, as it grows."""
+    """A content block on its way in."""
 
     key: int
+    """The assembler's key of the block."""
     kind: str
+    """The type of the block."""
     block: JsonObject
+    """The wire's object, as it grows."""
     input_json: list[str] = field(default_factory=list)  # of a block that is kept word for word
+    """The fragments of a call's arguments."""
 
     @property
     def kept_whole(self) -> bool:

@@ -16,16 +16,16 @@ from bus.values.json import Json
 
 
 class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`AdapterConfig.options` of type ``cassette``.
-
-    type: of the adapter that was, or is to be, recorded. file: the cassette, from the working directory. record:
-    ask the real provider, and write the file when the adapter is closed. options: that adapter's own.
-    """
+    """The `AdapterConfig.options` of type ``cassette``."""
 
     type: str
+    """The type of the adapter that was recorded, or is to be recorded."""
     file: str
+    """The path of the cassette, from the working directory."""
     record: bool = False
+    """Whether to ask the real provider, and to write the file when the adapter is closed."""
     options: dict[str, Json] = {}
+    """The options of that adapter."""
 
 
 def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> ProviderAdapter:

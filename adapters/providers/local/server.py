@@ -36,23 +36,29 @@ CACHE_MIB = 256
 
 
 class Configuration(TypedDict):
-    """What the parent sends.
-
-    context_tokens: of all slots together. port: 0 lets the system choose. embeddings: how the vectors of a text's
-    tokens become one, ``model`` for the model's own way; empty to have none. parent: the parent's process id.
-    import_path: where xllamacpp was found, for a parent that changed its own import path.
-    """
+    """The parent's line on stdin."""
 
     model_path: str
+    """The path of the GGUF file."""
     model_alias: str
+    """The name of the model in replies."""
     api_key: str
+    """The key that the server demands."""
     context_tokens: int
+    """The tokens of all slots together."""
     slots: int
+    """The number of requests that run side by side."""
     port: int
+    """The port; 0 lets the system choose."""
     threads: int
+    """The number of threads that compute."""
     embeddings: str
+    """The way in which the vectors of a text's tokens become one, ``model`` for the model's own way. Empty is no
+    vectors."""
     parent: int
+    """The parent's process id."""
     import_path: str
+    """The folder in which xllamacpp was found, for a parent that changed its own import path."""
 
 
 def start_server(configuration: Configuration) -> Any:

@@ -15,7 +15,7 @@ IMAGE_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
 """What the server decodes."""
 
 MAX_MODELS = 256
-"""So many models are remembered; the one learned first goes first."""
+"""The number of models that are remembered. The one learned first is forgotten first."""
 
 ASK_AGAIN_SECONDS = 60.0
 """How long a model that the server said nothing about is not asked about again."""
@@ -30,18 +30,16 @@ UNKNOWN = AdapterCapabilities(
     supports_parallel_tool_calls=True,
     accepted_image_media_types=IMAGE_MEDIA_TYPES,
 )
-"""What is assumed of a model until the server is asked; what it can't do, the server then refuses by name."""
+"""The assumed capabilities of a model until the server is asked. The server refuses missing ones by name."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What the server says about one model.
-
-    abilities: None where it doesn't say (older servers). context_tokens: what the model was made for, None if
-    unknown; the window that a call gets is its `num_ctx`.
-    """
+    """The server's facts about one model."""
 
     abilities: frozenset[str] | None = None
+    """The model's abilities; None if the server doesn't say (older servers)."""
     context_tokens: int | None = None
+    """The largest window of the model; None if it is unknown. The window of a call is its `num_ctx`."""
     family: str = ""
 
     @property

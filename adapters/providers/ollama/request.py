@@ -51,11 +51,20 @@ def write_request(
     defaults: Mapping[str, Json],
     stream: bool,
 ) -> WireCall:
-    """The request on the wire. estimated_tokens: of the prompt. num_ctx: the window to ask for, in tokens.
-    defaults: fields of the body from the configuration, under those of the request.
+    """The request on the wire.
 
-    Raises CapabilityError for what the model can't do, PromptTooLongError among them, and InvalidRequestError for
-    what can't be said.
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        facts: The server's facts about the model.
+        capabilities: The capabilities of the model.
+        estimated_tokens: The estimated tokens of the prompt.
+        num_ctx: The window to ask for, in tokens.
+        defaults: Fields of the body from the configuration. Fields of the request go before them.
+
+    Raises:
+        CapabilityError: The model can't do this. It is a PromptTooLongError if the prompt is too long.
+        InvalidRequestError: The protocol can't express the request.
     """
     return _Writer(request, provider, facts, capabilities).write(estimated_tokens, num_ctx, defaults, stream)
 

@@ -20,19 +20,19 @@ from bus.values.messages import Role
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a prompt is put together; ``{text}`` stands for what was said.
-
-    start: before everything. reply: after everything, for the model to go on from. stop: where its reply is over;
-    these count among the server's stop sequences. strip: white space before the reply is none of it.
-    """
+    """The template of a prompt. ``{text}`` stands for the text of a message."""
 
     start: str = ""
+    """The text before everything."""
     system: str = "{text}\n\n"
     user: str = "User: {text}\n"
     assistant: str = "Assistant: {text}\n"
     reply: str = "Assistant:"
+    """The text after everything, from which the model goes on."""
     stop: tuple[str, ...] = ("\nUser:",)
+    """The texts that end the reply. They count among the server's stop sequences."""
     strip: bool = True
+    """Whether white space before the reply is left out."""
 
 
 TEMPLATES: Mapping[str, PromptTemplate] = {
@@ -61,7 +61,8 @@ TEMPLATES: Mapping[str, PromptTemplate] = {
 def choose_template(option: Json) -> PromptTemplate:
     """The template of a configuration: a name, or an object of fields that differ from those of its ``base``.
 
-    Raises ConfigurationError.
+    Raises:
+        ConfigurationError: There is no such template.
     """
     changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
     name = changes.pop("base", "plain") if isinstance(option, dict) else option

@@ -77,9 +77,18 @@ Media = ImageBlock | AudioBlock | DocumentBlock
 def write_contents(
     history: FittedHistory, model: str, row: Model
 ) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
-    """The contents, what had to be left out of them, and what had to be added. model: as the wire names it.
+    """The contents of a history.
 
-    Raises InvalidRequestError if there is nothing to send.
+    Args:
+        history: The fitted history.
+        model: The model, as the wire names it.
+        row: The model's row in the table.
+
+    Returns:
+        The contents, the losses, and warnings of additions.
+
+    Raises:
+        InvalidRequestError: There is nothing to send.
     """
     writer = _Writer(history, model, row)
     return writer.write(), writer.losses, writer.warnings

@@ -14,9 +14,12 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 
 
 class PartialArguments:
-    """Arguments as they grow. key: of their call's block.
+    """Arguments as they grow.
 
-    broken: a piece of them could not be placed; what there is must not be executed.
+    `broken` says whether a piece of them could not be placed. Then the call must not be executed.
+
+    Args:
+        key: The key of the call's block.
     """
 
     def __init__(self, key: int) -> None:

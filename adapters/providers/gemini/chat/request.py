@@ -52,7 +52,16 @@ class BuiltRequest(msgspec.Struct, frozen=True):
 
 
 def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
-    """The request on the wire. provider: the adapter's name. Raises CapabilityError or InvalidRequestError."""
+    """The request on the wire.
+
+    Args:
+        request: The request.
+        provider: The adapter's name.
+
+    Raises:
+        CapabilityError: The model can't do this.
+        InvalidRequestError: The protocol can't express the request.
+    """
     return _Builder(request, provider).build()
 
 

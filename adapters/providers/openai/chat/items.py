@@ -56,7 +56,15 @@ _ANSWERED = re.compile(r"(tool_search|shell|local_shell|apply_patch|computer)_ca
 
 
 def write_items(history: FittedHistory, model: str) -> tuple[list[Json], list[Loss]]:
-    """The items, and what had to be left out of them. model: the one that they go to, as the wire names it."""
+    """The items of a history.
+
+    Args:
+        history: The fitted history.
+        model: The model that the items go to, as the wire names it.
+
+    Returns:
+        The items, and the losses.
+    """
     return _Writer(history, model).write()
 
 

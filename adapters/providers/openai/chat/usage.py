@@ -22,9 +22,13 @@ def read_usage(
     fees: Mapping[str, int] | None = None,
     tool_usage: msgspec.Raw = EMPTY,
 ) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if nothing was reported. service_tier: as served.
+    """Usage in disjoint buckets; None if nothing was reported.
 
-    fees: what is billed besides tokens. tool_usage: of the reply, which is kept beside its usage.
+    Args:
+        data: The usage of the reply.
+        service_tier: The service tier that was served.
+        fees: The things that are billed besides tokens.
+        tool_usage: The usage of tools in the reply, which is kept beside its usage.
     """
     usage = read_or_default(Usage, data)
     if usage.input_tokens is None and usage.output_tokens is None:

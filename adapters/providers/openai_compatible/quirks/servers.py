@@ -179,8 +179,11 @@ _VERSION = re.compile(r"/v\d\w*$|/openai$")
 def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     """The quirks of a configuration.
 
-    ``options["quirks"]`` is a name, or an object of single fields that differ from those of its ``base`` (else of
-    the address). ``options["tools"]`` stands over the field of that name. Raises ConfigurationError.
+    ``options["quirks"]`` is a name, or an object of single fields that differ from its ``base`` (or else from the
+    quirks of the address). ``options["tools"]`` goes before the field of that name.
+
+    Raises:
+        ConfigurationError: There are no such quirks.
     """
     chosen = options.get("quirks")
     changes: dict[str, Json] = {}
@@ -241,9 +244,13 @@ def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
 
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
-    """What follows the base URL. ``options["path"]`` decides, if it is there.
+    """The path behind the base URL. ``options["path"]`` decides, if it is there.
 
-    configured_url: as the user wrote it. base_url: the same without its version suffix.
+    Args:
+        quirks: The quirks.
+        configured_url: The URL as the user wrote it.
+        base_url: The same URL without its version suffix.
+        options: The adapter's options.
     """
     given = options.get("path")
     if isinstance(given, str):
