@@ -35,8 +35,8 @@ from ..bus import Bus
 from ..clock import Clock
 from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
 from ..log import Log
+from .child_tasks import Tasks
 from .task import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
-from .tasks import Tasks
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
