@@ -26,7 +26,7 @@ from .actors.supervisor import (
     Supervisor,
     SupervisorStatistics,
 )
-from .actors.task import (
+from .actors.task_handle import (
     TaskHandle,
 )
 from .bus import (

@@ -36,7 +36,7 @@ from ..clock import Clock
 from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
 from ..log import Log
 from .child_tasks import Tasks
-from .task import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
+from .task_handle import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

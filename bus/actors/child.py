@@ -12,7 +12,7 @@ import msgspec
 from ..clock import Clock
 from .actor import Actor, ActorRef, ActorStatistics, Incarnation, Phase
 from .restart import OnLimit, RestartPolicy, RestartType, Strategy
-from .task import unwrapped
+from .task_handle import unwrapped
 
 
 class ChildSpec(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 
 from ..backend import on_asyncio
-from .task import TaskHandle
+from .task_handle import TaskHandle
 
 T = TypeVar("T")
 

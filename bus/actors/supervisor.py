@@ -52,7 +52,7 @@ from .child import (
 )
 from .endings import Endings
 from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
-from .task import describe, unwrapped
+from .task_handle import describe, unwrapped
 
 __all__ = [
     "ChildSpec",

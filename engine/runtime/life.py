@@ -32,7 +32,7 @@ from bus import (
     Supervisor,
     TaskHandle,
 )
-from bus.actors.task import unwrapped
+from bus.actors.task_handle import unwrapped
 from bus.log import Log
 from tracestore import TraceWriter, WriterCore
 
