@@ -12,10 +12,10 @@ from .function.handler import ToolHandler
 from .function.parameters import ToolDefinitionError
 from .function.tool import FunctionTool, Tool, require_distinct
 from .mcp.tools import mcp_tools
-from .open_calls import Answer, answers_to, last_reply, open_calls
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
 from .rounds import ToolRound, ToolRoundContext
+from .waiting_calls import Answer, answers_to, last_reply, open_calls
 
 if TYPE_CHECKING:
     from .function.define import tool
