@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -81,6 +81,14 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     that name and no other."""
     key_pool: Sequence[str] = ()
     """The names of those `keys` over which the calls are spread that name none, in place of `api_key`."""
+    requests_per_minute: int | None = None
+    """Requests that may be sent in any minute, all models together; further calls wait in order. None is no limit
+    but what the provider's headers say."""
+    tokens_per_minute: int | None = None
+    """Tokens of requests and replies in any minute, likewise."""
+    max_wait_seconds: float | None = None
+    """Seconds for which a call may wait for a rate limit, before a `RateLimitWaitError`; None is as long as the
+    call may take."""
 
     def __repr__(self) -> str:
         key = None if self.api_key is None else "***"
@@ -230,6 +238,14 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that are left in the period."""
     reset_at: str | None = None
     """When the period begins anew, as the provider writes it."""
+    requests_reset: str | None = None
+    """When the requests are all there again, as the provider writes it."""
+    tokens_reset: str | None = None
+    """When the tokens are all there again, as the provider writes it."""
+    counts_output: bool = True
+    """Whether the tokens are those of requests and replies, not of requests alone."""
+    fixed_window: bool = False
+    """Whether everything comes back at once when the period begins anew, not little by little until then."""
 
 
 class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +319,8 @@ class AttemptFirstEvent(msgspec.Struct, frozen=True):
 
     attempt: int
     """The attempt's number, from 1."""
+    rate_limit: RateLimitInfo | None = None
+    """The provider's limits; None if the reply's headers say nothing of them."""
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
@@ -318,8 +336,11 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
 AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptFirstEvent | AttemptFailed
 """What an adapter tells of each attempt."""
-AttemptObserver: TypeAlias = Callable[[AttemptReport], None]
-"""Is called with each report. It must return at once."""
+NextAttempt: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until the next attempt may be sent."""
+AttemptObserver: TypeAlias = Callable[[AttemptReport], NextAttempt | None]
+"""Who is told; must return at once. What it returns for an `AttemptFailed` is awaited before the next attempt,
+after its delay."""
 
 
 class AdapterStream(Protocol):

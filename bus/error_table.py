@@ -50,6 +50,8 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
              "529, 498, overloaded_error, UNAVAILABLE"),
     ErrorRow(errors.QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
              "402; 429 and 400 that speak of credit or quota; a quota for a day"),
+    ErrorRow(errors.RateLimitWaitError, _E.RATE_LIMIT, "no", "provider's", "nobody",
+             "before anything was sent, where a call would wait too long for a rate limit"),
     ErrorRow(errors.ServerError, _E.SERVER_ERROR, "yes", "provider's", "provider and model",
              "424 and 5xx; INTERNAL; a reply that ends with `error`, `abort` or the like"),
     ErrorRow(errors.NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or one that broke"),

@@ -16,7 +16,8 @@
         │   └── AccessDeniedError
         ├── RateLimitError
         │   ├── OverloadedError
-        │   └── QuotaExceededError
+        │   ├── QuotaExceededError
+        │   └── RateLimitWaitError        raised before any network
         ├── ServerError
         ├── NetworkError
         │   ├── RequestTimeoutError
@@ -217,6 +218,12 @@ class OverloadedError(RateLimitError):
 
 class QuotaExceededError(RateLimitError):
     """The account has no credit left; waiting does not help."""
+
+    default_retryable = False
+
+
+class RateLimitWaitError(RateLimitError):
+    """The call would have waited too long for a rate limit. Nothing was sent."""
 
     default_retryable = False
 

@@ -12,6 +12,7 @@ from adapters.health import AdapterStatistics, ReportsStatistics
 from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
 from tracestore import WriterStatistics
 
+from .rate_limits.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from .routing.availability import Availability
 from .runtime.life import Life
 from .runtime.running_adapter import RunningAdapter
@@ -22,9 +23,9 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """One provider that was needed so far."""
 
     provider: str
-    """The adapter's name."""
+    """The provider."""
     running: bool
-    """Whether the adapter runs."""
+    """Whether its adapter is up."""
     in_flight: int
     """The number of calls that have one of `slots`."""
     waiting: int
@@ -32,7 +33,11 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """The largest number of calls at once."""
     adapter: AdapterStatistics | None
-    """The adapter's own numbers; None while it is down, or if it doesn't count."""
+    """The adapter's own counts; None while it is down, or if it doesn't count."""
+    rate_limits: tuple[RateLimit, ...] = ()
+    """The rate limits that are known, declared or learned."""
+    rate_limit_queues: tuple[RateLimitQueue, ...] = ()
+    """The calls that wait for rate limits, and the reasons."""
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +85,9 @@ def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
         sessions=len(sessions),
         turns_running=sum(state.running is not None for state in sessions),
         turns_waiting=sum(state.waiting for state in sessions),
-        providers=tuple(_provider(name, running) for name, running in runtime.adapters.running.items()),
+        providers=tuple(
+            _provider(name, running, runtime.rate_limits) for name, running in runtime.adapters.running.items()
+        ),
         availability=runtime.availability.snapshot(),
         bus=runtime.bus.statistics(),
         streams=runtime.streams.statistics(),
@@ -97,7 +104,7 @@ def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
     return actor.made if ref.running and isinstance(actor, AdapterActor) else None
 
 
-def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
+def _provider(name: str, running: RunningAdapter, limits: RateLimits) -> ProviderStatistics:
     slots = running.slots
     adapter = live_adapter(running.ref)
     return ProviderStatistics(
@@ -107,6 +114,8 @@ def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
         waiting=slots.waiting,
         slots=slots.total,
         adapter=_counted(adapter),
+        rate_limits=tuple(limits.of(name)),
+        rate_limit_queues=tuple(limits.queues(name)),
     )
 
 

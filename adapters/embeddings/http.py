@@ -75,7 +75,7 @@ class HttpEmbeddings:
         except AdapterError as error:
             error.usage = self._usage(found, request)  # it was billed all the same
             raise
-        attempts.first_event()
+        attempts.first_event(reply.headers)
         warnings = list(written.warnings)
         if found.input_tokens is None:
             warnings.append(
@@ -90,7 +90,7 @@ class HttpEmbeddings:
             latency_ms=attempts.elapsed_ms(),
             response_id=found.response_id,
             warnings=tuple(warnings),
-            rate_limit=self._client.wire.rate_limit(reply.headers),
+            rate_limit=attempts.rate_limit,
             provider_request_id=reply.provider_request_id,
         )
 

@@ -8,7 +8,7 @@ stands elsewhere: in `call` for conversations, in `embeddings.http` for vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -32,6 +32,8 @@ from ..contract import (
     AttemptReport,
     AttemptResent,
     AttemptStarted,
+    NextAttempt,
+    RateLimitInfo,
     RetryPolicy,
 )
 from ..keys.key import Key, KnownKey
@@ -115,6 +117,8 @@ class HttpAttempts:
         self._started_ns = client.clock.monotonic_ns()
         self._first_event_told = False
         self._next_reason: AttemptReason = "first"
+        self.rate_limit: RateLimitInfo | None = None
+        """The provider's limits, as the headers of the current attempt's reply say them."""
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What `attempt` gives, tried as often as the terms allow.
@@ -132,10 +136,9 @@ class HttpAttempts:
         finally:
             self.ended = True
 
-    def report(self, report: AttemptReport) -> None:
-        """Tell the observer."""
-        if self._on_attempt is not None:
-            self._on_attempt(report)
+    def report(self, report: AttemptReport) -> NextAttempt | None:
+        """Tell the observer. Returns what waits for the next attempt."""
+        return None if self._on_attempt is None else self._on_attempt(report)
 
     def elapsed_ms(self) -> int:
         """Milliseconds since the request was made, with all attempts."""
@@ -162,6 +165,7 @@ class HttpAttempts:
         self.attempt += 1
         self.sent = False
         self._first_event_told = False
+        self.rate_limit = None
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason, self._key.name))
 
@@ -194,11 +198,12 @@ class HttpAttempts:
     def prepare_attempt(self) -> None:
         """Forget what an earlier attempt had begun to read."""
 
-    def first_event(self) -> None:
-        """Report the first content of the attempt's reply, once."""
+    def first_event(self, headers: Mapping[str, str]) -> None:
+        """Report the first content of the attempt's reply, and what its headers say of rate limits, once."""
         if not self._first_event_told:
             self._first_event_told = True
-            self.report(AttemptFirstEvent(self.attempt))
+            self.rate_limit = self.client.rate_limit(headers)
+            self.report(AttemptFirstEvent(self.attempt, self.rate_limit))
 
     async def wait(self, step: Callable[[], Awaitable[T]], limit: Limit | float | None = None, *, what: str) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
@@ -255,7 +260,7 @@ class HttpAttempts:
         if reason is not None:
             self.repaired += 1
             self._next_reason = reason
-            self._failed(error, 0.0)
+            await self._wait_for_next(self._failed(error, 0.0))
             return
         config, terms = self.client.config, self._terms
         budget = terms.max_retries if terms.max_retries is not None else config.max_retries
@@ -265,9 +270,10 @@ class HttpAttempts:
         if delay is None or self.out_of_time(delay):
             raise error
         self._next_reason = "retry"
-        self._failed(error, delay)
+        next_attempt = self._failed(error, delay)
         tell_retry(policy, error, self.attempt, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+        await self._wait_for_next(next_attempt)
 
     async def _reason_to_repeat(self, error: AdapterError) -> AttemptReason | None:
         """Why the attempt is repeated at once: with another key, or mended. None if it isn't."""
@@ -322,9 +328,13 @@ class HttpAttempts:
         if self._key.name is not None:
             self.client.keys.rests.taken(self._key.name, self._terms.wire_model)
 
-    def _failed(self, error: AdapterError, delay: float) -> None:
+    def _failed(self, error: AdapterError, delay: float) -> NextAttempt | None:
         self.sent = False
-        self.report(AttemptFailed(self.attempt, error, delay))
+        return self.report(AttemptFailed(self.attempt, error, delay))
+
+    async def _wait_for_next(self, next_attempt: NextAttempt | None) -> None:
+        if next_attempt is not None:
+            await self.wait(next_attempt, what="another attempt's turn")
 
     def mend(self, error: AdapterError) -> bool:
         """Change what the next attempt sends, if the error says how. True if that was done."""

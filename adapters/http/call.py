@@ -76,7 +76,7 @@ class HttpCall(HttpAttempts):
             raise client.error_of(body, reply)
         self.key_was_taken()
         self.read_whole(body, reply)
-        self.first_event()
+        self.first_event(reply.headers)
         return self.response(written, reply)
 
     async def send(self) -> tuple[WireCall, HttpReply]:
@@ -179,7 +179,7 @@ class HttpCall(HttpAttempts):
             latency_ms=self.elapsed_ms(),
             response_id=None if response_id is None else masked(response_id, client.secrets),
             warnings=written.warnings + tuple(assembler.warnings),
-            rate_limit=self.wire.rate_limit(headers),
+            rate_limit=self.rate_limit if self._first_event_told else self.wire.rate_limit(headers),
             provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
         )
 

@@ -13,10 +13,12 @@ from bus.errors import AdapterError, AuthError, CallboardError, StreamError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
+from ..contract import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys.key import KnownKey
 from ..keys.keyring import Keyring
 from ..refusals.strange_replies import not_of_protocol, origin
+from ..transport.key_masking import masked_headers
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
 from .wire import ChatWire
 from .wire_call import WireCall
@@ -116,6 +118,10 @@ class HttpClient:
             except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
                 return None
         return None
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        """What a reply's headers say of the provider's limits."""
+        return self.wire.rate_limit(masked_headers(headers, self.secrets))
 
     async def health_check(self) -> AdapterHealth:
         """Whether the provider answers and takes the key: one GET, repeated only with a new key.

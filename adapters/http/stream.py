@@ -191,7 +191,7 @@ class HttpStream:
             if not self._delivered:
                 self._delivered = True
                 self._event_wait = EventWait(self._client.config.stream_read_timeout)
-                self._call.first_event()
+                self._call.first_event({} if self._reply is None else self._reply.headers)
             self._ready.extend(events)
 
     def _succeed(self) -> None:

@@ -43,14 +43,19 @@ class HttpImages:
             if written is None:
                 written = wire.write(fit(request, wire.capabilities(request.wire_model)), client.name)
             made, reply = await fetch(attempts, written, read)
-            attempts.first_event()
-            return self._response(request, written, made, reply, attempts.elapsed_ms())
+            attempts.first_event(reply.headers)
+            return self._response(request, written, made, reply, attempts)
 
         attempts = HttpAttempts(client, request, on_attempt)
         return await attempts.run(attempt)
 
     def _response(
-        self, request: ImageRequest, written: WireCall, made: ImageReply, reply: SingleReply, latency_ms: int
+        self,
+        request: ImageRequest,
+        written: WireCall,
+        made: ImageReply,
+        reply: SingleReply,
+        attempts: HttpAttempts,
     ) -> ImageResponse:
         name, warnings = self._client.name, list(written.warnings)
         if len(made.images) < request.n:
@@ -63,10 +68,10 @@ class HttpImages:
             operation=request.operation,
             images=tuple(made.images),
             usage=pieces(len(made.images)) if made.usage is None else made.usage,
-            latency_ms=latency_ms,
+            latency_ms=attempts.elapsed_ms(),
             response_id=made.response_id,
             warnings=tuple(warnings),
-            rate_limit=self._client.wire.rate_limit(reply.headers),
+            rate_limit=attempts.rate_limit,
             provider_request_id=reply.provider_request_id,
         )
 

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 
 from ..contract import RateLimitInfo
 
-_LIMITS = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
+_NAMES = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
+_LIMITS = [(name, f"x-ratelimit-{name}") for name in _NAMES]
 
 
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
-    """The rate limits that a reply reports; None if it reports none.
+    """The limits; None if there are none.
+
+    A limit without a unit is OpenRouter's, which counts in fixed windows.
 
     Args:
-        headers: The headers of the reply, with lower-case names.
+        headers: The reply's headers, with lower-case names.
     """
-    found = {name: headers[f"x-ratelimit-{name}"] for name in _LIMITS if f"x-ratelimit-{name}" in headers}
+    found = {name: headers[header] for name, header in _LIMITS if header in headers}
     if not found:
         return None
     return RateLimitInfo(
@@ -24,6 +27,9 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
         tokens_limit=_limit(found.get("limit-tokens")),
         tokens_remaining=_limit(found.get("remaining-tokens")),
         reset_at=found.get("reset-requests") or found.get("reset-tokens") or found.get("reset"),
+        requests_reset=found.get("reset-requests") or found.get("reset"),
+        tokens_reset=found.get("reset-tokens") or found.get("reset"),
+        fixed_window="remaining" in found and "remaining-requests" not in found,
     )
 
 

@@ -23,7 +23,7 @@ def reset_seconds(headers: Mapping[str, str], now_us: int) -> float | None:
         headers: The headers of a rate limit's reply, with lower-case names.
         now_us: The present time, in microseconds since the epoch.
     """
-    waits = [_seconds(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
+    waits = [seconds_until(reset, now_us) for reset in _resets_of_what_is_used_up(headers)]
     return max((wait for wait in waits if wait), default=None)
 
 
@@ -35,8 +35,13 @@ def _resets_of_what_is_used_up(headers: Mapping[str, str]) -> Iterator[str]:
                 yield value
 
 
-def _seconds(text: str, now_us: int) -> float | None:
-    """Seconds out of a duration, a number of seconds, or a moment as a number or in words. None for nonsense."""
+def seconds_until(text: str, now_us: int) -> float | None:
+    """Seconds until a reset, as a header says it; None for nonsense.
+
+    Args:
+        text: A duration, seconds, or a moment as a number or in words.
+        now_us: The time in microseconds since the epoch.
+    """
     now = now_us / 1e6
     value = number_of(text)
     if value is None:

@@ -105,7 +105,7 @@ class HttpVideos:
             else:
                 job = msgspec.structs.replace(job, provider_request_id=reply.provider_request_id)
             self._handed_out.add(job.id)
-            attempts.first_event()
+            attempts.first_event({})
             return self._with_key(job, attempts.key_name)
 
         attempts = HttpAttempts(client, request, on_attempt)

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from adapters.actor import CallHandle
+from adapters.usage.estimate import upper_end
 from bus import ActorRef
 from bus.errors import CancelledError
 
 from ..budgets.budgets import reservation
 from ..budgets.ledger import Amount
 from ..budgets.worst_case import Priced
+from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter
 from .events import CallContext, CallEvents
 from .slots import CallSlots
@@ -60,8 +62,7 @@ class AdapterCall(CallEvents):
             wait: Waits for the answer.
         """
         slots = self._running.slots
-        if not slots.try_acquire():
-            await self._queue(slots)
+        await self._slot_and_turn(slots)
         try:
             handle = start(self._running.ref)
             try:
@@ -71,6 +72,44 @@ class AdapterCall(CallEvents):
         finally:
             slots.release()
 
-    async def _queue(self, slots: CallSlots) -> None:
-        """Wait for a slot."""
-        await slots.acquire(self.context.order)
+    async def _slot_and_turn(self, slots: CallSlots) -> None:
+        """Wait for a slot at a moment at which the rate limits have room."""
+        permit = self._permit = self._new_permit()
+        has_turn = permit.ask()
+        while True:
+            if not has_turn:
+                await self._wait_for_turn(permit)
+            if not slots.try_acquire():
+                await self._patiently(lambda: slots.acquire(self.context.order))
+            if permit.send():
+                return
+            slots.release()
+            has_turn = False
+
+    async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a slot or a turn."""
+        await wait()
+
+    # -- rate limits
+
+    def _time_left(self) -> float:
+        """Seconds that the call has left."""
+        return self._running.entry.config.timeout_seconds
+
+    def _new_permit(self) -> Permit:
+        context = self.context
+        most = upper_end(context.estimated_input_tokens or 0), self.most_output or 0
+        limits = context.runtime.rate_limits
+        return limits.permit(self._running.entry, context.key or "", context.routing.model, context.order, most)
+
+    async def _wait_for_turn(self, permit: Permit) -> None:
+        """Wait until the rate limits have room, unless another model that may serve has room now.
+
+        Raises:
+            RateLimitWaitError: The wait would be too long, or another model is free.
+        """
+        limits, key = self.context.runtime.rate_limits, self.context.key or ""
+        if any(limits.is_free(model.partition(":")[0], model, key) for model in self.context.spills_to):
+            permit.give_up()
+        else:
+            await self._patiently(lambda: permit.wait(self._time_left()))

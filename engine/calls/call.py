@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import msgspec
@@ -48,7 +48,6 @@ from .adapter_call import AdapterCall
 from .events import CallContext
 from .outcome import CallOutcome
 from .settings import settings_of
-from .slots import CallSlots
 
 CANCEL_GRACE_SECONDS = 5.0
 """Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""
@@ -172,11 +171,15 @@ class Call(AdapterCall):
 
     # -- waiting
 
-    async def _queue(self, slots: CallSlots) -> None:
+    async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
         with anyio.CancelScope(deadline=self._deadline) as self._queueing:
-            await slots.acquire(self.context.order)
+            await wait()
         if self._queueing.cancelled_caught:
             raise self.cancelled_error()
+
+    def _time_left(self) -> float:
+        own = self.request.timeout_seconds
+        return min(super()._time_left() if own is None else own, self._deadline - anyio.current_time())
 
     def _start(self, ref: ActorRef) -> CallHandle[CanonicalResponse]:
         self.asked = True

@@ -18,6 +18,7 @@ from adapters import (
     AttemptResent,
     AttemptStarted,
     CallWarning,
+    NextAttempt,
     StopReason,
     TokenUsage,
 )
@@ -32,6 +33,7 @@ from tracestore import PriceTable
 from ..budgets.budget import Payer
 from ..budgets.budgets import job_of, reservation
 from ..budgets.ledger import Amount
+from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
 from .outcome import NOTHING_SENT, CallEnd, CallInfo, Spending, WorstCase, output_is_unknown
@@ -67,6 +69,10 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The estimate of the input."""
     spending: Spending | None = None
     """The sum to which the call is added."""
+    key: str | None = None
+    """The name of the key that the caller wants; None leaves it to the adapter."""
+    spills_to: tuple[str, ...] = ()
+    """The models that may serve as well, if this one's rate limits have no room."""
 
 
 class Served(Protocol):
@@ -112,6 +118,7 @@ class CallEvents:
         self._last_error: AdapterError | None = None
         self.reserved: Amount | None = None
         """The most that each attempt can cost, once it is reserved; None without budgets."""
+        self._permit: Permit | None = None
         self._trace_parent = current_trace() if context.turn_id is None else None  # else it is the turn's
 
     def begin(self) -> None:
@@ -120,14 +127,14 @@ class CallEvents:
 
     # -- reports of the adapter, synchronous
 
-    def on_attempt(self, report: AttemptReport) -> None:
-        """Take note of what the adapter reports of an attempt.
+    def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
+        """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
 
         Raises:
             AdapterError: The failure of the attempt before, if there is no budget for another attempt.
         """
         if self.over:
-            return
+            return None
         if (
             isinstance(report, AttemptStarted)
             and self._last_error is not None
@@ -135,6 +142,7 @@ class CallEvents:
         ):
             raise self._last_error
         self._note_attempt(report)
+        return None if self._permit is None else self._permit.report(report)
 
     def _reservation(self) -> str | None:
         """The name of what is reserved for the current attempt; None if nothing is."""
@@ -214,6 +222,8 @@ class CallEvents:
             self._attempt_open = False
             terminal = _unsent(terminal)
             self._publish(terminal)
+        if self._permit is not None:
+            self._permit.end(end if isinstance(end, AdapterError) else None, terminal.usage)
         self._settle(terminal)
 
     def _settle(self, terminal: CallEnd) -> None:

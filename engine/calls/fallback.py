@@ -11,7 +11,7 @@ from bus import CallboardError, ConfigurationError, NoModelAvailable
 
 from ..budgets.budgets import BudgetExceededError
 from ..models.registry import ModelRegistry
-from ..routing.availability import Standing
+from ..routing.availability import LIMITED, READY, Standing
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
 from ..routing.key_standing import standing_of_key
 from ..runtime.runtime import Runtime
@@ -39,6 +39,8 @@ def examined(
     entry = named.entry
     now_us = runtime.clock.now_us()
     standing = runtime.availability.standing(entry.adapter, named.model, now_us)
+    if standing is READY and not runtime.rate_limits.is_free(entry.adapter, named.model, key or ""):
+        standing = LIMITED
     try:
         adapter = runtime.adapters.consult(registry.adapter_of(entry))
         return judge(adapter, standing_of_key(standing, adapter, key, entry.wire_name, now_us))

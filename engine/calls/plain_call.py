@@ -329,6 +329,8 @@ class PlainCalls(Generic[A]):
             tags=dict(self._options.get("tags", {})) or None,
             order=self._order,
             estimated_input_tokens=estimated_input_tokens,
+            key=self._options.get("key"),
+            spills_to=route.others,
         )
         call = PlainCall(self.operation, context, most=most, grace=grace, on_answer=on_answer)
         return await call.run(lambda adapter, report: work(self._adapter_of(adapter, named), report))

@@ -168,6 +168,8 @@ class Step:
             tags=turn.state.tags or None,
             order=turn.order,
             estimated_input_tokens=route.option.estimated_tokens,
+            key=request.key,
+            spills_to=route.others,
             spending=turn.spending,
         )
         return Call(

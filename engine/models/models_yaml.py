@@ -37,6 +37,9 @@ _ADAPTER_KEYS = {
     "timeout_seconds",
     "max_retries",
     "max_concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_wait_seconds",
     "drain_for_usage",
     "connect_timeout",
     "first_event_timeout",
@@ -115,6 +118,11 @@ class Reader:
             retry=self._retry(entry, where, RetryPolicy()),
             keys=self._named_keys(entry, where),
             key_pool=self._pool(entry, where),
+            requests_per_minute=self._rate(entry, "requests_per_minute", where),
+            tokens_per_minute=self._rate(entry, "tokens_per_minute", where),
+            max_wait_seconds=self._number(entry, "max_wait_seconds", where, 0)
+            if "max_wait_seconds" in entry
+            else None,
         )
         slots = int(self._number(entry, "max_concurrency", where, 0))
         return AdapterEntry(
@@ -276,6 +284,13 @@ class Reader:
         value = entry.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             self._fail(f"{where}.{key}", "a number, not negative", value)
+        return value
+
+    def _rate(self, entry: JsonObject, key: str, where: str) -> int | None:
+        """A limit for a minute; None if there is none."""
+        value = entry.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            self._fail(f"{where}.{key}", "a whole number, at least 1", value)
         return value
 
     def _boolean(self, entry: JsonObject, key: str, where: str) -> bool:

@@ -120,6 +120,8 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 READY = Standing()
+LIMITED = Standing("later", "no room under its rate limit")
+"""The standing of a model whose rate limits, as the engine knows them, have no room now."""
 
 
 def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
@@ -135,6 +137,8 @@ def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
         return "answered", "refused"
     if kind == "OverloadedError" or event.error_class == "server_error":
         return "failure", "failure"  # one model of it, or all: nobody says
+    if kind == "RateLimitWaitError":
+        return "inconclusive", "inconclusive"  # never sent
     if event.error_class == "rate_limit":
         return "answered", "limited"  # providers count for each model
     if event.error_class == "network":

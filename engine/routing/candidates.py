@@ -124,6 +124,8 @@ class Route(msgspec.Struct, frozen=True):
     """The decision, as events tell it."""
     option: Option
     """The model, and what is known of it."""
+    others: tuple[str, ...] = ()
+    """The models that are ready to serve as well, unless the turn is to stay with this one."""
 
 
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
@@ -275,7 +277,15 @@ def choose(
         resolved_by="choice" if plan.chosen else taken.named.resolved_by,
         candidates=candidates,
     )
-    return Route(decision, taken)
+    stays = stay_with == taken.named.model
+    others = (
+        ()
+        if stays
+        else tuple(
+            option.named.model for option in usable if option is not taken and option.standing.kind == "ready"
+        )
+    )
+    return Route(decision, taken, others)
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:

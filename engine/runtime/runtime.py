@@ -17,6 +17,7 @@ from ..budgets.from_trace import loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
 from ..pricing.pricing import Pricing
+from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable
 from ..sessions.open import OpenSessions
 from .adapter_pool import AdapterPool
@@ -58,6 +59,7 @@ class Runtime:
         )
         self.availability = AvailabilityTable()
         self.in_flight = InFlight()
+        self.rate_limits = RateLimits()
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
         self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None)

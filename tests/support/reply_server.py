@@ -9,6 +9,8 @@ PER_SECOND one to a chunk, so many in a second, each stream at its own moments. 
     x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
                     comes in chunks a few milliseconds apart, in turn with those of all others
     x-hold: 1       a streamed reply stops after its first chunk until somebody gets /release
+    x-limit: N MS   at most N requests in each window of MS milliseconds, and headers that tell of it; further
+                    ones are refused with 429. With `N MS silent` the headers tell nothing
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, cast
@@ -28,6 +31,9 @@ DELTAS_PER_CHUNK = 10
 PACE_SECONDS = 0.005
 SENTENCES = "The curtain rises on a quiet street. A clerk reads the notice, then reads it again. " * 6
 USAGE_OUT = 120
+REFUSED = (
+    b'HTTP/1.1 429 Too Many Requests\r\ncontent-length: 46\r\n\r\n{"error":{"message":"slow","code":"too_many"}}'
+)
 
 
 def words(deltas: int) -> list[str]:
@@ -227,12 +233,40 @@ class Replies:
         yield b"0\r\n\r\n"
 
 
+class Window:
+    """The requests of the current window, of a limit that requests ask for."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._ends = 0.0
+
+    def take(self, asked: str) -> tuple[bool, bytes]:
+        """Whether another request fits, and the headers of its reply. asked: the value of x-limit."""
+        most, length, *silent = asked.split()
+        now = time.time()
+        if now >= self._ends:
+            self._taken, self._ends = 0, now + int(length) / 1000
+        fits = self._taken < int(most)
+        self._taken += fits
+        told = {
+            "x-ratelimit-limit": most,
+            "x-ratelimit-remaining": str(int(most) - self._taken),
+            "x-ratelimit-reset": str(int(self._ends * 1000) + 1),
+        }
+        if silent:
+            told.clear()
+        if not fits:
+            told["retry-after-ms"] = str(int((self._ends - now) * 1000) + 1)
+        return fits, "".join(f"{name}: {value}\r\n" for name, value in told.items()).encode()
+
+
 class Connection(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
     waiting: ClassVar[list[Connection]] = []
     held: ClassVar[list[Connection]] = []
     begun: ClassVar[itertools.count[int]] = itertools.count(1)
+    window: ClassVar[Window] = Window()
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
@@ -243,6 +277,7 @@ class Connection(asyncio.Protocol):
         self._due = 0.0  # when the next chunk comes, of a stream at a pace of its own
         self._scheduled = False
         self._reply: tuple[str, bool, bool] = ("", False, False)
+        self._told = b""  # headers of the reply
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
@@ -280,6 +315,11 @@ class Connection(asyncio.Protocol):
             for connection in held:
                 connection._write_next()
             return
+        if "x-limit" in headers:
+            fits, self._told = Connection.window.take(headers["x-limit"])
+            if not fits:
+                self._transport.write(REFUSED.replace(b"\r\n", b"\r\n" + self._told, 1))
+                return
         resource, _, method = path.partition(":")
         streamed = method.startswith("stream") or b'"stream":true' in body or b'"stream": true' in body
         self._reply = (resource, streamed, "x-hold" in headers)
@@ -296,7 +336,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, *, in_turn: bool) -> None:
         path, streamed, hold = self._reply
         if not streamed:
-            self._transport.write(self._replies.whole[path])
+            self._transport.write(self._with_headers(self._replies.whole[path]))
         elif hold or in_turn or self._replies.per_second is not None:
             self._rest = self._replies.chunks[path][::-1]
             phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
@@ -307,7 +347,10 @@ class Connection(asyncio.Protocol):
             else:
                 self._write_next()
         else:
-            self._transport.write(self._replies.streams[path])
+            self._transport.write(self._with_headers(self._replies.streams[path]))
+
+    def _with_headers(self, reply: bytes) -> bytes:
+        return reply.replace(b"\r\n", b"\r\n" + self._told, 1) if self._told else reply
 
     def _write_next(self) -> None:
         if not self._rest or not self._writable or self._scheduled:

@@ -102,6 +102,9 @@ class MessagesWire(ChatWire):
             tokens_limit=count(f"{tokens}-limit"),
             tokens_remaining=count(f"{tokens}-remaining"),
             reset_at=headers.get(f"{prefix}{tokens}-reset") or headers.get(f"{prefix}requests-reset"),
+            requests_reset=headers.get(f"{prefix}requests-reset"),
+            tokens_reset=headers.get(f"{prefix}{tokens}-reset"),
+            counts_output=tokens == "tokens",
         )
 
 

@@ -1,0 +1,283 @@
+"""The gate of one adapter and key: which request goes next.
+
+Requests wait in the order of their turns, and within a turn in the order in which they came. A request goes at
+once if all its limits have room and nobody before it waits for one of them. So a model whose limit is used up
+holds up nobody else, a large request isn't overtaken for ever by small ones, and no room is left unused for want
+of a request that fits and has its turn.
+
+Pure: it never waits, and never asks the time. Whoever changes it calls `admit` afterwards and wakes the requests
+that it returns.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from .account import Account
+from .amounts import Learned, Reading, Ticket
+
+_MOST_MODELS = 1024
+
+_Queue = list[tuple[int, int, Ticket]]
+
+
+class Headers(NamedTuple):
+    """What a reply's headers say of the limits."""
+
+    requests: Reading | None = None
+    """The limit of requests."""
+    tokens: Reading | None = None
+    """The limit of tokens."""
+    output: bool = True
+    """Whether that limit counts the tokens of replies."""
+
+
+NO_HEADERS = Headers()
+
+
+class Room(NamedTuple):
+    """One limit, as statistics tell it."""
+
+    model: str | None
+    kind: Literal["requests", "tokens"]
+    learned: bool
+    limit: float
+    left: float
+
+
+class Line(NamedTuple):
+    """The requests to one model that wait, as statistics tell them."""
+
+    model: str
+    waiting: int
+    why: str
+    opens_in_us: int
+
+
+class Gate:
+    """The limits of one adapter and key, and the requests that wait for them."""
+
+    def __init__(self, requests: float | None = None, tokens: float | None = None) -> None:
+        """A gate with declared limits for all models together; None is no limit."""
+        self.shared = Account()
+        """The limits of all models together."""
+        self.models: dict[str, Account] = {}
+        """The limits of each model."""
+        self.known = False
+        """Whether any limit was ever known."""
+        self.waiting = 0
+        """The number of requests that wait."""
+        self._queues: dict[str, _Queue] = {}
+        self._asked = 0
+        self._sent = 0
+        self.declare(requests, tokens)
+
+    def declare(self, requests: float | None, tokens: float | None) -> None:
+        """Set the declared limits."""
+        self.declared = requests, tokens
+        self.shared.declare(requests, tokens)
+        self.known = self.known or bool(requests or tokens)
+
+    # -- before a request is sent
+
+    def ask(self, ticket: Ticket, now_us: int) -> bool:
+        """Ask for a request's turn. Returns whether it has it now; otherwise the request waits."""
+        ticket.number = self._asked
+        self._asked += 1
+        model = self.models.get(ticket.model) or self._new_model(ticket.model)
+        if not self.waiting and not self._short(ticket, model, now_us):
+            self._let_in(ticket, model, now_us)
+            return True
+        self._enqueue(ticket)
+        return False
+
+    def force(self, ticket: Ticket, now_us: int) -> None:
+        """Count a request that is sent without being asked for."""
+        model = self.models.get(ticket.model) or self._new_model(ticket.model)
+        self._let_in(ticket, model, now_us)
+        self._send(ticket, model, now_us)
+
+    def send(self, ticket: Ticket, now_us: int) -> bool:
+        """Count a request that is sent now. False: the provider refused others meanwhile, and it waits again."""
+        model = self.models[ticket.model]
+        if ticket.generation != model.generation:
+            self._give_back(ticket, model, now_us)
+            self._enqueue(ticket)
+            return False
+        self._send(ticket, model, now_us)
+        return True
+
+    def admit(self, now_us: int) -> list[Ticket]:
+        """Let in all who may go now, in their order."""
+        if not self.waiting:
+            return []
+        admitted: list[Ticket] = []
+        heads = {name: queue for name in list(self._queues) if (queue := self._head(name))}
+        while heads:
+            name = min(heads, key=lambda name: heads[name][0][:2])
+            ticket, model = heads[name][0][2], self.models[name]
+            if model.short_of(ticket, now_us):
+                del heads[name]
+                continue
+            if self.shared.short_of(ticket, now_us):
+                break
+            heapq.heappop(heads[name])
+            self.waiting -= 1
+            self._let_in(ticket, model, now_us)
+            admitted.append(ticket)
+            if not self._head(name):
+                del heads[name]
+        return admitted
+
+    def withdraw(self, ticket: Ticket, now_us: int) -> None:
+        """Forget a request that is given up before it was sent."""
+        if ticket.state == "waiting":
+            self.waiting -= 1
+        elif ticket.state == "held":
+            self._give_back(ticket, self.models[ticket.model], now_us)
+        ticket.state = "over"
+
+    # -- after a request was sent
+
+    def answered(self, ticket: Ticket, headers: Headers, now_us: int) -> None:
+        """Take in that the provider took a request, and the headers of its reply."""
+        model = self.models[ticket.model]
+        model.succeeded(ticket)
+        if headers is NO_HEADERS:
+            return
+        self.known = True
+        if headers.requests is not None:
+            model.observe(ticket, "requests", headers.requests, now_us, output=True)
+        if headers.tokens is not None:
+            model.observe(ticket, "tokens", headers.tokens, now_us, output=headers.output)
+        model.observed(ticket)
+
+    def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
+        """Take in that the provider refused a request for its rate. `hint_us` is how long it wants to be left."""
+        self.known = True
+        self.models[ticket.model].refused(ticket, hint_us, now_us)
+
+    def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
+        """Take in the end of a request.
+
+        Args:
+            ticket: The request.
+            used: The tokens of its input and its output; None counts what it might have used.
+            now_us: The time.
+        """
+        if ticket.state != "sent":
+            if ticket.state != "over":
+                self.withdraw(ticket, now_us)
+            return
+        model = self.models[ticket.model]
+        model.leave(ticket)
+        ticket.state = "over"
+        if used is not None:
+            accounts = (self.shared, model)
+            before = [account.amounts(ticket, now_us) for account in accounts]
+            ticket.input_tokens, ticket.output_tokens = used
+            for account, amounts in zip(accounts, before, strict=True):
+                account.settle(ticket, amounts, now_us)
+        self.shared.prune(now_us)
+        model.prune(now_us)
+
+    # -- what is known
+
+    def reason(self, ticket: Ticket, now_us: int) -> str:
+        """The reason why a request waits; empty if it could go but for others before it."""
+        return self._short(ticket, self.models[ticket.model], now_us)
+
+    def is_free(self, model: str, now_us: int) -> bool:
+        """Whether a small request to a model would go at once."""
+        account = self.models.get(model)
+        small = Ticket(model, 0, 1, 0)
+        if account is None:
+            return not self.shared.short_of(small, now_us)
+        return not self._head(model) and not self._short(small, account, now_us)
+
+    def opens_in(self, ticket: Ticket, now_us: int) -> int:
+        """Microseconds until a request may go, if all who go before it go: at least."""
+        place = ticket.order, ticket.number
+        ahead = [other for other in self._all_waiting() if (other.order, other.number) < place]
+        same = [other for other in ahead if other.model == ticket.model]
+        of_model = self.models[ticket.model].opens_in(ticket, same, now_us)
+        return max(of_model, self.shared.opens_in(ticket, ahead, now_us))
+
+    def wakes_in(self, now_us: int) -> int | None:
+        """Microseconds until time alone may let somebody in; None if nobody waits for time."""
+        waits = []
+        for name in list(self._queues):
+            queue = self._head(name)
+            if queue:
+                ticket = queue[0][2]
+                of_model, of_all = self.models[name], self.shared
+                waits.append(max(of_model.opens_in(ticket, [], now_us), of_all.opens_in(ticket, [], now_us)))
+        return min((wait for wait in waits if wait > 0), default=None)
+
+    def rooms(self, now_us: int) -> Iterator[Room]:
+        """All limits that are known."""
+        for name, account in ((None, self.shared), *self.models.items()):
+            for limit in account.limits:
+                left = max(limit.room(now_us), 0.0)
+                yield Room(name, limit.kind, isinstance(limit, Learned), limit.limit, left)
+
+    def lines(self, now_us: int) -> Iterator[Line]:
+        """The requests that wait, by their models."""
+        for name in list(self._queues):
+            queue = self._head(name)
+            if queue:
+                first = queue[0][2]
+                waiting = sum(ticket.state == "waiting" for _, _, ticket in queue)
+                yield Line(name, waiting, self.reason(first, now_us), self.opens_in(first, now_us))
+
+    # -- how
+
+    def _short(self, ticket: Ticket, model: Account, now_us: int) -> str:
+        return self.shared.short_of(ticket, now_us) or model.short_of(ticket, now_us)
+
+    def _let_in(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        ticket.state = "held"
+        model.enter(ticket)
+        model.hold(ticket, now_us)
+        self.shared.hold(ticket, now_us)
+
+    def _give_back(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        model.leave(ticket)
+        model.drop(ticket, now_us)
+        self.shared.drop(ticket, now_us)
+
+    def _send(self, ticket: Ticket, model: Account, now_us: int) -> None:
+        ticket.state, ticket.sent_us, ticket.number = "sent", now_us, self._sent
+        self._sent += 1
+        model.send(ticket, now_us)
+        self.shared.send(ticket, now_us)
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        ticket.state = "waiting"
+        self.waiting += 1
+        queue = self._queues.setdefault(ticket.model, [])
+        heapq.heappush(queue, (ticket.order, ticket.number, ticket))
+
+    def _head(self, model: str) -> _Queue:
+        """The queue of a model, without requests at its head that were given up."""
+        queue = self._queues.get(model, [])
+        while queue and queue[0][2].state != "waiting":
+            heapq.heappop(queue)
+        if not queue:
+            self._queues.pop(model, None)
+        return queue
+
+    def _all_waiting(self) -> Iterator[Ticket]:
+        for queue in self._queues.values():
+            for _, _, ticket in queue:
+                if ticket.state == "waiting":
+                    yield ticket
+
+    def _new_model(self, name: str) -> Account:
+        if len(self.models) >= _MOST_MODELS:
+            for old in [old for old, account in self.models.items() if account.idle and old not in self._queues]:
+                del self.models[old]
+        account = self.models[name] = Account()
+        return account

@@ -1,0 +1,121 @@
+"""The rate limits of one engine: a gate for each adapter and key that was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from ..models.entries import AdapterEntry
+from .gate import Gate
+from .permit import LiveGate, Permit
+
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate limit, as it is now."""
+
+    model: str | None
+    """The model as ``provider:name``; None for all models of the adapter."""
+    key: str
+    """The name of the key; empty for an adapter's only key."""
+    kind: Literal["requests", "tokens"]
+    """The thing that is limited."""
+    source: Literal["declared", "learned"]
+    """Whether the configuration says it, or the provider's headers."""
+    limit: float
+    """The limit: in any minute if it is declared, in the provider's period if it is learned."""
+    left: float
+    """The part that is left."""
+
+
+class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls to one model that wait for its rate limits."""
+
+    model: str
+    """The model as ``provider:name``."""
+    key: str
+    """The name of the key."""
+    waiting: int
+    """The number of calls that wait."""
+    why: str
+    """The reason: ``requests`` or ``tokens`` are used up; ``pause``, which the provider asked for; ``probe``,
+    while one call finds out whether it takes requests again; ``turn``, while others come first."""
+    opens_in_seconds: float
+    """Seconds until the first of them may go, at the earliest."""
+
+
+class RateLimits:
+    """The gates of one engine."""
+
+    def __init__(self) -> None:
+        self._gates: dict[tuple[str, str], LiveGate] = {}
+        self._entries: dict[tuple[str, str], AdapterEntry] = {}
+
+    def permit(self, entry: AdapterEntry, key: str, model: str, order: int, most: tuple[int, int]) -> Permit:
+        """A permit for one call, to be asked for.
+
+        Args:
+            entry: The adapter.
+            key: The name of the key.
+            model: The model.
+            order: The place of whoever asks. The lowest goes first.
+            most: The largest number of tokens of the input and of the reply.
+        """
+        name = entry.name, key
+        live = self._gates.get(name)
+        if live is None or self._entries[name] is not entry:
+            live = self._declared(name, entry)
+        pooled = not key and bool(
+            entry.config.key_pool
+        )  # the adapter chooses the key of each attempt, and lets it rest
+        return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
+
+    def is_free(self, adapter: str, model: str, key: str = "") -> bool:
+        """Whether a small request to a model would go at once."""
+        live = self._gates.get((adapter, key))
+        if live is None or not live.gate.known:
+            return True
+        return live.gate.is_free(model, live.now_us())
+
+    def of(self, adapter: str) -> Iterator[RateLimit]:
+        """The limits of an adapter that are known."""
+        for live in self._of(adapter):
+            now_us = live.known_time_us()
+            for room in live.gate.rooms(now_us) if now_us is not None else ():
+                yield RateLimit(
+                    model=room.model,
+                    key=live.key,
+                    kind=room.kind,
+                    source="learned" if room.learned else "declared",
+                    limit=room.limit,
+                    left=room.left,
+                )
+
+    def queues(self, adapter: str) -> Iterator[RateLimitQueue]:
+        """The calls that wait for the limits of an adapter, by their models."""
+        for live in self._of(adapter):
+            now_us = live.known_time_us()
+            for line in live.gate.lines(now_us) if now_us is not None else ():
+                yield RateLimitQueue(
+                    model=line.model,
+                    key=live.key,
+                    waiting=line.waiting,
+                    why=line.why or "turn",
+                    opens_in_seconds=line.opens_in_us / 1e6,
+                )
+
+    def _of(self, adapter: str) -> list[LiveGate]:
+        return [live for live in self._gates.values() if live.name == adapter]
+
+    def _declared(self, name: tuple[str, str], entry: AdapterEntry) -> LiveGate:
+        """The gate of a new adapter, or of one whose configuration may have changed."""
+        requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
+        live = self._gates.get(name)
+        if live is None:
+            live = self._gates[name] = LiveGate(*name, Gate(requests, tokens))
+        elif live.gate.declared != (requests, tokens):
+            live.gate.declare(requests, tokens)
+            live.changed()
+        self._entries[name] = entry
+        return live

@@ -1,0 +1,340 @@
+"""The gate of a provider's rate limits, held against a plain model that adds everything up anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.rate_limits.amounts import Reading, Ticket
+from engine.rate_limits.gate import NO_HEADERS, Gate, Headers
+
+MINUTE = 60_000_000
+SECOND = 1_000_000
+REQUESTS, TOKENS = 5, 100
+MODELS = ("a", "b")
+
+
+class World:
+    """A gate with its callers. The plain model keeps lists, and computes each question from them."""
+
+    def __init__(self, requests: float | None = REQUESTS, tokens: float | None = TOKENS) -> None:
+        self.gate = Gate(requests, tokens)
+        self.now = 0
+        self.tickets: list[Ticket] = []
+        self.sent: list[Ticket] = []
+        self.since_refusal: dict[str, list[Ticket] | None] = dict.fromkeys(MODELS)
+        self.paused: dict[str, int] = {}
+        self.asked_at: dict[Ticket, tuple[int, int]] = {}
+
+    def of(self, state: str) -> list[Ticket]:
+        return [ticket for ticket in self.tickets if ticket.state == state]
+
+    def ask(self, order: int, model: str, input_tokens: int, output_tokens: int) -> Ticket:
+        ticket = Ticket(model, order, input_tokens, output_tokens)
+        self.tickets.append(ticket)
+        self.asked_at[ticket] = (order, len(self.tickets))
+        if self.gate.ask(ticket, self.now):
+            self.note([ticket])
+        self.settle_down()
+        return ticket
+
+    def note(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            after = self.since_refusal[ticket.model]
+            if after is not None:
+                assert self.now >= self.paused[ticket.model], "nobody goes within the pause"
+                assert not [one for one in after if one.state in ("held", "sent") and one.counted], "one probe"
+                after.append(ticket)
+
+    def settle_down(self) -> None:
+        admitted = self.gate.admit(self.now)
+        self.note(admitted)
+        self.check()
+
+    def send(self, ticket: Ticket) -> None:
+        if self.gate.send(ticket, self.now):
+            self.sent.append(ticket)
+        self.settle_down()
+
+    def answer(self, ticket: Ticket) -> None:
+        after = self.since_refusal[ticket.model]
+        if after is not None and ticket in after:
+            self.since_refusal[ticket.model] = None
+        self.gate.answered(ticket, NO_HEADERS, self.now)
+        self.settle_down()
+
+    def refuse(self, ticket: Ticket, hint: int) -> None:
+        after = self.since_refusal[ticket.model]
+        pauses = self.gate.models[ticket.model].generation
+        self.gate.refused(ticket, hint, self.now)
+        if self.gate.models[ticket.model].generation > pauses:
+            self.since_refusal[ticket.model] = []
+            self.paused[ticket.model] = self.now + hint
+        elif after is not None:
+            self.paused[ticket.model] = max(self.paused[ticket.model], self.now + hint)
+        self.end(ticket, None)
+
+    def end(self, ticket: Ticket, used: tuple[int, int] | None) -> None:
+        self.gate.over(ticket, used, self.now)
+        self.settle_down()
+
+    def advance(self, microseconds: int) -> None:
+        self.now += microseconds
+        self.settle_down()
+
+    # -- the plain model
+
+    def counted(self, amount: Callable[[Ticket], float]) -> float:
+        """What is taken: all that is held, and all that was sent in the last minute."""
+        sent = [one for one in self.sent if one.sent_us + MINUTE > self.now]
+        return sum(map(amount, [*self.of("held"), *sent]))
+
+    def fits(self, ticket: Ticket) -> bool:
+        return (
+            self.counted(lambda _: 1) + 1 <= REQUESTS
+            and self.counted(size) + size(ticket) <= TOKENS
+            and self.gate.models[ticket.model].cap is None  # else it opens step by step after a refusal
+        )
+
+    def check(self) -> None:
+        """What must hold at every moment."""
+        assert self.counted(lambda _: 1) <= REQUESTS, "never more requests in a minute than the limit"
+        assert self.counted(size) <= TOKENS, "never more tokens in a minute than the limit"
+        waiting = sorted(self.of("waiting"), key=self.asked_at.__getitem__)
+        assert self.gate.waiting == len(waiting)
+        assert not (waiting and self.fits(waiting[0])), "what fits and comes first goes at once"
+
+
+def size(ticket: Ticket) -> float:
+    return min(ticket.input_tokens + ticket.output_tokens, TOKENS)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.integers(0, 3), st.sampled_from(MODELS), st.integers(0, 60), st.integers(0, 70)),
+    st.tuples(st.sampled_from(["send", "answer", "lose"]), st.integers(0, 9)),
+    st.tuples(st.just("refuse"), st.integers(0, 9), st.integers(0, 30 * SECOND)),
+    st.tuples(st.just("end"), st.integers(0, 9), st.integers(0, 100)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("time"), st.integers(0, MINUTE)),
+)
+
+
+def pick(tickets: list[Ticket], place: int) -> Ticket | None:
+    return tickets[place % len(tickets)] if tickets else None
+
+
+def take(world: World, step: tuple[object, ...]) -> None:
+    match step:
+        case ("ask", int(order), str(model), int(said), int(reply)):
+            world.ask(order, model, said, reply)
+        case ("time", int(microseconds)):
+            world.advance(microseconds)
+        case ("send", int(place)) if (ticket := pick(world.of("held"), place)) is not None:
+            world.send(ticket)
+        case ("cancel", int(place)):
+            ticket = pick([*world.of("waiting"), *world.of("held")], place)
+            if ticket is not None:
+                world.end(ticket, None)
+        case ("answer", int(place)) if (ticket := pick(world.of("sent"), place)) is not None:
+            world.answer(ticket)
+        case ("lose", int(place)) if (ticket := pick(world.of("sent"), place)) is not None:
+            world.end(ticket, None)
+        case ("refuse", int(place), int(hint)) if (ticket := pick(world.of("sent"), place)) is not None:
+            world.refuse(ticket, hint)
+        case ("end", int(place), int(share)) if (ticket := pick(world.of("sent"), place)) is not None:
+            world.answer(ticket)
+            world.end(ticket, (ticket.input_tokens * share // 100, ticket.output_tokens * share // 100))
+        case _:
+            pass
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+def test_no_window_holds_more_than_the_limit_and_nobody_waits_for_nothing(
+    steps: list[tuple[object, ...]],
+) -> None:
+    """Under any interleaving of callers, refusals, cancels and time; and in the end everybody gets a turn."""
+    world = World()
+    for step in steps:
+        take(world, step)
+    for _ in range(400):
+        for ticket in world.of("held"):
+            world.send(ticket)
+        for ticket in world.of("sent"):
+            world.answer(ticket)
+            world.end(ticket, (ticket.input_tokens, ticket.output_tokens))
+        if not world.of("waiting") and not world.of("held"):
+            return
+        world.advance(world.gate.wakes_in(world.now) or 0)
+    pytest.fail("somebody waits for ever")
+
+
+def test_turns_go_before_arrivals() -> None:
+    """The second request of an earlier turn goes before the first one of a later turn."""
+    world = World(requests=5, tokens=None)
+    for ticket in [world.ask(1, "a", 1, 1) for _ in range(5)]:
+        world.send(ticket)
+    late, early = world.ask(3, "a", 1, 1), world.ask(2, "a", 1, 1)
+    assert (late.state, early.state) == ("waiting", "waiting")
+    gate = world.gate
+    assert gate.opens_in(late, 0) == gate.opens_in(early, 0) == MINUTE
+    assert gate.admit(MINUTE)[0] is early
+
+
+def test_a_model_whose_limit_is_used_up_holds_up_no_other() -> None:
+    """A limit that was learned for one model lets the requests to another model pass."""
+    gate = Gate()
+    first = Ticket("a", 0, 1, 1)
+    gate.force(first, 0)
+    gate.answered(first, Headers(Reading(10, 0, 30 * SECOND, fixed=True)), 0)
+    waits, goes = Ticket("a", 1, 1, 1), Ticket("b", 2, 1, 1)
+    assert not gate.ask(waits, 0)
+    gate.ask(goes, 0)
+    gate.admit(0)
+    assert (waits.state, goes.state) == ("waiting", "held")
+    assert gate.wakes_in(0) == 30 * SECOND
+
+
+class Tells:
+    """A gate that one request has told of a limit."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.gate = Gate()
+        self.first = Ticket("a", 0, 10, 10)
+        self.gate.force(self.first, 0)
+        self.gate.answered(self.first, Headers(reading), 0)
+        self.gate.over(self.first, (10, 10), 0)
+
+    def goes(self, count: int, now: int) -> int:
+        tickets = [Ticket("a", 1, 1, 1) for _ in range(count)]
+        went = 0
+        for ticket in tickets:
+            if self.gate.ask(ticket, now) or ticket in self.gate.admit(now):
+                self.gate.send(ticket, now)
+                went += 1
+        for ticket in tickets:
+            self.gate.over(ticket, None, now)
+        return went
+
+
+def test_a_limit_fills_up_evenly_until_the_moment_that_the_provider_names() -> None:
+    """10 requests, of which 4 are left and all are there in 60 s: one more comes every 10 s."""
+    tells = Tells(Reading(10, 4, MINUTE))
+    assert tells.goes(9, 0) == 4
+    assert tells.goes(9, 10 * SECOND) == 1
+    assert tells.goes(9, 40 * SECOND) == 3
+
+
+def test_a_fixed_window_is_whole_at_its_moment_and_not_before() -> None:
+    """A provider that counts in fixed windows has nothing more until the next one."""
+    tells = Tells(Reading(10, 4, MINUTE, fixed=True))
+    assert tells.goes(9, 0) == 4
+    assert tells.goes(9, MINUTE - 1) == 0
+    assert tells.goes(20, MINUTE) == 10
+
+
+def test_requests_sent_after_the_one_whose_headers_are_read_are_counted() -> None:
+    """The provider says what was left when it took one request; those sent since are not in it."""
+    gate = Gate()
+    tickets = [Ticket("a", 0, 1, 1) for _ in range(5)]
+    for ticket in tickets:
+        gate.force(ticket, 0)
+    gate.answered(tickets[1], Headers(Reading(10, 8, MINUTE)), 0)
+    assert [room.left for room in gate.rooms(0)] == [5]
+    gate.answered(tickets[4], Headers(Reading(10, 5, MINUTE)), 0)
+    assert [room.left for room in gate.rooms(0)] == [5]
+    gate.answered(tickets[2], Headers(Reading(10, 7, MINUTE)), 0)
+    assert [room.left for room in gate.rooms(0)] == [5], "an older reply says nothing new"
+
+
+def test_tokens_that_were_not_used_are_given_back() -> None:
+    """A request reserves what it may use, and is settled with what it used."""
+    gate = Gate(tokens=100)
+    first, second = Ticket("a", 0, 10, 80), Ticket("a", 1, 10, 80)
+    gate.force(first, 0)
+    assert not gate.ask(second, 0)
+    gate.over(first, (10, 0), SECOND)
+    assert gate.admit(SECOND) == [second]
+
+
+def test_a_request_larger_than_the_whole_limit_goes_when_nothing_else_is_counted() -> None:
+    """It is never refused for its size, since what it really uses may be far less."""
+    gate = Gate(tokens=100)
+    small, large = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 4096)
+    gate.force(small, 0)
+    assert not gate.ask(large, 0)
+    assert gate.wakes_in(0) == MINUTE
+    assert gate.admit(MINUTE) == [large]
+
+
+def test_after_a_refusal_one_request_probes_and_its_success_lets_two_go() -> None:
+    """Retry-After holds for all. The probe's success opens the gate step by step."""
+    gate = Gate()
+    burst = [Ticket("a", 0, 1, 1) for _ in range(8)]
+    for ticket in burst:
+        gate.force(ticket, 0)
+    for ticket in burst:
+        gate.refused(ticket, 5 * SECOND, 0)
+        gate.over(ticket, None, 0)
+    again = [Ticket("a", place, 1, 1) for place in range(8)]
+    assert not any(gate.ask(ticket, 0) for ticket in again)
+    assert gate.wakes_in(0) == 5 * SECOND
+    assert gate.admit(5 * SECOND - 1) == []
+    rounds = []
+    while any(ticket.state == "waiting" for ticket in again):
+        admitted = gate.admit(5 * SECOND)
+        assert gate.admit(5 * SECOND) == []
+        rounds.append(len(admitted))
+        for ticket in admitted:
+            gate.send(ticket, 5 * SECOND)
+        for ticket in admitted:
+            gate.answered(ticket, NO_HEADERS, 5 * SECOND)
+    assert rounds[:3] == [1, 2, 4]
+
+
+def test_a_probe_that_is_lost_is_followed_by_another() -> None:
+    """A cancelled probe, and one that fails for another reason, leave the place to the next request."""
+    gate = Gate()
+    first = Ticket("a", 0, 1, 1)
+    gate.force(first, 0)
+    gate.refused(first, SECOND, 0)
+    gate.over(first, None, 0)
+    one, two, three = (Ticket("a", place, 1, 1) for place in range(3))
+    for ticket in (one, two, three):
+        gate.ask(ticket, 0)
+    assert gate.admit(SECOND) == [one]
+    gate.withdraw(one, SECOND)
+    assert gate.admit(SECOND) == [two]
+    gate.send(two, SECOND)
+    gate.over(two, None, SECOND)
+    assert gate.admit(SECOND) == [three]
+
+
+def test_refusals_without_a_hint_are_given_ever_more_time() -> None:
+    """1, 2, 4 seconds, up to a minute."""
+    gate, now, pauses = Gate(), 0, []
+    for _ in range(9):
+        ticket = Ticket("a", 0, 1, 1)
+        assert gate.ask(ticket, now)
+        gate.send(ticket, now)
+        gate.refused(ticket, None, now)
+        gate.over(ticket, None, now)
+        pauses.append((gate.models["a"].paused_until_us - now) // SECOND)
+        now = gate.models["a"].paused_until_us
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_request_that_was_let_in_before_a_refusal_waits_again() -> None:
+    """It was not sent yet, so it is no part of a storm."""
+    gate = Gate(requests=10)
+    sent, held = Ticket("a", 0, 1, 1), Ticket("a", 1, 1, 1)
+    gate.force(sent, 0)
+    assert gate.ask(held, 0)
+    gate.refused(sent, SECOND, 0)
+    assert not gate.send(held, 0)
+    assert held.state == "waiting"
+    assert gate.admit(SECOND) == [held]
+    assert gate.send(held, SECOND)

@@ -1,0 +1,205 @@
+"""Rate limits on the engine: calls wait for them, spill to other models, or are refused with a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, RateLimitError, RateLimitWaitError
+from bus import LlmCallFailed, Lossless, Subscription
+from engine import Engine
+from engine.rate_limits.rate_limits import RateLimits
+from tests.support.scripted import Say, scripted_type
+from tests.support.virtual_time import runs_on
+
+from ...support.engines import entry, model, serving
+from ..test_embedding import embedder_type
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("virtual-asyncio")
+
+
+@asynccontextmanager
+async def limited(
+    replies: list[Say], config: AdapterConfig, *, other: list[Say] | None = None, **fields: Any
+) -> AsyncIterator[tuple[Engine, Subscription]]:
+    """An engine whose model `s:m` has declared limits; `other:m` has none."""
+    adapters = {"s": entry("s", scripted_type(*replies), config, **fields)}
+    if other is not None:
+        adapters["other"] = entry("other", scripted_type(*other))
+    engine = Engine(models=serving(**adapters), trace=False)
+    events = engine.bus.subscribe(">", policy=Lossless(), name="test")
+    async with engine:
+        yield engine, events
+
+
+async def test_calls_wait_for_a_declared_limit_of_requests() -> None:
+    """25 calls at once under 10 a minute begin 10 at once, 10 after a minute, and 5 after two."""
+    begun: list[float] = []
+    async with limited([Say("a")] * 25, AdapterConfig(requests_per_minute=10)) as (engine, _):
+        start = anyio.current_time()
+
+        async def call() -> None:
+            await engine.generate("s:m", "x")
+            begun.append(round(anyio.current_time() - start))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(25):
+                group.start_soon(call)
+            await anyio.sleep(1)
+            (s,) = engine.statistics().providers
+            assert [(queue.model, queue.waiting, queue.why) for queue in s.rate_limit_queues] == [
+                ("s:m", 15, "requests")
+            ]
+            assert [(one.kind, one.source, one.limit, one.left) for one in s.rate_limits] == [
+                ("requests", "declared", 10, 0)
+            ]
+            assert s.waiting == 0, "they wait for the limit, not for a slot"
+    assert begun == [0] * 10 + [60] * 10 + [120] * 5
+
+
+async def test_calls_wait_for_a_declared_limit_of_tokens() -> None:
+    """A call reserves what it may use, and gives back what it didn't."""
+    config = AdapterConfig(tokens_per_minute=1000)
+    async with limited([Say("a")] * 4, config) as (engine, _):
+        start = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(lambda: engine.generate("s:m", "x", max_output_tokens=700))
+        assert anyio.current_time() - start < 60, "each used far less than 700, so that four fit into a minute"
+
+
+async def test_a_call_that_would_wait_too_long_is_refused_with_a_time() -> None:
+    """Nothing is sent, and the provider isn't blamed."""
+    config = AdapterConfig(requests_per_minute=1, max_wait_seconds=5)
+    async with limited([Say("a")] * 3, config) as (engine, events):
+        await engine.generate("s:m", "x")
+        with pytest.raises(
+            RateLimitWaitError, match=r"no request is left .* for s:m; there is room in 60 s"
+        ) as caught:
+            await engine.generate("s:m", "x")
+        assert caught.value.retry_after_seconds == pytest.approx(60, abs=0.1)
+        assert caught.value.retryable
+        failed = [each.data for each in events.take() if isinstance(each.data, LlmCallFailed)]
+        assert [(each.error_type, each.cost.nano_usd) for each in failed] == [("RateLimitWaitError", 0)]  # type: ignore[union-attr]
+        assert engine.statistics().availability == ()
+        await anyio.sleep(56)
+        assert (await engine.generate("s:m", "x")).text == "a", "4 seconds are not too long"
+
+
+async def test_a_call_is_refused_where_its_own_time_is_shorter_than_the_wait() -> None:
+    """It would be over before it began."""
+    async with limited([Say("a")] * 2, AdapterConfig(requests_per_minute=1, timeout_seconds=30)) as (engine, _):
+        await engine.generate("s:m", "x")
+        with pytest.raises(RateLimitWaitError, match="the call may wait 30 s"):
+            await engine.generate("s:m", "x")
+
+
+async def test_calls_spill_to_another_model_that_is_free() -> None:
+    """Of five calls at once under 2 a minute, three go to the fallback, and none waits."""
+    config = AdapterConfig(requests_per_minute=2)
+    async with limited([Say("a")] * 5, config, other=[Say("b")] * 5) as (engine, _):
+        start, texts = anyio.current_time(), []
+
+        async def call() -> None:
+            texts.append((await engine.generate("s:m", "x", fallback=["other:m"])).text)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(call)
+        assert sorted(texts) == ["a", "a", "b", "b", "b"]
+        await call()
+        assert texts[-1] == "b", "it is known before the call is made"
+        assert anyio.current_time() - start < 60
+
+
+async def test_a_waiting_call_that_is_cancelled_leaves_its_turn_to_others() -> None:
+    """The next one goes when the limit has room, and no later."""
+    async with limited([Say("a")] * 3, AdapterConfig(requests_per_minute=1)) as (engine, _):
+        await engine.generate("s:m", "x")
+        start = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            with anyio.move_on_after(5):
+                await engine.generate("s:m", "x")
+            group.start_soon(engine.generate, "s:m", "x")
+        assert anyio.current_time() - start == pytest.approx(60, abs=0.1)
+        (s,) = engine.statistics().providers
+        assert s.rate_limit_queues == ()
+
+
+async def test_one_turns_calls_go_before_those_of_later_turns() -> None:
+    """Turns wait for limits in the order in which they were asked for."""
+    config = AdapterConfig(requests_per_minute=1)
+    async with limited([Say(str(number)) for number in range(4)], config) as (engine, _):
+        await engine.generate("s:m", "x")
+        texts: list[tuple[str, str]] = []
+
+        async def call(name: str) -> None:
+            texts.append((name, (await engine.generate("s:m", "x")).text))
+
+        async with anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(call, name)
+                await anyio.sleep(0.01)
+    assert texts == [("a", "1"), ("b", "2"), ("c", "3")]
+
+
+async def test_after_a_refusal_one_call_probes_and_the_others_wait() -> None:
+    """Retry-After holds for calls that come later, too."""
+    refused = RateLimitError("slow down", retry_after_seconds=20, retryable=False)
+    async with limited([Say(fails=refused), *[Say("a")] * 4], AdapterConfig()) as (engine, _):
+        with pytest.raises(RateLimitError):
+            await engine.generate("s:m", "x")
+        start = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(lambda: engine.generate("s:m", "x"))
+            await anyio.sleep(10)
+            (queue,) = engine.statistics().providers[0].rate_limit_queues
+            assert (queue.waiting, queue.why) == (4, "pause")
+            assert queue.opens_in_seconds == pytest.approx(10, abs=0.1)
+        assert anyio.current_time() - start == pytest.approx(20, abs=0.1)
+
+
+async def test_a_new_configuration_changes_a_limit_under_waiting_calls() -> None:
+    """What was sent before counts in the new limit."""
+    before = AdapterConfig(requests_per_minute=1)
+    async with limited([Say("a")] * 3, before) as (engine, _):
+        await engine.generate("s:m", "x")
+        limits = engine._runtime.rate_limits
+        wider = entry("s", "x", AdapterConfig(requests_per_minute=2))
+        assert limits.permit(wider, "", "s:m", 0, (1, 1)).ask()
+        assert not limits.permit(wider, "", "s:m", 0, (1, 1)).ask()
+
+
+async def test_embeddings_wait_like_conversations() -> None:
+    """Limits of an adapter hold for calls of every kind."""
+    config = AdapterConfig(requests_per_minute=2)
+    models = serving(model("s:e", kind="embedding"), s=entry("s", embedder_type("Limited"), config))
+    async with Engine(models=models, trace=False) as engine:
+        start = anyio.current_time()
+        for _ in range(3):
+            await engine.embed("x", model="s:e")
+        assert anyio.current_time() - start == pytest.approx(60, abs=0.1)
+
+
+async def test_a_refusal_of_one_key_of_a_pool_pauses_no_other() -> None:
+    """The adapter lets that key rest; the limits that are declared hold for the pool as a whole."""
+    config = AdapterConfig(keys={"a": "x" * 9, "b": "y" * 9}, key_pool=("a", "b"))
+    limits = RateLimits()
+    pool = entry("s", "x", config)
+    error = RateLimitError("slow", retry_after_seconds=9)
+
+    def refused(key: str) -> bool:
+        permit = limits.permit(pool, key, "s:m", 0, (1, 1))
+        assert permit.ask()
+        permit.send()
+        permit.end(error, None)
+        return not limits.permit(pool, key, "s:m", 0, (1, 1)).ask()
+
+    assert not refused("")
+    assert refused("a"), "a call that names a key waits for that key"

@@ -1,0 +1,83 @@
+"""Rate limits against a server in a process of its own, which refuses what is too much."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, RetryPolicy
+from bus import Lossless
+from bus.events.catalogue import LlmCallFailed
+from engine import Engine
+from tests.support.reply_server import reply_server
+from tests.support.virtual_time import runs_on
+
+from ...support.engines import entry, serving
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with reply_server(deltas=20) as url:
+        yield url
+
+
+def engine_of(url: str, limit: str, kind: str = "openai_compatible") -> Engine:
+    config = AdapterConfig(
+        api_key="k",
+        base_url=url,
+        extra_headers={"x-limit": limit},
+        max_retries=12,
+        retry=RetryPolicy(base_delay=0.01),
+    )
+    return Engine(models=serving(s=entry("s", kind, config)), trace=False)
+
+
+async def fifty(engine: Engine, *, streamed: bool = False) -> tuple[int, float]:
+    """The refusals of fifty calls at once, and the seconds that they took."""
+    events = engine.bus.subscribe("llm.call_failed", policy=Lossless(), name="refusals")
+
+    async def call() -> None:
+        if streamed:
+            async with engine.stream("s:m", "x") as stream:
+                result = await stream.result()
+        else:
+            result = await engine.generate("s:m", "x")
+        assert result.text
+
+    start = time.monotonic()
+    async with anyio.create_task_group() as group:
+        for _ in range(50):
+            group.start_soon(call)
+    seconds = time.monotonic() - start
+    failed = Counter(each.data.provider_status for each in events.take() if isinstance(each.data, LlmCallFailed))
+    assert set(failed) <= {429}
+    return failed[429], seconds
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_no_call_is_refused_once_the_limit_is_learned(url: str, streamed: bool) -> None:
+    """50 calls at once against 10 in a window of half a second take five windows; none is refused."""
+    async with engine_of(url, "10 500") as engine:
+        await engine.generate("s:m", "x")
+        refused, seconds = await fifty(engine, streamed=streamed)
+        assert refused == 0
+        assert seconds > 4 * 0.5 * 0.9
+        assert seconds < 6
+        (limit,) = engine.statistics().providers[0].rate_limits
+        assert (limit.model, limit.kind, limit.source, limit.limit) == ("s:m", "requests", "learned", 10)
+
+
+@pytest.mark.parametrize("kind", ["openai_compatible", "openai"])
+async def test_a_provider_that_tells_nothing_is_not_stormed(url: str, kind: str) -> None:
+    """Many of 50 at once are refused at first. Then one probes, more and more follow, and all are served."""
+    async with engine_of(url, "10 300 silent", kind) as engine:
+        refused, seconds = await fifty(engine)
+        assert refused <= 60, "a storm would be refused 40 + 30 + 20 + 10 times"
+        assert seconds < 10
