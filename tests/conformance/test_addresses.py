@@ -102,14 +102,16 @@ OF_ANTHROPIC = {
 }  # fmt: skip
 LIMITS: list[tuple[Wire, dict[str, str], RateLimitInfo | None]] = [
     (CLAUDE, {**OF_ANTHROPIC, "retry-after": "9"}, RateLimitInfo(requests_limit=50,
-     requests_remaining=49, tokens_limit=80000, tokens_remaining=79000, reset_at="2026-01-01T00:00:02Z")),
+     requests_remaining=49, tokens_limit=80000, tokens_remaining=79000, reset_at="2026-01-01T00:00:02Z",
+     requests_reset="2026-01-01T00:00:01Z", tokens_reset="2026-01-01T00:00:02Z")),
     (CLAUDE, {"anthropic-ratelimit-input-tokens-limit": "7", "anthropic-ratelimit-requests-limit": "²"},
-     RateLimitInfo(tokens_limit=7)),
+     RateLimitInfo(tokens_limit=7, counts_output=False)),
     (CLAUDE, {"x": "y"}, None),
     *[(wire, headers, found) for wire in (RESPONSES, CHAT) for headers, found in [
         ({"x-ratelimit-remaining-tokens": "99", "x-ratelimit-reset-requests": "6m0s"},
-         RateLimitInfo(tokens_remaining=99, reset_at="6m0s")),
-        ({"x-ratelimit-limit-requests": "-1", "x-ratelimit-remaining": "5"}, RateLimitInfo(requests_remaining=5)),
+         RateLimitInfo(tokens_remaining=99, reset_at="6m0s", requests_reset="6m0s")),
+        ({"x-ratelimit-limit-requests": "-1", "x-ratelimit-remaining": "5"},
+         RateLimitInfo(requests_remaining=5, fixed_window=True)),
         ({}, None),
     ]],
 ]  # fmt: skip
