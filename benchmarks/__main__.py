@@ -24,6 +24,7 @@ SUBJECTS = {
     "fanout": "Stream fan-out (floor: direct calls)",
     "per_delta": "Per delta (floor: raw httpx and msgspec)",
     "per_call": "Per call, not streamed, 20 messages and 5 tools (floor: raw httpx post, msgspec decode)",
+    "budgets": "Budgets, per call (floor: the same call through an engine without budgets)",
     "functions": "The functions, 20 messages and 5 tools (floor: a session that says the same)",
     "tool_round": "A round of five tool calls, besides what the tools do (floor: asyncio.gather)",
     "store": "The trace store, per call of six events (floor: sqlite3 alone, as many rows, the same indexes)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 
 from adapters import Message, ToolDefinition
 from adapters.transport.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
-from engine import Engine, Limits, Tool
+from engine import Budget, Engine, Limits, Tool
 from tests.support.reply_models import registry
 from tracestore import PriceTable
 
@@ -24,7 +24,12 @@ JSON = msgspec.json.Decoder()
 
 @asynccontextmanager
 async def engine_on(
-    url: str, headers: Mapping[str, str] | None = None, *, calls: int = 256, keep_streams: bool = True
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    calls: int = 256,
+    keep_streams: bool = True,
+    budgets: Sequence[Budget] = (),
 ) -> AsyncIterator[Engine]:
     """A whole engine, its trace in a file, and a quiet log."""
     logging.getLogger("callboard").setLevel(logging.ERROR)
@@ -40,6 +45,7 @@ async def engine_on(
             store=Path(folder) / "trace.db",
             prices=PriceTable.default(),
             limits=limits,
+            budgets=budgets,
         ) as engine:
             yield engine
 

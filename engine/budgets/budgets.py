@@ -199,7 +199,8 @@ class Budgets:
         refusals = self.ledger.reserve(name, payer, asked, self._clock.now_us())
         if refusals:
             return refusals
-        self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
+        if self._bus.is_heard(BudgetReserved):
+            self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
@@ -341,10 +342,12 @@ class Budgets:
             accounts = self.ledger.settle(end.name, end.spent, counted)
         if not accounts:
             return
-        told = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
-        self._tell(told, end.name or "", end.payer)
+        if self._bus.is_heard(BudgetSettled):
+            told = BudgetSettled(nano_usd=end.spent.nano_usd, tokens=end.spent.tokens, unknown=end.unknown)
+            self._tell(told, end.name or "", end.payer)
         self._tell_low(accounts, end.name or "", end.payer)
-        self._admit()
+        if self._waiters:
+            self._admit()
 
     def _book(self, end: _End, counted: Sequence[Budget]) -> list[Account]:
         accounts = self.ledger.accounts(end.payer)
@@ -379,8 +382,6 @@ class Budgets:
     def _tell(
         self, event: BudgetReserved | BudgetSettled | BudgetRefused | BudgetLow, name: str, payer: Payer
     ) -> None:
-        if not self._bus.is_heard(type(event)):
-            return
         request_id, _, attempt = name.rpartition("/")
         self._bus.publish(
             event,
