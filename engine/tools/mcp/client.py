@@ -59,7 +59,14 @@ class McpOptions:
 
 
 class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
-    """Open while it is entered. named: how to call the server in errors. secrets: what must not be in those."""
+    """A connection to an MCP server, open while it is entered.
+
+    Args:
+        client: The client library's connection.
+        named: The name of the server in errors.
+        options: The options of the connection.
+        secrets: Texts that must not stand in errors.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ NULL: Final = msgspec.Raw(b"null")
 
 
 class WireFunction(msgspec.Struct, gc=False):
-    """arguments: a fragment of JSON text; from some servers an object, or null."""
+    """The function of a call. `arguments` is a fragment of JSON text. Some servers send an object, or null."""
 
     name: Json = None
     arguments: Json = None
@@ -34,7 +34,7 @@ class WireToolCall(msgspec.Struct, gc=False):
 
 
 class WireMessage(msgspec.Struct, gc=False):
-    """A whole message or a delta. content: text, or a list of parts (Mistral)."""
+    """A whole message or a delta. `content` is text, or a list of parts (Mistral)."""
 
     content: str | list[Json] | None = None
     refusal: Json = None
@@ -51,7 +51,8 @@ class WireMessage(msgspec.Struct, gc=False):
 
 
 class WireChoice(msgspec.Struct, gc=False):
-    """delta in streams, message in whole replies; some servers mix them up. error: OpenRouter's."""
+    """A choice, with `delta` in streams and `message` in whole replies. Some servers mix them up. `error` is
+    OpenRouter's."""
 
     index: Json = None
     delta: WireMessage | None = None
@@ -62,7 +63,8 @@ class WireChoice(msgspec.Struct, gc=False):
 
 
 class WireReply(msgspec.Struct, gc=False):
-    """A whole reply or one chunk. choices: None if there is no such key. object: ``error`` from old servers."""
+    """A whole reply or one chunk. `choices` is None if there is no such key. `object` is ``error`` from old
+    servers."""
 
     id: Json = None
     model: Json = None

@@ -27,7 +27,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One server's differences. The defaults are for a server that nothing is known about."""
 
     path: str = "/v1/chat/completions"
-    """Of the endpoint, from the host on; what the base URL already has of it is not repeated."""
+    """The path of the endpoint, from the host on. The part that the base URL already has is not repeated."""
 
     auth: Literal["bearer", "api-key"] = "bearer"
     """The header that carries the key."""
@@ -36,16 +36,16 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The role of the first message, which holds all system text."""
 
     developer_role: bool = False
-    """DEVELOPER messages stay where they are; elsewhere they are merged into the system text."""
+    """Whether DEVELOPER messages stay where they are. Otherwise they are merged into the system text."""
 
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How the limit of output tokens is called; many servers ignore the newer name."""
+    """The name of the limit of output tokens. Many servers ignore the newer name."""
 
     needs_max_tokens: bool = False
     """Without a limit of output tokens the server would give a very short reply."""
 
     max_stop: int = 4
-    """How many stop sequences are accepted; the rest is left out with a warning."""
+    """The number of stop sequences that are accepted. Further ones are left out with a warning."""
 
     tool_id_length: int = 40
     """The longest tool-call id that is accepted."""
@@ -63,27 +63,28 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The parameter of that name is known."""
 
     strict: bool = False
-    """`strict` is known; it is then always sent, and set where a schema already fulfils its rules."""
+    """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
 
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
 
     null_content: bool = True
-    """An assistant message that only calls tools has content null; otherwise an empty string."""
+    """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
+    string."""
 
     image_urls: bool = True
-    """Images may be given by http address; otherwise as data only."""
+    """Whether images may be given by http address. Otherwise they are sent as data only."""
 
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
-    """What the server enforces of an output schema. With ``json_object`` the schema is in the system text; with
-    ``json_value`` it is the format's `value`."""
+    """The part of an output schema that the server enforces. With ``json_object`` the schema is in the system
+    text. With ``json_value`` it is the format's `value`."""
 
     finish_reasons: bool = True
     """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
     limit of output tokens was reached."""
 
     stream_usage: bool = True
-    """`stream_options.include_usage` is known; the others report usage unasked, or never."""
+    """Whether `stream_options.include_usage` is known. Other servers report usage unasked, or never."""
 
     streams: Literal["always", "without tools", "never"] = "always"
     """When the server can stream. A reply that it can't stream is asked for whole, and comes in whole pieces."""
@@ -92,7 +93,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
 
     efforts: tuple[str, ...] = EFFORTS
-    """The efforts that are known; another one becomes the nearest, with a warning."""
+    """The efforts that are known. Another effort becomes the nearest, with a warning."""
 
     replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
     """Which reasoning goes back: `reasoning_content` of the running tool loop, or the opaque fields, always."""
@@ -117,7 +118,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A regular expression: models that hear. Empty for none."""
 
     documents: Literal["text", "file", "document_url"] = "text"
-    """The part that carries a PDF, as data; with ``text``, only documents of plain text are taken. Those go as
+    """The part that carries a PDF, as data. With ``text``, only documents of plain text are taken. Those go as
     text everywhere."""
 
     document_urls: bool = False
@@ -133,4 +134,5 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the dimensions of an embedding are called."""
 
     tools: Literal["native", "emulate"] = "native"
-    """How tools are called; ``emulate`` is for models that can't, see `adapters.requests.emulation`."""
+    """The way in which tools are called. ``emulate`` is for models that can't, see
+    `adapters.requests.emulation`."""
