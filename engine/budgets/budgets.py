@@ -182,7 +182,8 @@ class Budgets:
         Raises:
             BudgetExceededError: There is no room, and no budget of those that lack it says that the call may wait.
         """
-        await self.loaded()
+        if not self._loaded:
+            await self.loaded()
         refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
         if refusals is None:
             return
@@ -191,8 +192,8 @@ class Budgets:
         await self._wait(_Waiter(name, payer, asked))
 
     def reserve_now(self, name: str, payer: Payer, asked: Amount) -> bool:
-        """Reserve without waiting, for another attempt of a call. Returns whether there is room."""
-        return self._try(name, payer, asked) is None
+        """Reserve without waiting. Returns whether there is room, and nobody who came before waits for it."""
+        return self._loaded and not self._must_queue(payer) and self._try(name, payer, asked) is None
 
     def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
         """The refusals; None if it is reserved."""

@@ -39,14 +39,18 @@ class AdapterCall(CallEvents):
             BudgetExceededError: The call doesn't fit into a budget.
         """
         context = self.context
-        budgets = context.runtime.budgets
-        if not budgets:
+        runtime = context.runtime
+        if not runtime.budgets:
             return
-        runtime, model = context.runtime, context.routing.model
-        priced = Priced(runtime.prices, model, runtime.clock.now_us(), context.priced_as)
-        asked = most(priced)
-        await budgets.reserve(reservation(context.request_id, 1), self.payer, asked)
+        priced = Priced(runtime.prices, context.routing.model, runtime.clock.now_us(), context.priced_as)
+        name, asked = reservation(context.request_id, 1), most(priced)
+        if not runtime.budgets.reserve_now(name, self.payer, asked):
+            await self._await_room(name, asked)
         self.reserved = asked
+
+    async def _await_room(self, name: str, asked: Amount) -> None:
+        """Wait until there is room in all budgets, or be refused."""
+        await self.context.runtime.budgets.reserve(name, self.payer, asked)
 
     def cancelled_error(self) -> CancelledError:
         """The error of a call that was cancelled."""

@@ -121,11 +121,7 @@ class Call(AdapterCall):
                 arrived.
             BudgetExceededError: The call doesn't fit into a budget. It was not made.
         """
-        if self.context.runtime.budgets:
-            with anyio.CancelScope(deadline=self._deadline) as self._queueing:
-                await self.reserve(self._worst_case_in)
-            if self._queueing.cancelled_caught:
-                raise self.cancelled_error()
+        await self.reserve(self._worst_case_in)
         self.begin()
         first_seq = self._log.next_seq
         end: LlmCallCompleted | AdapterError | None = None
@@ -152,6 +148,14 @@ class Call(AdapterCall):
             self.over = True
             self.publish_end(end)
             await self._hand_over_end()
+
+    async def _await_room(self, name: str, asked: Amount) -> None:
+        if self._cancelled:
+            raise self.cancelled_error()
+        with anyio.CancelScope(deadline=self._deadline) as self._queueing:
+            await super()._await_room(name, asked)
+        if self._queueing.cancelled_caught:
+            raise self.cancelled_error()
 
     def _worst_case_in(self, priced: Priced) -> Amount:
         fees = tool_fees(self.request.provider_options)
