@@ -57,15 +57,15 @@ class JobCall(CallEvents):
         Returns:
             The job's cost under the prices that are in force now.
         """
-        self.on_attempt(AttemptStarted(1))
+        self.on_attempt(AttemptStarted(1, key=job.terms.key))
         usage = job.usage or TokenUsage()
         cost = self.price(usage, job.model)
         self.publish_end(self.completed(JobAsReply(job, usage), cost, StopReason.END_TURN))
         return cost
 
-    def failed_by(self, error: AdapterError) -> None:
+    def failed_by(self, job: VideoJob, error: AdapterError) -> None:
         """Publish the end of a failed job. It costs nothing, unless the error has a usage."""
-        self.on_attempt(AttemptStarted(1))
+        self.on_attempt(AttemptStarted(1, key=job.terms.key))
         self.publish_end(error)
 
 

@@ -240,7 +240,7 @@ class VideoHandle:
 
     def _fail(self, job: VideoJob) -> None:
         error = self._error()
-        self._call.failed_by(error)
+        self._call.failed_by(job, error)
         told = JobFailed(
             job_id=job.id,
             kind="video",

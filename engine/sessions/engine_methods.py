@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..conversation.context import ContextPolicy
-from ..conversation.options import TurnOptions
+from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
@@ -151,6 +151,7 @@ class SessionMethods:
         session_id: str | None = None,
         tools: Sequence[Tool] | None = None,
         model: Model | None = None,
+        key: str | None = None,
     ) -> Session:
         """A session from a document that `Session.export` has written, with its history and settings. The document
         may come from another engine.
@@ -160,6 +161,7 @@ class SessionMethods:
             session_id: An id in place of the exported one.
             tools: Tools in place of the exported ones; without them its tools are passive.
             model: A model in place of the exported one.
+            key: As in `session`; it is not exported.
 
         Raises:
             CallboardError: The document is no exported session, or a session of that id is open.
@@ -167,6 +169,7 @@ class SessionMethods:
         """
         await self._runtime.host.start()
         state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
+        state.options = merged(state.options, {"key": key})
         session = self._open(state)
         self._runtime.sessions.announce(state)
         return session

@@ -42,6 +42,7 @@ class Provider:
     def __init__(self, **statuses: int) -> None:
         self.statuses = {TENANTS.get(name, OWN): status for name, status in statuses.items()}
         self.sent: list[str] = []
+        self.job = JOB
 
     async def send(self, request: HttpRequest) -> HttpReply:
         await anyio.lowlevel.checkpoint()
@@ -49,6 +50,7 @@ class Provider:
         self.sent.append(key)
         status = self.statuses.get(key, 200)
         answer = next(reply for path, reply in _ANSWERS.items() if path in request.url)
+        answer = self.job if answer is JOB else answer
         body: Json = answer if status == 200 else {"error": {"message": f"not with {key}"}}
         return FakeReply(msgspec.json.encode(body), status=status, headers={"content-type": "application/json"})
 
@@ -208,6 +210,34 @@ async def test_a_session_stays_with_the_key_that_it_began_with() -> None:
         for session in (one, two, one):
             await session.send("Hi")
     assert provider.sent == [ACME, BETA, ACME, ACME, BETA, ACME, BETA, BETA, BETA]
+
+
+async def test_a_session_that_goes_on_elsewhere_says_its_key_anew_and_a_fork_keeps_it(tmp_path: Path) -> None:
+    """The name of a key is in no document and in no stored session."""
+    provider = Provider()
+    async with engine_on(serving(provider), store=tmp_path / "trace.db") as engine:
+        session = engine.session("p:m", key="acme")
+        await session.send("Hi")
+        await session.fork().send("Hi")
+        document = session.export()
+        assert b"acme" not in (document if isinstance(document, bytes) else document.encode())
+        imported = await engine.import_session(document, session_id="ses_imported", key="beta")
+        await imported.send("Hi")
+    async with engine_on(serving(provider), store=tmp_path / "trace.db") as engine:
+        await (await engine.resume(session.id, key="acme")).send("Hi")
+    assert provider.sent == [ACME, ACME, BETA, ACME]
+
+
+async def test_the_cost_of_a_job_is_its_key_s(tmp_path: Path) -> None:
+    """The end of a job is a call of its own."""
+    provider = Provider()
+    async with engine_on(serving(provider, "o", OpenAIAdapter), store=tmp_path / "trace.db") as engine:
+        handle = await engine.create_video("A boat.", model="o:sora-2", key="acme")
+        provider.job = {**JOB, "status": "completed"}
+        await handle.refresh()
+        await engine.flush()
+        rows = await engine.store.calls()
+    assert [(row.operation, row.key) for row in rows] == [("video", "acme"), ("video_create", "acme")]
 
 
 async def test_a_session_stays_with_the_deployment_that_answered_last() -> None:
