@@ -1,4 +1,4 @@
-"""Middleware, which stands around every call (`Engine(middleware=[...])`), and four that are often wanted."""
+"""Middleware, which stands around every call (`Engine(middleware=[...])`), and three that are often wanted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .caching import Cache, MemoryReplies, ReplyStore
     from .logging import LogCalls
     from .other_models import TryModels
-    from .rate_limit import RateLimit
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -21,7 +20,6 @@ else:
             ".caching": ("Cache", "MemoryReplies", "ReplyStore"),
             ".logging": ("LogCalls",),
             ".other_models": ("TryModels",),
-            ".rate_limit": ("RateLimit",),
         },
     )
 
@@ -37,7 +35,6 @@ __all__ = [
     "Middleware",
     "MiddlewareLike",
     "Next",
-    "RateLimit",
     "ReplyStore",
     "Steps",
     "TryModels",

@@ -83,7 +83,7 @@ LATE_PARTS = {
             "functions.sync_stream",
         ),
         *("media.video_handle", "media.images", "media.videos"),
-        *("middleware.caching", "middleware.logging", "middleware.rate_limit"),
+        *("middleware.caching", "middleware.logging"),
         *("tools.function.define", "tools.function.threads", "tools.running"),
     ),
 }

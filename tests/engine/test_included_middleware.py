@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 
 from adapters import CanonicalRequest, Message, ServerError, StopReason, ToolDefinition
-from bus import Cost, CostSource, StoreError, StreamError
+from bus import Cost, CostSource, StoreError
 from engine.middleware import (
-    Budget,
-    BudgetExceededError,
     Cache,
     CallOutcome,
     LogCalls,
     MemoryReplies,
-    RateLimit,
     TryModels,
 )
 from engine.middleware.caching import key_of
-from tests.support.engines import running
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
-from tests.support.virtual_time import run_virtual
-from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
+from tracestore import SavedReplies, TraceStore
 
-from .layered_engines import answer, around, calls_made
+from .layered_engines import around, calls_made
 
 pytestmark = pytest.mark.anyio
 
@@ -47,123 +40,6 @@ async def test_a_log_line_tells_of_each_call_and_never_what_was_said() -> None:
     assert (failed["log_level"], failed["error"]) == ("warning", "ServerError")
     assert "secret" not in str(lines)
     assert "private" not in str(lines)
-
-
-async def test_a_budget_of_tokens_ends_after_the_call_that_reached_it() -> None:
-    """A call of 15 tokens uses up 10; the next one isn't made, and the error says how to go on."""
-    budget = Budget(max_tokens=10)
-    async with around(budget, replies=[Say("a"), Say("b")]) as (engine, events):
-        session = engine.session("s:m")
-        await session.send("x")
-        with pytest.raises(BudgetExceededError, match=r"15 of 10 tokens.*reset\(\)"):
-            await session.send("x")
-        assert len(calls_made(events)) == 1
-        budget.reset()
-        assert (await session.send("x")).text == "b"
-
-
-@pytest.mark.parametrize(("spent", "refused"), [("0.4", False), ("0.5", True), ("0.6", True)])
-async def test_a_budget_of_money_ends_at_its_limit(spent: str, refused: bool) -> None:
-    """Costs are summed exactly; reaching the limit is enough."""
-    budget = Budget(max_cost_usd="0.5")
-    prices = PriceTable([PriceRow(model="s:m", input=0, output=0, per_request=int(Decimal(spent).scaleb(12)))])
-    async with running(Say("a"), Say("b"), middleware=[budget], prices=prices) as (engine, _):
-        session = engine.session("s:m")
-        await session.send("x")
-        assert budget.spent_usd() == Decimal(spent)
-        if refused:
-            with pytest.raises(BudgetExceededError, match=r"of 0\.5\d* USD"):
-                await session.send("x")
-        else:
-            await session.send("x")
-
-
-async def test_a_budget_can_end_with_what_has_no_price() -> None:
-    """With unpriced_ends a call of unknown cost uses it up; without, it counts nothing."""
-    for ends in (True, False):
-        async with around(Budget(max_cost_usd=1, unpriced_ends=ends), replies=[Say("a"), Say("b")]) as (engine, _):
-            session = engine.session("s:m")
-            await session.send("x")
-            if ends:
-                with pytest.raises(BudgetExceededError, match="no known price"):
-                    await session.send("x")
-            else:
-                await session.send("x")
-
-
-async def test_a_budget_counts_what_was_asked_for_in_vain() -> None:
-    """The replies that another layer didn't want, and those that were cancelled, are paid for as well."""
-    budget = Budget(max_tokens=1000)
-    replies = [Say("no"), Say("Hello", "...", fails=StreamError("cut"))]
-    picky = TryModels(["other:m"], unwanted=lambda outcome: outcome.text == "no")
-    async with around(budget, picky, replies=replies, other=[Say("yes")]) as (engine, _):
-        await engine.generate("s:m", "x")
-        assert budget.spent_tokens() == 30
-        with pytest.raises(StreamError) as caught:
-            async with engine.stream("s:m", "x") as stream:
-                await stream.result()
-        assert budget.spent_tokens() == 30 + present(caught.value.usage).total_tokens > 30
-
-
-async def test_a_budget_per_session_leaves_the_others_theirs() -> None:
-    """What one session has used is not taken from another."""
-    async with around(Budget(max_tokens=10, per_session=True), replies=[Say("a"), Say("b")]) as (engine, _):
-        first, second = engine.session("s:m"), engine.session("s:m")
-        await first.send("x")
-        with pytest.raises(BudgetExceededError):
-            await first.send("x")
-        assert (await second.send("x")).text == "b"
-
-
-def test_a_budget_without_a_limit_is_refused() -> None:
-    """The error names what is missing."""
-    with pytest.raises(ValueError, match="max_cost_usd="):
-        Budget()
-
-
-def test_calls_wait_until_they_may_be_made() -> None:
-    """At 60 a minute with a burst of 2, five calls begin at 0, 0, 1, 2 and 3 seconds, in their order."""
-    begun: list[float] = []
-
-    async def run() -> None:
-        limit = RateLimit(60, burst=2)
-        await anyio.sleep(100)
-        start = anyio.current_time()
-
-        async def next(request: CanonicalRequest) -> CallOutcome:
-            begun.append(round(anyio.current_time() - start, 6))
-            return answer(request, "")
-
-        async with anyio.create_task_group() as group:
-            for _ in range(5):
-                group.start_soon(limit.call, ASKED, next)
-
-    run_virtual(run)
-    assert begun == [0, 0, 1, 2, 3]
-
-
-def test_each_provider_has_its_own_rate() -> None:
-    """Another provider's calls are not held up; one rate for all holds them."""
-
-    def times(per_provider: bool) -> list[float]:
-        begun: list[float] = []
-
-        async def run() -> None:
-            limit = RateLimit(60, per_provider=per_provider)
-            start = anyio.current_time()
-
-            async def next(request: CanonicalRequest) -> CallOutcome:
-                begun.append(anyio.current_time() - start)
-                return answer(request, "")
-
-            await limit.call(ASKED, next)
-            await limit.call(msgspec.structs.replace(ASKED, model="other:m"), next)
-
-        run_virtual(run)
-        return begun
-
-    assert times(per_provider=True) == [0, 0]
-    assert times(per_provider=False) == [0, 1]
 
 
 async def test_another_model_answers_what_the_first_one_refused() -> None:

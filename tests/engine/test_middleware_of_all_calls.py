@@ -6,7 +6,6 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import anyio
 import pytest
 
 from adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
@@ -15,7 +14,7 @@ from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, Ima
 from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
 from adapters.videos.usage import video_usage
 from engine import Engine
-from engine.middleware import CallEnd, CallInfo, LogCalls, Middleware, RateLimit
+from engine.middleware import CallEnd, CallInfo, LogCalls, Middleware
 from tests.support.engines import serving
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
@@ -106,17 +105,6 @@ WAYS: dict[str, Callable[[Engine], Awaitable[object]]] = {
 
 async def filmed(engine: Engine, seconds: int | None = None) -> None:
     await (await engine.create_video("Hi", model="s:m", seconds=seconds)).wait()
-
-
-async def test_all_calls_of_a_provider_keep_its_rate() -> None:
-    """One a second: two batches, an image, a video's creation and a conversation take four seconds."""
-    async with around(RateLimit(60)) as engine:
-        await anyio.sleep(100)
-        began = anyio.current_time()
-        await engine.embed(["x"] * 4, model="s:m")
-        for way in ("image", "video_create", "chat"):
-            await WAYS[way](engine)
-        assert anyio.current_time() - began == pytest.approx(4.0)
 
 
 async def test_a_log_line_names_the_operation() -> None:

@@ -16,8 +16,8 @@ from engine.rate_limits.rate_limits import RateLimits
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 
-from ...support.engines import entry, model, serving
-from ..test_embedding import embedder_type
+from ...support.engines import entry, serving
+from ..test_middleware_of_all_calls import WAYS, Maker
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
@@ -176,15 +176,19 @@ async def test_a_new_configuration_changes_a_limit_under_waiting_calls() -> None
         assert not limits.permit(wider, "", "s:m", 0, (1, 1)).ask()
 
 
-async def test_embeddings_wait_like_conversations() -> None:
-    """Limits of an adapter hold for calls of every kind."""
-    config = AdapterConfig(requests_per_minute=2)
-    models = serving(model("s:e", kind="embedding"), s=entry("s", embedder_type("Limited"), config))
-    async with Engine(models=models, trace=False) as engine:
-        start = anyio.current_time()
-        for _ in range(3):
-            await engine.embed("x", model="s:e")
-        assert anyio.current_time() - start == pytest.approx(60, abs=0.1)
+async def test_calls_of_every_kind_wait_for_one_limit() -> None:
+    """Conversations, embeddings, images and videos: each is the fourth one once, and waits for a minute."""
+    for last in WAYS:
+        config = AdapterConfig(requests_per_minute=3)
+        models = serving(s=entry("s", scripted_type(base=Maker), config))
+        async with Engine(models=models, trace=False) as engine:
+            start = anyio.current_time()
+            for way in WAYS:
+                if way != last:
+                    await WAYS[way](engine)
+            assert anyio.current_time() - start < 1
+            await WAYS[last](engine)
+            assert anyio.current_time() - start == pytest.approx(60, abs=0.1), last
 
 
 async def test_a_refusal_of_one_key_of_a_pool_pauses_no_other() -> None:
