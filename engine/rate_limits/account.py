@@ -155,6 +155,8 @@ class Account:
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
         """Take in that the provider refused a request with 429."""
+        if hint_us is not None:
+            hint_us = min(hint_us, LONGEST_PAUSE_US)  # a retry waits no longer for a hint, either
         stale = ticket.generation != self.generation
         self.leave(ticket)
         if stale:
