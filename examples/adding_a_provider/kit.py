@@ -1,5 +1,4 @@
-"""What Parley's replies look like, for the conformance kit: `python -m callboard.adapters.conformance
-examples.adding_a_provider.kit:PARLEY`."""
+"""Parley's replies, for `python -m callboard.adapters.conformance examples.adding_a_provider.kit:PARLEY`."""
 
 from __future__ import annotations
 
