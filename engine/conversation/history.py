@@ -35,9 +35,11 @@ class TurnHistory:
         return (*self._state.messages, *self.pending)
 
     def begin(self, new: Sequence[Message]) -> None:
-        """Take in the messages that the turn says, each with an id."""
+        """Take in the messages that the turn says, each with an id; the first one has the turn's ULID."""
+        own = "msg" + self._turn_id.removeprefix("trn")
         self.pending = [
-            message if message.id else msgspec.structs.replace(message, id=self._new_id()) for message in new
+            message if message.id else msgspec.structs.replace(message, id=self._new_id() if place else own)
+            for place, message in enumerate(new)
         ]
 
     def await_reply(self, messages: Sequence[Message]) -> None:
