@@ -122,6 +122,18 @@ async def test_the_sums_are_those_of_the_calls_whatever_happened(
         await assert_in_step(store, [CallFilter(), *wheres])
 
 
+async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(store: TraceStore, make: Maker) -> None:
+    """Two runs of one version, the second undone: it doesn't cover the call, and the sums know it."""
+    await store.reprice(TABLES[0])
+    await store.write([make.started("late", MODELS[0], ts_us=T0)])
+    await store.reprice(TABLES[0])
+    await store.undo_reprice()
+    await store.write([make.completed("late", MODELS[0], ts_us=T0, usage=TokenUsage(7, 0))])
+    (row,) = await store.costs(under=TABLES[0].version)
+    assert row.cost_nano_usd == 7 * 1_000
+    await assert_in_step(store, [CallFilter()])
+
+
 async def fill(store: TraceStore, make: Maker, count: int) -> None:
     for number in range(count):
         model = MODELS[number % 2]

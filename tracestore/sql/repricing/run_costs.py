@@ -57,20 +57,22 @@ def make_current(statements: Statements, runs: Iterable[int]) -> None:
 def runs_of(statements: Statements, version: str) -> list[int]:
     """The finished runs of a price version whose costs go before one another, the latest first.
 
-    The list ends with the latest run of all calls, which covers every run before it.
+    The list ends with a run that covers whatever the earlier runs cover. That is a run of all calls, unless it was
+    undone: a call that ended after the undoing may be covered by an earlier run alone. By a clock that was set
+    back, the earlier run may also cover calls that began after the end of the later one.
     """
     found = statements.run(
         """
-        SELECT id, filter FROM reprice_run
+        SELECT id, filter, undone_us, finished_us FROM reprice_run
          WHERE version = ? AND finished_no IS NOT NULL
          ORDER BY finished_no DESC
         """,
         (version,),
     )
     runs = []
-    for run_id, where in found:
+    for place, (run_id, where, undone_us, finished_us) in enumerate(found):
         runs.append(int(run_id))
-        if where == _OF_ALL_CALLS:
+        if where == _OF_ALL_CALLS and undone_us is None and finished_us >= max(row[3] for row in found[place:]):
             break
     return runs
 
