@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from .support.virtual_time import FakeClock, runs_on
 
@@ -27,6 +28,10 @@ pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support
 # The same examples in every run, and no example fails for the machine's being busy.
 hypothesis.settings.register_profile("callboard", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("callboard")
+# Hypothesis also tries constants of the modules that are loaded, and which are depends on the tests that a worker
+# ran before. `pytest --hypothesis-profile=default` looks for other examples.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_configure(config: pytest.Config) -> None:
