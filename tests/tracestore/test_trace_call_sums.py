@@ -122,7 +122,9 @@ async def test_the_sums_are_those_of_the_calls_whatever_happened(
         await assert_in_step(store, [CallFilter(), *wheres])
 
 
-async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(store: TraceStore, make: Maker) -> None:
+async def test_a_call_that_ends_after_an_undo_has_the_cost_of_the_run_before_it(
+    store: TraceStore, make: Maker
+) -> None:
     """Two runs of one version, the second undone: it doesn't cover the call, and the sums know it."""
     await store.reprice(TABLES[0])
     await store.write([make.started("late", MODELS[0], ts_us=T0)])
