@@ -17,7 +17,7 @@ from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import StoreState, TraceStore, WriterStatistics
-from tracestore.sqlite.trace_file import made_at_once
+from tracestore.sql.batches import made_at_once
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

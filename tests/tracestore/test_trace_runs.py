@@ -23,9 +23,9 @@ from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, 
 from tests.support.present import present
 from tests.support.programs import started
 from tracestore.codec import encode_line
+from tracestore.sql.lost_runs import PROCESS_LOST
 from tracestore.sqlite import files
 from tracestore.sqlite.files import run_locks
-from tracestore.sqlite.runs import PROCESS_LOST
 from tracestore.sqlite.schema import migrations
 from tracestore.writing.spill import SpillFile, spill_path
 

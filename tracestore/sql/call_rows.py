@@ -105,7 +105,13 @@ def _ended(
     began_us = began(event, ts_us)
     return [
         *(*identity, run_id, began_us, began_us // US_PER_DAY, event.provider, event.model, status),
-        *(*_of_end(event), ts_us, event.resent or None, *usage_values(event.usage), *cost_values(event.cost)),
+        *(
+            *_of_end(event),
+            ts_us,
+            1 if event.resent else None,
+            *usage_values(event.usage),
+            *cost_values(event.cost),
+        ),
     ]
 
 

@@ -18,6 +18,10 @@ Sql: TypeAlias = tuple[str, list[SqlValue]]
 _T = TypeVar("_T")
 
 
+class Unstorable(ValueError):
+    """A value is to blame, not the database. Writing it again would fail again."""
+
+
 class Insert(NamedTuple):
     """An INSERT of any number of rows."""
 

@@ -56,7 +56,7 @@ from .run_numbers import RunSpan
 _EVENT = (*("run" if name == "run_id" else name for name in Envelope.__struct_fields__), "topic")
 _EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = map(_EVENT.index, ("run", "data", "tags"))
 _identity = itemgetter(*map(_EVENT.index, IDENTITY))
-INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT (run, seq) DO NOTHING")
+INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT DO NOTHING")
 
 _PROJECTED = {
     *(LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged),

@@ -35,14 +35,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from bus.errors import StoreError, StoreUnavailable
 from bus.log import Log
 
-from ..sql.connection import Row, SqlValue
+from ..sql.connection import Row, SqlValue, Unstorable
+from ..sql.uninterrupted import uninterrupted
 from .at_exit import stop_at_exit
 from .dialect import SQLITE
 from .errors import translated
 from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
 from .library import BUSY_TIMEOUT_MS, needs_file_lock, uri
-from .statements import Statements, Unstorable
-from .thread import connection_type, in_thread, uninterrupted
+from .statements import Statements
+from .thread import connection_type, in_thread
 
 if TYPE_CHECKING:
     import aiosqlite

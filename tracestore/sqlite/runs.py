@@ -24,25 +24,14 @@ from __future__ import annotations
 
 from bus.clock import Clock
 from bus.errors import StoreError
-from bus.events.catalogue import LlmCallFailed
-from bus.events.envelope import Envelope
 from bus.log import Log
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..prices.table import PriceTable
-from ..sql.calls.columns import tags_of
-from ..sql.connection import Row
-from ..sql.projection import Batch
-from ..sql.run_numbers import RunSpan
+from ..sql.lost_runs import END_IN_ORDER, close_run
 from ..writing.spill import is_unwritten
 from .database import Database
 from .files import RunLock, free_run_lock, run_locks
 from .statements import Statements
-
-PROCESS_LOST = "process_lost"
-"""The error class of a call whose process died. No adapter raises it, so it is not a value of `ErrorClass`."""
-
-_MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 
 _log = Log("tracestore.runs")
 
@@ -96,7 +85,7 @@ class Runs:
 
     async def _close(self, run_id: str, prices: PriceTable | None) -> int:
         now = self._clock.now_us()
-        return await self._database.write(lambda statements: _close_run(statements, run_id, now, prices))
+        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices))
 
     async def _remove_strays(self) -> None:
         """Lock files of processes that died before they had written anything, or after all was done."""
@@ -120,7 +109,7 @@ class Runs:
 
         def work(statements: Statements) -> None:
             for run_id in ended:
-                statements.run(_END_IN_ORDER, (now, run_id))
+                statements.run(END_IN_ORDER, (now, run_id))
 
         try:
             if ended and self._database.is_open:
@@ -132,90 +121,6 @@ class Runs:
                 lock.remove()
 
 
-_END_IN_ORDER = """
-    UPDATE runs
-       SET ended_us = ?, ending = 'closed'
-     WHERE run_id = ? AND ended_us IS NULL
-       AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
-"""
-
-_CALLS_WITHOUT_END = """
-    SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
-           estimated_input_tokens, priced_as
-      FROM calls
-     WHERE run = ? AND status = 'started'
-     ORDER BY id
-"""
-
-
 async def open_runs(database: Database) -> list[str]:
     """The runs that are not marked as ended, living and lost ones, the earliest first."""
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]
-
-
-def _close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:
-    """End one lost run, unless another process has done it meanwhile.
-
-    Returns:
-        The number of calls that got an end.
-    """
-    found = statements.run(
-        """
-        SELECT r.id, r.last_us, r.committed_seq,
-               (SELECT e.mono_ns FROM events AS e WHERE e.run = r.id ORDER BY e.seq DESC LIMIT 1)
-          FROM runs AS r
-         WHERE r.run_id = ? AND r.ended_us IS NULL
-        """,
-        (run_id,),
-    )
-    if not found:
-        return 0
-    ((number, last_us, seq, mono_ns),) = found
-    ends = [
-        _end_of(row, run_id, seq + place, last_us, mono_ns or 0, prices)
-        for place, row in enumerate(statements.run(_CALLS_WITHOUT_END, (number,)), 1)
-    ]
-
-    def note(span: RunSpan) -> int:
-        statements.run("UPDATE runs SET committed_seq = ? WHERE id = ?", (span.seq, number))
-        return int(number)
-
-    if ends:
-        Batch.of(ends).write(statements, note)
-    statements.run("UPDATE runs SET ended_us = ?, ending = ? WHERE id = ?", (now_us, PROCESS_LOST, number))
-    return len(ends)
-
-
-def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int, prices: PriceTable | None) -> Envelope:
-    session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
-    began_us, provider, model, sent, priced_as = about
-    usage = None if sent is None else TokenUsage(sent, source=UsageSource.ESTIMATED)
-    cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
-    if usage is not None and prices is not None:
-        cost = prices.price(model, usage, began_us, priced_as=priced_as)
-    event = LlmCallFailed(
-        provider=provider,
-        model=model,
-        error_class=PROCESS_LOST,
-        error_type="ProcessLost",
-        message=_MESSAGE,
-        will_retry=False,
-        retry_count=attempt - 1,
-        usage=usage,
-        cost=cost,
-        latency_ms=max(0, last_us - began_us) // 1000,  # as long as it was seen alive
-    )
-    return Envelope(
-        seq=seq,
-        run_id=run_id,
-        ts_us=last_us,
-        mono_ns=mono_ns,
-        data=event,
-        session_id=session_id,
-        turn_id=turn_id,
-        request_id=request_id,
-        attempt=attempt,
-        message_id=message_id,
-        caused_by=caused_by,
-        tags=tags_of(tags) or None,
-    )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..sql.connection import Insert, Row, SqlValue
+from ..sql.connection import Insert, Row, SqlValue, Unstorable
 from .dialect import SQLITE
 from .insert import statements_for
 
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 _PROGRESS_STEPS = 10_000
 _VALUE_LIMIT_BYTES = 16 * 1024 * 1024
-
-
-class Unstorable(ValueError):
-    """A value is to blame, not the file. Writing it again would fail again."""
 
 
 @contextlib.contextmanager

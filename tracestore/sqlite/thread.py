@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import anyio
-
-from bus.log import Log
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from .statements import Statements
 
@@ -19,8 +14,6 @@ if TYPE_CHECKING:
     import aiosqlite
 
 _T = TypeVar("_T")
-
-_log = Log("tracestore.database")
 
 
 class _Script(str):
@@ -57,23 +50,3 @@ async def in_thread(connection: aiosqlite.Connection, work: Callable[[Statements
     script.work = lambda statements: done.append(work(statements))
     await connection.executescript(script)
     return done[0]
-
-
-async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
-    task = asyncio.ensure_future(work)
-    interrupted: asyncio.CancelledError | None = None
-    # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError as error:
-                interrupted = error
-            except BaseException:
-                break
-    if interrupted is not None and not task.cancelled():
-        if task.exception() is not None:
-            _log.warning("failed_while_cancelled", error=repr(task.exception()))
-        raise interrupted
-    return task.result()

@@ -7,12 +7,10 @@ somebody moved or replaced the file, the next batch opens the file that is then 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 
 from bus.clock import Clock
 from bus.errors import StoreError, StoreUnavailable
@@ -20,22 +18,17 @@ from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.batches import batch_of
 from ..sql.calls.sums import SUM_UP_AFTER, not_summed_up, sum_up
+from ..sql.connection import Unstorable
 from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers
-from .database import Database, Unstorable
+from ..sql.uninterrupted import uninterrupted
+from .database import Database
 from .runs import Runs
 from .schema.migrations import inspect, migrate
-from .thread import uninterrupted
 
 _log = Log("tracestore.sqlite.store")
-
-_MADE_AT_ONCE = 32
-"""Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""
-
-_MOST_MADE_AT_ONCE = 256
-_MADE_PER_SECOND = 40_000
-"""How many more are made for each second that the others have taken: that is about a quarter of their time."""
 
 
 class TraceFile:
@@ -114,10 +107,10 @@ class TraceFile:
 
     async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:
         try:
-            return await self._write(await _batch_of(envelopes))
+            return await self._write(await batch_of(envelopes))
         except Unstorable:
             # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            return await self._write(await _batch_of(envelopes, storable=True))
+            return await self._write(await batch_of(envelopes, storable=True))
 
     async def _write(self, batch: Batch) -> dict[str, int]:
         try:
@@ -161,25 +154,3 @@ class TraceFile:
         except StoreError as error:
             self._new_calls = 0
             _log.warning("not_summed_up", file=str(self._database.path), error=str(error))
-
-
-async def _batch_of(envelopes: Sequence[Envelope], *, storable: bool = False) -> Batch:
-    """Whoever else is on the loop waits for a part of the batch, never for all of it."""
-    batch = Batch()
-    begin, count = 0, _MADE_AT_ONCE
-    while begin < len(envelopes):
-        batch.add(envelopes[begin : begin + count])
-        begin += count
-        paused = time.perf_counter()
-        await anyio.lowlevel.checkpoint()
-        count = made_at_once(time.perf_counter() - paused)
-    batch.complete(storable=storable)
-    return batch
-
-
-def made_at_once(others_seconds: float) -> int:
-    """How many events to make into rows next, after the others on the loop have taken so long.
-
-    Where thousands of tasks want their turn, a small part for each of theirs would let the writer fall behind.
-    """
-    return max(_MADE_AT_ONCE, min(_MOST_MADE_AT_ONCE, int(others_seconds * _MADE_PER_SECOND)))

@@ -55,4 +55,4 @@ def _of_model(model: str, dialect: Dialect) -> tuple[str, SqlValue] | tuple[str,
     column = "c.model" if ":" in name else dialect.behind("c.model", ":")
     if name == model:
         return f"{column} = ?", name
-    return f"substr({column}, 1, ?) = ?", len(name), name
+    return f"substr({column}, 1, CAST(? AS INTEGER)) = ?", len(name), name

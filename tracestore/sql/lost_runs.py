@@ -1,0 +1,102 @@
+"""The end of a run whose process died: each of its calls without an end gets one, and the run is marked."""
+
+from __future__ import annotations
+
+from bus.events.catalogue import LlmCallFailed
+from bus.events.envelope import Envelope
+from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+
+from ..prices.table import PriceTable
+from .calls.columns import tags_of
+from .connection import Row, Statements
+from .projection import Batch
+from .run_numbers import RunSpan
+
+PROCESS_LOST = "process_lost"
+"""The error class of a call whose process died. No adapter raises it, so it is not a value of `ErrorClass`."""
+
+_MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
+
+END_IN_ORDER = """
+    UPDATE runs
+       SET ended_us = ?, ending = 'closed'
+     WHERE run_id = ? AND ended_us IS NULL
+       AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
+"""
+"""Marks a run as ended, unless one of its calls has no end."""
+
+_CALLS_WITHOUT_END = """
+    SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
+           estimated_input_tokens, priced_as
+      FROM calls
+     WHERE run = ? AND status = 'started'
+     ORDER BY id
+"""
+
+
+def close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:
+    """End one lost run, unless another process has done it meanwhile.
+
+    Returns:
+        The number of calls that got an end.
+    """
+    found = statements.run(
+        """
+        SELECT r.id, r.last_us, r.committed_seq,
+               (SELECT e.mono_ns FROM events AS e WHERE e.run = r.id ORDER BY e.seq DESC LIMIT 1)
+          FROM runs AS r
+         WHERE r.run_id = ? AND r.ended_us IS NULL
+        """,
+        (run_id,),
+    )
+    if not found:
+        return 0
+    ((number, last_us, seq, mono_ns),) = found
+    ends = [
+        _end_of(row, run_id, seq + place, last_us, mono_ns or 0, prices)
+        for place, row in enumerate(statements.run(_CALLS_WITHOUT_END, (number,)), 1)
+    ]
+
+    def note(span: RunSpan) -> int:
+        statements.run("UPDATE runs SET committed_seq = ? WHERE id = ?", (span.seq, number))
+        return int(number)
+
+    if ends:
+        Batch.of(ends).write(statements, note)
+    statements.run("UPDATE runs SET ended_us = ?, ending = ? WHERE id = ?", (now_us, PROCESS_LOST, number))
+    return len(ends)
+
+
+def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int, prices: PriceTable | None) -> Envelope:
+    session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
+    began_us, provider, model, sent, priced_as = about
+    usage = None if sent is None else TokenUsage(sent, source=UsageSource.ESTIMATED)
+    cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
+    if usage is not None and prices is not None:
+        cost = prices.price(model, usage, began_us, priced_as=priced_as)
+    event = LlmCallFailed(
+        provider=provider,
+        model=model,
+        error_class=PROCESS_LOST,
+        error_type="ProcessLost",
+        message=_MESSAGE,
+        will_retry=False,
+        retry_count=attempt - 1,
+        usage=usage,
+        cost=cost,
+        latency_ms=max(0, last_us - began_us) // 1000,  # as long as it was seen alive
+    )
+    return Envelope(
+        seq=seq,
+        run_id=run_id,
+        ts_us=last_us,
+        mono_ns=mono_ns,
+        data=event,
+        session_id=session_id,
+        turn_id=turn_id,
+        request_id=request_id,
+        attempt=attempt,
+        message_id=message_id,
+        caused_by=caused_by,
+        tags=tags_of(tags) or None,
+    )
