@@ -124,3 +124,46 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def test_a_named_key_is_sent_and_the_way_back_to_a_video_names_it(
+    home_with_media: Path, tmp_path: Path, server: MediaServer
+) -> None:
+    """The trace has the key's name, and nothing has its value."""
+    models = home_with_media / "models.yaml"
+    models.write_text(
+        models.read_text().replace("type: openai,", "type: openai, keys: {acme: {api_key_env: ACME}},")
+    )
+    more = {"ACME": "sk-of-acme-0123456789"}
+    drawn = ("image", "A boat.", "--model", "draw", "-o", str(tmp_path / "x.png"), "--key", "acme")
+    call(*drawn, home=home_with_media, more=more, exits=0)
+    assert server.of("image")[0].headers["authorization"] == "Bearer sk-of-acme-0123456789"
+    nowhere = str(tmp_path / "nowhere" / "x.mp4")
+    filmed = ("video", "A boat.", "--model", "film", "--every", "0.01", "-o", nowhere, "--key", "acme")
+    assert "--key acme" in call(*filmed, home=home_with_media, more=more, exits=1).stderr
+    rows = call("traces", "--json", "--key", "acme", home=home_with_media).stdout
+    assert {json.loads(line)["operation"] for line in rows.splitlines()} == {"image", "video_create", "video"}
+    assert "0123456789" not in rows
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("image", "A boat.", "-o", "x.png"),
+        ("video", "A boat.", "-o", "x.mp4"),
+        ("embed", "A boat."),
+        ("chat",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_key_that_nobody_has_is_refused_by_name(home: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (home / "models.yaml").write_text(
+        "adapters:\n  openai: {type: openai, api_key: sk-0123456789, base_url: 'http://127.0.0.1:9/v1'}\n"
+        "models:\n"
+        "  'openai:image': {adapter: openai, kind: image}\n"
+        "  'openai:video': {adapter: openai, kind: video}\n"
+        "  'openai:embed': {adapter: openai, kind: embedding}\n"
+        "  'openai:chat': {adapter: openai}\n"
+    )
+    done = call(*command, "--model", f"openai:{command[0]}", "--key", "nobody", home=home, said="Hi\n")
+    assert "openai has no key 'nobody'" in done.stdout + done.stderr

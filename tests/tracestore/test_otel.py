@@ -124,7 +124,7 @@ def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
     make = Maker()
     cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
-    started = make.started(**ids)
+    started = make.started(key="acme", **ids)
     ended = make.completed(usage=USAGE, cost=cost, served_model="openai:gpt-5-2025-08-06", **ids)
     span = Collector().handle(started, ended).span("chat gpt-5")
     assert (span.kind, span.status.status_code) == (SpanKind.CLIENT, StatusCode.UNSET)
@@ -146,6 +146,7 @@ def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
         "callboard.request.id": "req_1",
         "callboard.attempt": 1,
         "callboard.attempt.reason": "first",
+        "callboard.key": "acme",
         "callboard.usage.source": "reported",
         "callboard.cost.nano_usd": 123_456,
         "callboard.cost.source": "computed",

@@ -41,6 +41,7 @@ class Maker:
         priced_as: str | None = None,
         operation: str = "chat",
         estimated_input_tokens: int | None = None,
+        key: str | None = None,
         **ids: object,
     ) -> Envelope:
         provider = model.partition(":")[0]
@@ -52,6 +53,7 @@ class Maker:
             priced_as=priced_as,
             operation=operation,
             estimated_input_tokens=estimated_input_tokens,
+            key=key,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
 

@@ -103,6 +103,8 @@ def of_start(data: LlmCallStarted) -> Attributes:
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
     if data.operation != CHAT:
         attributes["gen_ai.operation.name"] = data.operation
+    if data.key is not None:
+        attributes["callboard.key"] = data.key
     if data.streamed:
         attributes["gen_ai.request.stream"] = True
     if data.settings is not None:

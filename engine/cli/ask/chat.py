@@ -20,7 +20,7 @@ from bus import CallboardError, ConfigurationError
 from engine import Engine, ModelRegistry, Reply, Session, TurnStream, load_registry
 from engine.routing.model_choice import in_words
 
-from ..common.arguments import add_model, add_models_file
+from ..common.arguments import add_key, add_model, add_models_file
 from ..common.harmless import note, say
 from ..common.money import cost_text, replies_text
 from ..common.places import command_name
@@ -35,6 +35,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser("chat", help="talk to a model; swap it in mid-conversation")
     add_model(parser, required=False)
     add_models_file(parser)
+    add_key(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--save", action="store_true", help="keep what is said, so that it can be resumed")
     parser.add_argument(
@@ -55,10 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         backstage = portal.call(Backstage, registry, arguments.save or arguments.resume is not None)
         try:
             if arguments.resume is None:
-                portal.call(backstage.begin, arguments.model or first_model(registry), arguments.system)
+                portal.call(
+                    backstage.begin, arguments.model or first_model(registry), arguments.system, arguments.key
+                )
                 portal.call(backstage.engine.start)
             else:
-                portal.call(backstage.resume, arguments.resume, arguments.model, arguments.system)
+                portal.call(backstage.resume, arguments.resume, arguments.model, arguments.system, arguments.key)
             Chat(screen, portal, backstage).talk()
         finally:
             portal.call(backstage.engine.aclose)
@@ -89,24 +92,25 @@ class Backstage:
         self.saved = save
         self.session: Session
 
-    def begin(self, model: str, system_prompt: str | None) -> None:
+    def begin(self, model: str, system_prompt: str | None, key: str | None) -> None:
         """Raises ConfigurationError, also if the model's key is missing."""
         registry = self.engine.registry
         registry.adapter_of(registry.resolve(model).model)
-        self.session = self.engine.session(model, system_prompt=system_prompt)
+        self.session = self.engine.session(model, system_prompt=system_prompt, key=key)
 
-    async def resume(self, session_id: str, model: str | None, system_prompt: str | None) -> None:
+    async def resume(self, session_id: str, model: str | None, system_prompt: str | None, key: str | None) -> None:
         """Go on with a stored session.
 
         Args:
             session_id: The session's id.
             model: Another model; None keeps the session's own.
             system_prompt: Another system prompt; None keeps the session's own.
+            key: The name of the key to send; None is the adapter's own.
 
         Raises:
             CallboardError: The session can't be resumed.
         """
-        self.session = await self.engine.resume(session_id, model=model, system_prompt=system_prompt)
+        self.session = await self.engine.resume(session_id, model=model, system_prompt=system_prompt, key=key)
 
     def swap(self, name: str) -> None:
         """Give the session another model.

@@ -16,7 +16,7 @@ from bus import CallboardError
 from bus.values.json import Json, JsonObject
 from engine import EmbeddingResult, Engine
 
-from ..common.arguments import add_model, add_models_file
+from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, write_json
 from ..common.money import cost_text
@@ -34,6 +34,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("text", nargs="*", metavar="TEXT", help="a text (default: the lines of stdin)")
     add_model(parser)
     add_models_file(parser)
+    add_key(parser)
     parser.add_argument("--dimensions", type=int, metavar="N", help="of each vector (default: the model's own)")
     parser.add_argument("--input-type", choices=INPUT_TYPES, help="what the texts are embedded for")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             dimensions=arguments.dimensions,
             input_type=arguments.input_type,
             truncate=arguments.truncate,
+            key=arguments.key,
         )
 
     write = partial(_write, records, as_base64=arguments.base64)

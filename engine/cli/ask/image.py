@@ -10,7 +10,7 @@ from bus import CallboardError
 from engine import Engine, ImageResult
 from engine.media.images import ImageOptions
 
-from ..common.arguments import add_model, add_models_file
+from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, say
 from ..common.money import cost_text
@@ -37,6 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--background", metavar="WORD", help="such as transparent")
     parser.add_argument("--format", metavar="WORD", help="of the file: png, jpeg, webp")
     add_models_file(parser)
+    add_key(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,6 +72,7 @@ def _options(arguments: argparse.Namespace) -> ImageOptions:
         "quality": arguments.quality,
         "background": arguments.background,
         "output_format": arguments.format,
+        "key": arguments.key,
     }
 
 

@@ -11,7 +11,7 @@ from adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from bus import CallboardError, ConfigurationError
 from engine import Engine, VideoHandle
 
-from ..common.arguments import add_model, add_models_file
+from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, say
 from ..common.money import cost_text
@@ -40,6 +40,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--variant", choices=VIDEO_VARIANTS, default="video", help="what to download")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 2 to 15 seconds)")
     add_models_file(parser)
+    add_key(parser)
     parser.set_defaults(run=run)
 
 
@@ -95,6 +96,7 @@ class _Waiting:
                 seconds=arguments.seconds,
                 size=arguments.size,
                 audio=arguments.audio,
+                key=arguments.key,
                 polling=polling,
             )
         try:
@@ -105,6 +107,7 @@ class _Waiting:
                 size=arguments.size,
                 first_frame=arguments.first_frame,
                 audio=arguments.audio,
+                key=arguments.key,
                 polling=polling,
             )
         except (OSError, ValueError) as error:
@@ -117,6 +120,8 @@ class _Waiting:
             return
         goes_on = "is done" if handle.status == "completed" else "goes on"
         words = ["callboard", "video", "--resume", handle.id, "--model", handle.model]
+        if self._arguments.key is not None:
+            words += ["--key", self._arguments.key]
         if self._arguments.output is not None:
             words += ["-o", str(self._arguments.output)]
         note()

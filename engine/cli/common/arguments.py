@@ -33,6 +33,13 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     parser.add_argument("--model", required=required, metavar="NAME", help=f"by any of its names{default}")
 
 
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """``--key``, the name of the key to send."""
+    parser.add_argument(
+        "--key", metavar="NAME", help="send the adapter's key of this name (default: the adapter's own)"
+    )
+
+
 def add_file(parser: argparse.ArgumentParser) -> None:
     """``--db``, the trace file."""
     parser.add_argument(
