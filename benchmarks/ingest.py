@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from bus.bus import Bus
-from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
+from bus.events.calls import LlmCallCompleted, LlmCallStarted
 from tracestore import TraceStore, WriterCore, WriterOptions
 
 from .store import Publication, bare_copy, call, envelopes_of, stored_rows

@@ -15,14 +15,9 @@ import msgspec
 
 from bus.bus import Bus
 from bus.clock import SYSTEM_CLOCK
-from bus.events.catalogue import (
-    LlmCallCompleted,
-    LlmCallStarted,
-    SessionMessageAppended,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-)
+from bus.events.calls import LlmCallCompleted, LlmCallStarted
 from bus.events.envelope import Envelope, Event
+from bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
 from bus.values.messages import Candidate, Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore, WriterCore

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
+from bus.events.calls import LlmCallCompleted, LlmCallStarted
 from bus.events.envelope import Envelope
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from tracestore.sql.calls.sums import sum_up

@@ -88,24 +88,22 @@ from .errors import (
     UnsupportedToolChoiceError,
     WrongLoop,
 )
-from .events.budget import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-from .events.catalogue import (
-    ActorCrashed,
-    ActorEscalated,
-    ActorRestarted,
-    ActorStarted,
-    CatalogueEvent,
+from .events.actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted
+from .events.actors import ActorStopped as ActorStoppedEvent
+from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
+from .events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from .events.catalogue import CatalogueEvent
+from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
+from .events.envelope import Envelope, Event, UnknownEvent
+from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
+from .events.operation import (
     ConfigReloaded,
-    JobCompleted,
-    JobCreated,
-    JobFailed,
-    JobProgress,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
+    StoreStateChanged,
+)
+from .events.sessions import (
     SessionConfigured,
     SessionCreated,
     SessionMessageAppended,
@@ -113,17 +111,9 @@ from .events.catalogue import (
     SessionRenamed,
     SessionTurnCompleted,
     SessionTurnStarted,
-    StoreStateChanged,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
 )
-from .events.catalogue import (
-    ActorStopped as ActorStoppedEvent,
-)
-from .events.catalogue import TurnStatus as TurnStatus
-from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
-from .events.envelope import Envelope, Event, UnknownEvent
+from .events.sessions import TurnStatus as TurnStatus
+from .events.tools import ToolFinished, ToolProgress, ToolStarted
 from .log import (
     Log,
 )

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.events.catalogue import SessionConfigured, SessionMessageAppended, ToolProgress
 from bus.events.codec import EncodedEnvelope, as_text, encode_part, fields_of
 from bus.events.envelope import Envelope, Event, UnknownEvent
+from bus.events.sessions import SessionConfigured, SessionMessageAppended
+from bus.events.tools import ToolProgress
 
 from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 

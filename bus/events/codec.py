@@ -14,8 +14,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from ..values.messages import MessageMetadata
-from .catalogue import CatalogueEvent, LlmCallCompleted, LlmCallFailed, SessionMessageAppended
+from .calls import LlmCallCompleted, LlmCallFailed
+from .catalogue import CatalogueEvent
 from .envelope import Envelope, Event, UnknownEvent
+from .sessions import SessionMessageAppended
 from .upcasting import in_current_form, with_schema
 
 _encoder = msgspec.json.Encoder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..events.catalogue import TurnStatus
+from ..events.sessions import TurnStatus
 from .content import ToolResultBlock
 from .messages import Message
 from .usage import Cost, StopReason, TokenUsage

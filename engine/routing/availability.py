@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bus import Envelope, LlmCallCompleted, LlmCallFailed
-from bus.events.catalogue import ProviderAvailabilityChanged
+from bus.events.operation import ProviderAvailabilityChanged
 
 State: TypeAlias = Literal["available", "degraded", "unavailable", "probing"]
 Signal: TypeAlias = Literal[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bus import Actor, ActorContext, Bus, Clock, Envelope, LlmCallCompleted, LlmCallFailed, Subscription
-from bus.events.catalogue import ActorStopped
+from bus.events.actors import ActorStopped
 
 from .availability import AvailabilityTable, Changes
 

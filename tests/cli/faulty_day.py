@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus.events.catalogue import (
-    ActorCrashed,
-    JobCreated,
-    JobFailed,
-    LlmCallFailed,
-    ProviderAvailabilityChanged,
+from bus.events.actors import ActorCrashed
+from bus.events.calls import LlmCallFailed
+from bus.events.envelope import Envelope
+from bus.events.jobs import JobCreated, JobFailed
+from bus.events.operation import ProviderAvailabilityChanged, StoreStateChanged
+from bus.events.sessions import (
     SessionConfigured,
     SessionCreated,
     SessionMessageAppended,
@@ -22,12 +22,8 @@ from bus.events.catalogue import (
     SessionRenamed,
     SessionTurnCompleted,
     SessionTurnStarted,
-    StoreStateChanged,
-    ToolFinished,
-    ToolProgress,
-    ToolStarted,
 )
-from bus.events.envelope import Envelope
+from bus.events.tools import ToolFinished, ToolProgress, ToolStarted
 from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, MessageMetadata, Role, SessionSetup
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource

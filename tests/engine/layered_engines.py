@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from adapters import CanonicalRequest, CanonicalResponse, StopReason, TextBlock, TokenUsage
 from bus import Cost, CostSource, Subscription
-from bus.events.catalogue import LlmCallStarted
+from bus.events.calls import LlmCallStarted
 from engine.middleware import CallOutcome, MiddlewareLike
 from tests.support.engines import running
 from tests.support.scripted import Say

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
-from bus.events.catalogue import ProviderAvailabilityChanged
+from bus.events.operation import ProviderAvailabilityChanged
 from bus.values.usage import CostSource
 from engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
 

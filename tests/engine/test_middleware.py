@@ -18,7 +18,7 @@ from adapters import (
     ToolDefinition,
 )
 from bus import ConfigurationError, Cost, CostSource, LlmCallFailed
-from bus.events.catalogue import LlmCallStarted
+from bus.events.calls import LlmCallStarted
 from engine import Engine, Tool
 from engine.middleware import CallOutcome, EventFilter, Middleware, Next
 from tests.support.engines import registry, requests_of, said, topics

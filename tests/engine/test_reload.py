@@ -11,7 +11,7 @@ import pytest
 
 from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
 from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
-from bus.events.catalogue import ProviderAvailabilityChanged
+from bus.events.operation import ProviderAvailabilityChanged
 from engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
 from tests.support.engines import entry, model, serving
 from tests.support.present import present

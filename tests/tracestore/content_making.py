@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.events.catalogue import SessionMessageAppended
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionMessageAppended
 from bus.values.messages import Message, MessageMetadata
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import Capture

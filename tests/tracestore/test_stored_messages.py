@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from bus.events.catalogue import SessionMessageAppended
+from bus.events.sessions import SessionMessageAppended
 from bus.values.content import (
     AudioBlock,
     ContentBlock,

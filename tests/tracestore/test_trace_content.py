@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.events.catalogue import SessionConfigured, SessionCreated, SessionMessageAppended
 from bus.events.envelope import Envelope, Event
+from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
 from bus.values.content import ImageBlock, TextBlock, ToolUseBlock
 from bus.values.messages import Message, Role, SessionSetup, ToolDefinition
 from tests.support.present import present

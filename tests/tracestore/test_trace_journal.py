@@ -11,15 +11,10 @@ import anyio
 import msgspec
 import pytest
 
-from bus.events.catalogue import (
-    ActorStarted,
-    LlmCallCompleted,
-    SessionConfigured,
-    SessionMessageAppended,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-)
+from bus.events.actors import ActorStarted
+from bus.events.calls import LlmCallCompleted
 from bus.events.envelope import Envelope, Event, UnknownEvent
+from bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
 from bus.values.messages import Message
 from bus.values.usage import TokenUsage
 from tests.support.virtual_time import runs_on

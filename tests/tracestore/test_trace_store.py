@@ -11,15 +11,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from bus.events.catalogue import (
-    LlmCallCompleted,
-    LlmCallFailed,
-    SessionCreated,
-    SessionMessageAppended,
-    SessionModelChanged,
-    StoreStateChanged,
-)
+from bus.events.calls import LlmCallCompleted, LlmCallFailed
 from bus.events.envelope import Event, UnknownEvent
+from bus.events.operation import StoreStateChanged
+from bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
 from bus.values.messages import Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, TraceStore

@@ -18,8 +18,9 @@ from bus.actors.restart import RestartPolicy
 from bus.actors.supervisor import ChildSpec, Supervisor
 from bus.bus import Bus
 from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, SessionMessageAppended
+from bus.events.actors import ActorStarted
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionMessageAppended
 from bus.log import Log
 from bus.values.messages import Message
 from tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions

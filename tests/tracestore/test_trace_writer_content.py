@@ -11,8 +11,8 @@ import pytest
 
 from bus.bus import Bus
 from bus.errors import StoreError
-from bus.events.catalogue import SessionMessageAppended
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionMessageAppended
 from bus.values.content import ImageBlock, TextBlock
 from bus.values.messages import Message
 from tracestore import Capture, TraceStore, WriterCore, WriterOptions

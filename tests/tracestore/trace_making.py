@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope, Event
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore

@@ -10,8 +10,9 @@ import anyio
 import anyio.lowlevel
 
 from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, StoreStateChanged
+from bus.events.actors import ActorStarted
 from bus.events.envelope import Envelope
+from bus.events.operation import StoreStateChanged
 from tracestore import Capture, WriterCore, WriterOptions
 
 from .trace_making import Maker

@@ -30,17 +30,10 @@ from collections.abc import AsyncIterable, Mapping
 from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError, ErrorClass
-from bus.events.catalogue import (
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
-    SessionMessageAppended,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-    ToolFinished,
-    ToolStarted,
-)
+from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
+from bus.events.tools import ToolFinished, ToolStarted
 from bus.values.content import ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, Role
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from bus.events.catalogue import LlmCallCompleted, LlmCallFailed
+from bus.events.calls import LlmCallCompleted, LlmCallFailed
 from bus.values.usage import UsageSource
 
 from . import otel_names

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from adapters.provider import providers, vendors
-from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope
 from bus.values.call_settings import CallSettings
 from bus.values.content import (

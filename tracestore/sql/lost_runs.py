@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.events.catalogue import LlmCallFailed
+from bus.events.calls import LlmCallFailed
 from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 

@@ -15,16 +15,10 @@ from typing import Any, Self
 
 from msgspec.structs import astuple
 
-from bus.events.catalogue import (
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
-    SessionCreated,
-    SessionModelChanged,
-    SessionRenamed,
-)
+from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.codec import topic_of
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 
 from ..codec import encode_event, storable_text
 from ..prices.rows import MAX_INT64

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bus.events.catalogue import SessionConfigured, SessionMessageAppended
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionConfigured, SessionMessageAppended
 from bus.log import Log
 from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
 from bus.values.messages import Message, MessageMetadata, SessionSetup

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from bus.events.catalogue import SessionMessageAppended
 from bus.events.envelope import Envelope
+from bus.events.sessions import SessionMessageAppended
 from bus.streams.fold import weigh_content
 
 EVENT_BYTES = 1024

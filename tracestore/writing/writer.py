@@ -34,9 +34,9 @@ import anyio.to_thread
 
 from bus.bus import Bus, Lossless
 from bus.errors import StoreError, StoreUnavailable
-from bus.events.budget import BudgetReserved, BudgetSettled
-from bus.events.catalogue import StoreStateChanged
+from bus.events.budgets import BudgetReserved, BudgetSettled
 from bus.events.envelope import Envelope
+from bus.events.operation import StoreStateChanged
 from bus.log import Log
 
 from ..prices.table import PriceTable

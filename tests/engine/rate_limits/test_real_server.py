@@ -11,7 +11,7 @@ import pytest
 
 from adapters import AdapterConfig, RetryPolicy
 from bus import Lossless
-from bus.events.catalogue import LlmCallFailed
+from bus.events.calls import LlmCallFailed
 from engine import Engine
 from tests.support.reply_server import reply_server
 from tests.support.virtual_time import runs_on

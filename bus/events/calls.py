@@ -1,0 +1,117 @@
+"""`llm.*`: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two."""
+
+from __future__ import annotations
+
+from ..values.call_settings import CallSettings
+from ..values.messages import RoutingDecision
+from ..values.usage import Cost, StopReason, TokenUsage
+from .envelope import Event
+
+
+class _CallEvent(Event, frozen=True, kw_only=True):
+    """An event of one call of a model, with the place that the call goes to."""
+
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+
+
+class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_started"):
+    """An attempt is about to be sent.
+
+    An operation other than ``chat`` has no stop reason of its own; ``end_turn`` stands for it. A call of the
+    operation ``video_create`` makes a job. The job's end is a call of its own, of the operation ``video``.
+    """
+
+    requested_model: str
+    """The model as the caller named it."""
+    streamed: bool
+    """Whether the reply is asked for as a stream."""
+    reason: str = "first"
+    """``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
+    routing: RoutingDecision | None = None
+    """The way by which the call came to its model; set on a first attempt only."""
+    estimated_input_tokens: int | None = None
+    """Our own estimate of the input, before the provider counts."""
+    priced_as: str | None = None
+    """The ``provider:name`` whose published prices apply, if it is not `model`."""
+    operation: str = "chat"
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    settings: CallSettings | None = None
+    """The settings that the attempt is sent with."""
+    trace_parent: str | None = None
+    """The host's span around a call that belongs to no turn, as W3C writes it."""
+    reserved_nano_usd: int | None = None
+    """The money that budgets reserved for the attempt, in nano-USD; None if none was reserved."""
+    reserved_tokens: int | None = None
+    """The tokens that budgets reserved for the attempt; None if none were reserved."""
+    key: str | None = None
+    """The name of the key that is sent, never its value; None for the adapter's own key, which has no name."""
+
+
+class LlmCallCompleted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_completed"):
+    """The attempt ended well, and with it the call.
+
+    Both times begin with the call, so that waiting for a slot and earlier attempts are included.
+    """
+
+    served_model: str
+    """The model that the provider says it ran, ``provider:name``."""
+    stop_reason: StopReason
+    """The reason why the reply ended."""
+    raw_stop_reason: str | None
+    """The provider's own word for the stop reason; None if it gave none."""
+    usage: TokenUsage
+    """The tokens of the call."""
+    cost: Cost
+    """The cost at the prices of the attempt's start, or the cost that the provider states."""
+    latency_ms: int
+    """Milliseconds from the beginning of the call to its end."""
+    first_token_ms: int | None = None
+    """Milliseconds from the beginning of the call to its first content."""
+    response_id: str | None = None
+    """The provider's identifier of the response."""
+    provider_request_id: str | None = None
+    """The provider's identifier of the request, for its support."""
+    warnings: tuple[str, ...] = ()
+    """The codes of the call's `CallWarning` values."""
+    resent: bool = False
+    """Whether the attempt's request was sent twice, see `AttemptResent`."""
+
+
+class LlmCallFailed(_CallEvent, frozen=True, kw_only=True, tag="llm.call_failed"):
+    """The attempt failed or was cancelled."""
+
+    error_class: str
+    """A value of `ErrorClass`."""
+    error_type: str
+    """The name of the exception's class."""
+    message: str
+    """The exception's text, at most 2000 characters."""
+    will_retry: bool
+    """Whether another attempt follows, after `delay_seconds`."""
+    retry_count: int
+    """The number of retries before this attempt."""
+    delay_seconds: float = 0.0
+    """The wait until the next attempt, in seconds."""
+    provider_status: int | None = None
+    """The HTTP status; None if there was none."""
+    provider_code: str | None = None
+    """The provider's own code for the error."""
+    provider_request_id: str | None = None
+    """The provider's identifier of the request, for its support."""
+    retry_after_seconds: float | None = None
+    """The provider's hint how long to wait, in seconds."""
+    usage: TokenUsage | None = None
+    """The tokens that were used before the failure; None if they are not known."""
+    cost: Cost | None = None
+    """The cost of those tokens; None if it is not known."""
+    latency_ms: int = 0
+    """Milliseconds from the beginning of the call to its end."""
+    first_token_ms: int | None = None
+    """Milliseconds from the beginning of the call to its first content."""
+    resent: bool = False
+    """Whether the attempt's request was sent twice, see `AttemptResent`."""
+    key: str | None = None
+    """The name of the key that was sent, see `LlmCallStarted`."""

@@ -1,0 +1,102 @@
+"""`session.*`: the life of a session, of its turns and of its messages."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from ..values.messages import Message, SessionSetup
+from .envelope import Event
+
+
+class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    """A session exists."""
+
+    model: str
+    """The model as it was asked for, in words."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """The tags that the session's calls carry."""
+    name: str | None = None
+    """The session's name, for people."""
+    forked_from: str | None = None
+    """The id of the session whose history this one begins with."""
+
+
+class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
+    """A session has another name."""
+
+    name: str
+    """The new name, for people."""
+
+
+class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
+    """A session's setup has changed. The event is published only where content is captured."""
+
+    history: int
+    """The number of messages that the session has by now."""
+    begins: bool = False
+    """Whether the session is new, and not the one that may be stored under its id."""
+    setup: SessionSetup | None = None
+    """The setup from now on, by reference, for the store; None in an event that was stored."""
+
+
+class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
+    """A session's next turn goes to another model."""
+
+    previous: str
+    """The former model as it was given, in words."""
+    current: str
+    """The new model as it was given, in words."""
+
+
+class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
+    """A turn begins. Its id is in the envelope."""
+
+    model: str
+    """The model as it was asked for."""
+    trace_parent: str | None = None
+    """The host's span around the turn, as W3C writes it."""
+
+
+TurnStatus: TypeAlias = Literal["completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed"]
+"""How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with calls that its caller answers.
+``max_tool_rounds``: with calls that were not run, as there were so many rounds already. ``stopped``: after tools,
+by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error.
+"""
+
+
+class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):
+    """A turn has ended."""
+
+    status: TurnStatus
+    """The way it ended, as `TurnStatus` lists them."""
+    calls: int
+    """The number of calls to models, failed ones included."""
+    cost_nano_usd: int | None = None
+    """The cost of all these calls, in nano-USD; None as soon as one cost is unknown."""
+    error: str | None = None
+    """The type and the text of the exception that a failed or cancelled turn raised."""
+    attempts: int = 0
+    """The number of attempts of these calls."""
+    known_nano_usd: int = 0
+    """The cost of the attempts whose cost is known, in nano-USD."""
+    estimated: int = 0
+    """The number of attempts whose usage was estimated, as in `CostSum`."""
+    unpriced: int = 0
+    """The number of attempts with usage and without a cost, as in `CostSum`."""
+    unknown: int = 0
+    """The number of attempts of which not even the usage is known, as in `CostSum`."""
+
+
+class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
+    """A session's history has one message more.
+
+    The message's content leaves the process only where the host asks for it: into the trace with
+    `capture_content`, and with the spans of OpenTelemetry.
+    """
+
+    position: int
+    """The message's place in the history, from 0."""
+    message: Message
+    """The message, by reference."""
