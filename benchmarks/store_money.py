@@ -24,7 +24,7 @@ from bus.events.calls import LlmCallCompleted, LlmCallStarted
 from bus.events.envelope import Envelope
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from tracestore.sql.calls.sums import sum_up
-from tracestore.sqlite.repricing import repricing
+from tracestore.sql.repricing import repricing
 
 from .store import call, envelopes_of
 from .table import Row, against, micros

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
 from tracestore.sql.calls.sums import sum_up
-from tracestore.sqlite.repricing import repricing
+from tracestore.sql.repricing import repricing
 from tracestore.timestamps import iso_day
 
 from .trace_making import DAY_US, T0, Maker

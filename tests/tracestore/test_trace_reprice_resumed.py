@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bus import Cost, CostSource, Envelope, StoreError, TokenUsage
 from tracestore import CallFilter, CallRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
 from tracestore.sql.calls.dimensions import iso_day
-from tracestore.sqlite.repricing import repricing
+from tracestore.sql.repricing import repricing
 
 from .test_trace_call_sums import assert_in_step
 from .trace_making import DAY_US, T0, Maker

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from callboard import CallFilter, PriceRow, PriceTable, StoreError, TraceStore
-from tracestore.sqlite.repricing import repricing
+from tracestore.sql.repricing import repricing
 
 from .test_trace_repricing import FIRST, SECOND, fill
 from .trace_making import Maker
@@ -21,7 +21,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.test_trace_repricing import SECOND
 from callboard.tracestore import TraceStore
-from callboard.tracestore.sqlite.repricing import repricing
+from callboard.tracestore.sql.repricing import repricing
 
 repricing.CHUNK = 3
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from tests.support.present import present
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore
-from tracestore.sqlite.repricing import repricing
+from tracestore.sql.repricing import repricing
 
 from .trace_making import T0, Maker
 

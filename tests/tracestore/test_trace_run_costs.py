@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from callboard import CallFilter, StoreError, TraceStore
+from tracestore.sql.repricing import repricing
 from tracestore.sql.repricing.run_costs import Difference, difference
-from tracestore.sqlite.repricing import repricing
 
 from .test_trace_call_sums import assert_in_step
 from .test_trace_repricing import FIRST, SECOND, fill

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from .pricing_dialect import PricingDialect
+
 SqlValue: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Any, ...]  # as the driver gives it; each reader knows its own columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
@@ -37,6 +39,11 @@ class Dialect(Protocol):
     """The expressions that databases write differently. Whatever is not here is written so that all understand it:
     booleans as conditions, a flag in a column as 0 or 1, ``count(*) FILTER``, the lesser of two by CASE.
     """
+
+    @property
+    def pricing(self) -> PricingDialect:
+        """The SQL for pricing many calls at once."""
+        ...
 
     def tag(self, tags: str) -> str:
         """The value of one tag, NULL if there is none. `tags` is a column of JSON, the tag's name a parameter."""

@@ -157,7 +157,7 @@ class TraceStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from .repricing.repricing import Repricing
+        from ..sql.repricing.repricing import Repricing
 
         if isinstance(table, str):
             table = await prices.stored_table(self._database, table)
@@ -172,7 +172,7 @@ class TraceStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from .repricing.repricing import Repricing
+        from ..sql.repricing.repricing import Repricing
 
         async with self._repricing:
             begun = await history.interrupted(self._database, run_id)

@@ -31,7 +31,7 @@ def begin(
         RETURNING id
         """,
         (
-            *(version, msgspec.json.encode(where).decode(), now_us, last_call, by_session),
+            *(version, msgspec.json.encode(where).decode(), now_us, last_call, int(by_session)),
             _encoded(current_runs(statements)),
         ),
     )

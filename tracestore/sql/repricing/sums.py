@@ -107,7 +107,7 @@ def session_of(by_session: bool) -> str:
 def start_from_base(statements: Statements, run_id: int) -> None:
     """Give a run of all calls a base, if one other run is current. Call it as the run begins.
 
-    The sums before begin with what is known of the base; see `tracestore.sqlite.repricing.comparison`.
+    The sums before begin with what is known of the base; see `tracestore.sql.repricing.comparison`.
     """
     runs = current_runs(statements)
     if len(runs) == 1:

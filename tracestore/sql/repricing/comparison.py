@@ -9,26 +9,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...sql.connection import SqlValue
-from ...sql.repricing.run_costs import current_runs
-from ...sql.repricing.sums import SUMMED, Group
-from ..statements import Statements
+from ..connection import SqlValue, Statements
+from ..pricing_dialect import PricingDialect, TemporaryTable
 from .pricing import Pricer
+from .run_costs import current_runs
+from .sums import SUMMED, Group
 
-TEMPORARY_TABLES = (
-    f"""
-    CREATE TEMP TABLE IF NOT EXISTS reprice_trial (
-        run      INTEGER NOT NULL,
-        model    TEXT NOT NULL,
-        day      INTEGER NOT NULL,
-        session  TEXT NOT NULL,
-        {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMED)},
-        PRIMARY KEY (run, model, day, session)
-    ) WITHOUT ROWID
-    """,
-    "DELETE FROM temp.reprice_trial",
-    "CREATE TEMP TABLE IF NOT EXISTS reprice_before (id INTEGER PRIMARY KEY, nano)",
+_TABLES = (
+    TemporaryTable(
+        "reprice_trial",
+        {
+            "run": "INTEGER",
+            "model": "TEXT",
+            "day": "INTEGER",
+            "session": "TEXT",
+            **dict.fromkeys(SUMMED, "INTEGER"),
+        },
+        ("run", "model", "day", "session"),
+    ),
+    TemporaryTable("reprice_before", {"id": "INTEGER", "nano": "INTEGER"}, ("id",)),
 )
+
+
+def prepare(statements: Statements) -> None:
+    """Make the temporary tables, or empty them."""
+    dialect = statements.dialect.pricing
+    for table in _TABLES:
+        for sql in (*dialect.made(table), dialect.emptied(table.name)):
+            statements.run(sql)
 
 
 class _Before(NamedTuple):
@@ -62,27 +70,35 @@ _ONE_SIDED = """
 
 # The costs before are with the calls, or in a table of those that have another one now. To copy these from one
 # stretch of `call_cost` takes less than to look for each in the whole of it.
-_AT_CALL = _Before("temp.reprice_cost AS a", "a.at_call")
+_AT_CALL = _Before("reprice_cost AS a", "a.at_call")
 _CURRENT = _Before(
-    "temp.reprice_cost AS a LEFT JOIN temp.reprice_before AS b ON b.id = a.id",
+    "reprice_cost AS a LEFT JOIN reprice_before AS b ON b.id = a.id",
     "CASE WHEN b.id IS NULL THEN a.at_call ELSE b.nano END",
 )
 _COPY_BEFORE = """
-    INSERT OR IGNORE INTO temp.reprice_before (id, nano)
+    INSERT INTO reprice_before (id, nano)
     SELECT k.call_id, k.cost_nano
       FROM call_cost AS k
      WHERE k.run = ? AND k.call_id > ? AND k.call_id <= ?
+        ON CONFLICT (id) DO NOTHING
 """
-# By the index that has those only: SQLite would rather walk all costs of the stretch.
-_UNPRICED_IN = """
-    SELECT call_id FROM call_cost INDEXED BY call_cost_unpriced
-     WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL
-"""
-_OF_BASE = _Before(
-    "temp.reprice_cost AS a LEFT JOIN call_cost AS b ON b.run = ? AND b.call_id = a.id",
-    "CASE WHEN b.call_id IS NULL THEN a.at_call ELSE b.cost_nano END",
-    only=f"(a.nano IS NULL OR a.at_call IS NULL OR a.id IN ({_UNPRICED_IN}))",
-)
+
+
+def _unpriced_in(dialect: PricingDialect) -> str:
+    # By the index that has those only: SQLite would rather walk all costs of the stretch.
+    return f"""
+        SELECT call_id FROM {dialect.by_index("call_cost", "call_cost_unpriced")}
+         WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL
+    """
+
+
+def _of_base(dialect: PricingDialect, base: int, low: int, high: int) -> _Before:
+    return _Before(
+        "reprice_cost AS a LEFT JOIN call_cost AS b ON b.run = ? AND b.call_id = a.id",
+        "CASE WHEN b.call_id IS NULL THEN a.at_call ELSE b.cost_nano END",
+        values=(base, base, low, high),
+        only=f"(a.nano IS NULL OR a.at_call IS NULL OR a.id IN ({_unpriced_in(dialect)}))",
+    )
 
 
 def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high: int) -> list[Group]:
@@ -98,16 +114,17 @@ def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high
         low: The number of the call before the first one.
         high: The number of the last call.
     """
+    dialect = statements.dialect.pricing
     base = statements.run("SELECT base FROM reprice_run WHERE id = ? AND base IS NOT NULL", (run_id,))
     if base:
         span = (base[0][0], low, high)
-        one_sided = _OF_BASE._replace(values=(span[0], *span))
-        some = bool(statements.run(f"{_UNPRICED_IN} LIMIT 1", span))
+        one_sided = _of_base(dialect, *span)
+        some = bool(statements.run(f"{_unpriced_in(dialect)} LIMIT 1", span))
         return _grouped(statements, pricer, _AT_CALL, one_sided, look=some)
     runs = current_runs(statements)
     if not runs:
         return _grouped(statements, pricer, _AT_CALL, _AT_CALL)
-    statements.run("DELETE FROM temp.reprice_before")
+    statements.run(dialect.emptied("reprice_before"))
     for run in runs:
         statements.run(_COPY_BEFORE, (run, low, high))
     return _grouped(statements, pricer, _CURRENT, _CURRENT)

@@ -3,14 +3,14 @@
     1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
        time and size with one price row each (`pricing`). They go into a temporary table.
     2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why they have none, go into a
-       temporary table and from there into the file. They are added up on the way (`comparison`), so that the calls
-       themselves, whose rows are large, are read once. Between these transactions other writers get their turn.
+       temporary table and from there into the trace. They are added up on the way (`comparison`), so that the
+       calls themselves, whose rows are large, are read once. Between these transactions others write.
     3. Calls that began meanwhile are priced, too. The last of them are priced in the transaction that makes the
        costs of this run the current ones. A repricing that dies half-way has changed nothing that anyone sees. The
        transaction of the costs also stores how far the run came. So `resume` goes on from there and ends with the
-       same report (`tracestore.sql.repricing.history`).
+       same report (`history`).
     4. A call that had begun by then, and ends later, gets its cost in the transaction that stores its end
-       (`tracestore.sql.repricing.late_costs`).
+       (`late_costs`).
 
 Nothing is ever edited: neither events, nor costs at call time, nor a cost that a run has given. The SQL follows
 `PriceTable.explain` case by case. A property test compares the two to the nano-dollar.
@@ -28,17 +28,15 @@ from bus.clock import Clock
 from ...filters import CallFilter
 from ...prices.table import PriceTable
 from ...reports import OnProgress, RepriceReport, RepriceRun, RepriceSums
-from ...sql.calls.where import condition
-from ...sql.repricing.counts import CountsBeside, count_beside, with_counts
-from ...sql.repricing.history import begin, finish, note_progress
-from ...sql.repricing.prices import current_version, save_table
-from ...sql.repricing.run_costs import RepricedGroup, add_repriced
-from ...sql.repricing.sums import SumTable, add_to_sums, start_from_base, sums_of_run
-from ..database import Database
-from ..dialect import SQLITE
-from ..statements import Statements
-from .comparison import TEMPORARY_TABLES, compared
+from ..calls.where import condition
+from ..connection import Database, Statements
+from .comparison import compared, prepare
+from .counts import CountsBeside, count_beside, with_counts
+from .history import begin, finish, note_progress
+from .prices import current_version, save_table
 from .pricing import Pricer
+from .run_costs import RepricedGroup, add_repriced
+from .sums import SumTable, add_to_sums, start_from_base, sums_of_run
 
 _T = TypeVar("_T")
 
@@ -47,7 +45,7 @@ CHUNK = 10_000
 
 _KEEP = """
     INSERT INTO call_cost (run, call_id, cost_nano, reason)
-    SELECT ?, a.id, a.nano, a.reason FROM temp.reprice_cost AS a
+    SELECT ?, a.id, a.nano, a.reason FROM reprice_cost AS a
 """
 _LAST_CALL = "SELECT coalesce(max(id), 0) FROM calls"
 
@@ -60,7 +58,17 @@ def _sum_table(dry: bool) -> SumTable:
 
 
 class Repricing:
-    """One repricing of one trace file."""
+    """One repricing of one trace.
+
+    Args:
+        database: The database. Everything is done on one connection, which has the temporary tables.
+        clock: The clock that says when the repricing began and finished.
+        table: The price table.
+        where: The calls to price.
+        as_model: A ``provider:name`` to price every call as; None prices each call as its own model.
+        by_session: Whether to compare sessions, too.
+        progress: Told between chunks how many calls are done, and of how many.
+    """
 
     def __init__(
         self,
@@ -80,7 +88,9 @@ class Repricing:
         self._as_model = as_model
         self._by_session = by_session
         self._progress = progress
-        self._pricer = Pricer(table, *condition(where, SQLITE), as_model, by_session=by_session)
+        self._pricer = Pricer(
+            *(table, database.dialect.pricing, condition(where, database.dialect), as_model), by_session=by_session
+        )
 
     async def run(self, *, dry: bool) -> RepriceReport:
         """Price all calls up to now. With `dry` nothing is written."""
@@ -124,8 +134,7 @@ class Repricing:
 
     def _prepare(self, statements: Statements) -> None:
         self._pricer.prepare(statements)
-        for sql in TEMPORARY_TABLES:
-            statements.run(sql)
+        prepare(statements)
 
     def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
         """Enter the run. Returns its number, 0 if it is only tried, and the number of the last call."""
