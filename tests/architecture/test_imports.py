@@ -70,7 +70,7 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep.backup", "sqlite.upkeep.expiry", "sqlite.upkeep.pruning", "sqlite.free_sql"),
+        *("sqlite.upkeep.backup", "sql.expiry", "sqlite.upkeep.pruning", "sqlite.free_sql"),
         *("replay", "saved_replies", "sql.calls.statistics"),
     ),
     "engine": (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard import ActorStarted, ImageBlock, Message, SessionConfigured, SessionCreated, TextBlock, TraceStore
-from tracestore.sqlite.upkeep import expiry, pruning
+from tracestore.sql import expiry
+from tracestore.sqlite.upkeep import pruning
 
 from .content_making import appended, captured
 from .test_trace_content import SETUP, count, everything

@@ -8,6 +8,7 @@ thread, so a synchronous driver is all that a database needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .pricing_dialect import PricingDialect
@@ -84,6 +85,10 @@ class Statements(Protocol):
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]], /) -> None:
         """Execute one statement for each of `rows`."""
+        ...
+
+    def erasing(self) -> AbstractContextManager[None]:
+        """A context in which deleted bytes are overwritten, as far as the database can."""
         ...
 
     def insert(self, insert: Insert, values: list[SqlValue], /) -> None:

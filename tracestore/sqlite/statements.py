@@ -71,6 +71,15 @@ class Statements:
                 self._connection.execute(sql, parameters)
 
     @contextlib.contextmanager
+    def erasing(self) -> Iterator[None]:
+        """Overwrite the bytes of rows that are deleted inside."""
+        self.run("PRAGMA secure_delete = ON")
+        try:
+            yield
+        finally:
+            self.run("PRAGMA secure_delete = OFF")
+
+    @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit the work inside as a whole, or undo it when it raises."""
         connection = self._connection

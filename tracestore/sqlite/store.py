@@ -102,12 +102,12 @@ class TraceStore(SqlStore):
         return await self._database.write(work)
 
     async def delete_session(self, session_id: str) -> bool:
-        from .upkeep.expiry import delete_session
+        from ..sql.expiry import delete_session
 
         return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
-        from .upkeep.expiry import forget_content
+        from ..sql.expiry import forget_content
 
         before_us = to_us(before)
         return await self._database.write(lambda statements: forget_content(statements, before_us))

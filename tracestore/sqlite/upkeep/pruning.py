@@ -29,9 +29,9 @@ import anyio
 import msgspec
 
 from ...reports import PruneReport
+from ...sql.expiry import delete_sessions, delete_unneeded, needed_bodies
 from ..database import Database
 from ..statements import Statements
-from .expiry import CONTENT_OF_SESSIONS, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -301,17 +301,7 @@ def _delete_events(statements: Statements, span: dict[str, int]) -> dict[str, in
 
 def _delete_sessions(statements: Statements, before_us: int) -> dict[str, int]:
     found = statements.run(f"{_OLD_SESSIONS} LIMIT {SESSIONS_AT_ONCE}", {"before_us": before_us})
-    names = {"names": msgspec.json.encode([name for (name,) in found]).decode()}
-    statements.run("PRAGMA secure_delete = ON")  # metadata may say what was said, too
-    try:
-        for sql in CONTENT_OF_SESSIONS:
-            statements.run(sql, names)
-    finally:
-        statements.run("PRAGMA secure_delete = OFF")
-    gone = statements.change(
-        "DELETE FROM sessions WHERE session_id IN (SELECT value FROM json_each(:names))", names
-    )
-    return {"sessions": gone}
+    return {"sessions": delete_sessions(statements, [name for (name,) in found])}
 
 
 def _delete_runs(statements: Statements, before_us: int) -> dict[str, int]:

@@ -1,50 +1,53 @@
-"""How content leaves the file: all that is older than a moment, or that of sessions that were pruned or deleted.
+"""How content leaves the trace: all that is older than a moment, or that of sessions that were pruned or deleted.
 
-What goes is overwritten in the file. A body is kept once for all sessions that say it, so what was captured of a
-session that is pruned goes in two steps: its rows with it, and then the bodies that no session refers to any more.
+What goes is erased, as far as the database can. A body is kept once for all sessions that say it. So what was
+captured of a session that is pruned goes in two steps: first its rows, and then the bodies to which no session
+refers any more.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
-import msgspec
-
-from ...sql.connection import Row
-from ..database import Database
-from ..statements import Statements
+from .connection import Database, Row, Statements, placeholders
 
 BODIES_AT_ONCE = 500
 
 # Bodies name those that they are made of; quotes inside of somebody's text are escaped, and never look like that.
 _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 
-CONTENT_OF_SESSIONS = (
-    "DELETE FROM session_messages WHERE session_id IN (SELECT value FROM json_each(:names))",
-    "DELETE FROM session_setups WHERE session_id IN (SELECT value FROM json_each(:names))",
-)
-"""Deletes the content of sessions. :names is a JSON array of their ids."""
+
+def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
+    """Delete sessions with their content, but for bodies. The caller holds a transaction.
+
+    Returns:
+        The number of rows of the table of sessions that went. It is 1 or more as well if only content went.
+    """
+    if not names:
+        return 0
+    which = f"session_id IN ({placeholders(len(names))})"
+    with statements.erasing():  # metadata may say what was said, too
+        content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
+        return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))
+
+
+_CONTENT = ("session_messages", "session_setups")
 
 
 def forget_content(statements: Statements, before_us: int) -> int:
-    """Delete content that was last said before a moment, and overwrite it in the file. The caller holds a
-    transaction.
+    """Delete content that was last said before a moment, and erase it. The caller holds a transaction.
 
     Sessions that began before that moment can't be resumed any more. Their events and costs stay.
 
     Returns:
         The number of bodies that were deleted.
     """
-    statements.run("PRAGMA secure_delete = ON")
-    try:
+    with statements.erasing():
         statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
         statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM content WHERE last_us < ?", (before_us,))
-        ((gone,),) = statements.run("SELECT changes()")
-        return int(gone)
-    finally:
-        statements.run("PRAGMA secure_delete = OFF")
+        return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
 
 
 async def delete_session(database: Database, session_id: str, now_us: int) -> bool:
@@ -55,26 +58,13 @@ async def delete_session(database: Database, session_id: str, now_us: int) -> bo
     Returns:
         False if the store has nothing of the session.
     """
-    names = {"names": msgspec.json.encode([session_id]).decode()}
-
-    def rows(statements: Statements) -> bool:
-        statements.run("PRAGMA secure_delete = ON")
-        try:
-            found = [statements.change(sql, names) for sql in (*CONTENT_OF_SESSIONS, _SESSION)]
-        finally:
-            statements.run("PRAGMA secure_delete = OFF")
-        return any(found)
-
-    found = await database.write(rows)
+    found = await database.write(lambda statements: delete_sessions(statements, [session_id]))
     needed = await database.look(lambda statements: needed_bodies(statements, now_us))
     place = 0
     while True:
         _, place = await database.write(partial(delete_unneeded, before_us=now_us, needed=needed, after=place))
         if not place:
-            return found
-
-
-_SESSION = "DELETE FROM sessions WHERE session_id IN (SELECT value FROM json_each(:names))"
+            return bool(found)
 
 
 def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
@@ -103,7 +93,7 @@ def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
 
 
 def delete_unneeded(statements: Statements, before_us: int, needed: set[bytes], after: int) -> tuple[int, int]:
-    """Delete and overwrite some bodies that were last said before a moment and that no session needs. The caller
+    """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
     holds a transaction.
 
     Args:
@@ -120,10 +110,7 @@ def delete_unneeded(statements: Statements, before_us: int, needed: set[bytes], 
         "SELECT id, hash FROM content WHERE id > ? AND last_us < ? ORDER BY id LIMIT ?",
         (after, before_us, BODIES_AT_ONCE),
     )
-    statements.run("PRAGMA secure_delete = ON")
-    try:
+    with statements.erasing():
         gone = [number for number, digest in rows if bytes(digest) not in needed]
         statements.run_many("DELETE FROM content WHERE id = ?", [(number,) for number in gone])
-    finally:
-        statements.run("PRAGMA secure_delete = OFF")
     return len(gone), rows[-1][0] if rows else 0
