@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from .pricing_dialect import PricingDialect
+from .repricing.pricing_dialect import PricingDialect
 
 SqlValue: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Any, ...]  # as the driver gives it; each reader knows its own columns

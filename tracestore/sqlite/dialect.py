@@ -5,14 +5,14 @@ from __future__ import annotations
 from ..prices.rows import MAX_INT64
 from ..prices.table import MOST_PICO
 from ..sql.connection import SqlValue
-from ..sql.pricing_dialect import TemporaryTable
+from ..sql.repricing.pricing_dialect import TemporaryTable
 
 _NEAR_64_BITS = 9.1e18
 """A limit near the end of 64 bits, where sum() fails. Where total() exceeds it, sum() is not asked."""
 
 
 class SqlitePricing:
-    """SQLite's answers to `tracestore.sql.pricing_dialect.PricingDialect`.
+    """SQLite's answers to `tracestore.sql.repricing.pricing_dialect.PricingDialect`.
 
     An integer product that leaves 64 bits becomes a REAL in SQLite. It is larger, and typeof() gives it away.
     """

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..connection import SqlValue, Statements
-from ..pricing_dialect import PricingDialect, TemporaryTable
 from .pricing import Pricer
+from .pricing_dialect import PricingDialect, TemporaryTable
 from .run_costs import current_runs
 from .sums import SUMMED, Group
 

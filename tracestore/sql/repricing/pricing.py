@@ -12,8 +12,8 @@ from __future__ import annotations
 from ...prices.rows import BUCKETS, DAY_SECONDS, MAX_INT64, US_PER_SECOND, PriceRow
 from ...prices.table import PriceTable, Segment, tier_words
 from ..connection import Row, Sql, Statements
-from ..pricing_dialect import PricingDialect
 from .price_statements import DAYS, INSERT_MODEL, INSERT_PLAIN, INSERT_RATE, INSERT_SEGMENT, price_statements
+from .pricing_dialect import PricingDialect
 
 _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
 
