@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from adapters import (
     ToolDefinition,
 )
 from bus import CallboardError, NoTurnRunning, SessionMessageAppended
-from engine import Approved, Engine, ModelChoice, Pending, Reply, Session, Tool
+from engine import Approved, Budget, BudgetExceededError, Engine, ModelChoice, Pending, Reply, Session, Tool
 from engine.calls.outcome import CallOutcome
 from engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
 from engine.conversation.steering import provider_waits
@@ -34,7 +35,7 @@ from engine.middleware import Cache, Middleware, Next
 from tests.support.engines import keeping, registry, requests_of, running, said, serving
 from tests.support.present import present
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
-from tests.support.virtual_time import run_virtual
+from tests.support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio
 
@@ -559,3 +560,19 @@ def test_each_message_is_in_the_history_or_the_hosts(plan: Plan, streamed: bool)
             assert delivered + texts(undelivered) == taken
 
     run_virtual(act_it)
+
+
+@both_ways
+async def test_a_budget_that_refuses_the_next_step_gives_the_message_back(stage: Stage, streamed: bool) -> None:
+    """The turn ends in the refusal, which has the message; with more room the turn goes on."""
+    clock = FakeClock()
+    budget = Budget(max_tokens=400, window=timedelta(hours=1))
+    async with running(WORK, Say("Rome."), Say("Yes."), budgets=[budget], clock=clock) as (engine, _):
+        session = stage.opened(engine, during_work=["Only Rome."])
+        with pytest.raises(BudgetExceededError) as caught:
+            await said(session, "Look.", streamed=streamed, max_output_tokens=300)
+        (undelivered,) = present(caught.value.turn).undelivered
+        assert (undelivered.text, len(requests_of(engine))) == ("Only Rome.", 1)
+        clock.advance(3600)
+        assert (await session.submit({}, max_output_tokens=10)).text == "Rome."
+        assert (await session.send(undelivered.content, max_output_tokens=10)).text == "Yes."
