@@ -36,6 +36,7 @@ from ..clock import Clock
 from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
 from ..log import Log
 from .child_tasks import Tasks
+from .letter import Letter
 from .task_handle import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
 
 T = TypeVar("T")
@@ -114,44 +115,6 @@ class ActorStatistics(msgspec.Struct, frozen=True):
     """The number of tasks that run below the current life."""
 
 
-class _Letter:
-    """A message on its way, and the asker who waits for the answer, if there is one."""
-
-    __slots__ = ("_asked", "_done", "_error", "_value", "message")
-
-    def __init__(self, message: object, *, asked: bool) -> None:
-        self.message = message
-        self._asked = asked
-        self._done = anyio.Event() if asked else None
-        self._value: object = None
-        self._error: Exception | None = None
-
-    @property
-    def asked(self) -> bool:
-        return self._asked
-
-    def answer(self, value: object) -> None:
-        if self._done is not None and not self._done.is_set():
-            self._value = value
-            self._done.set()
-
-    def fail(self, error: Exception) -> None:
-        if self._done is not None and not self._done.is_set():
-            self._error = error
-            self._done.set()
-
-    async def wait(self, timeout: float) -> bool:
-        assert self._done is not None
-        with anyio.move_on_after(timeout):
-            await self._done.wait()
-        return self._done.is_set()
-
-    def result(self) -> object:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
 class ActorRef:
     """The handle by which others reach an actor. It is valid as long as its supervisor, which makes it, over all
     restarts.
@@ -163,7 +126,7 @@ class ActorRef:
         self.name = name
         """The actor's name in the tree of supervision."""
         self._bus = bus
-        self._mailbox: deque[_Letter] = deque()
+        self._mailbox: deque[Letter] = deque()
         self._signal: Signal | None = None
         self._open = False
         self._life: Incarnation | None = None
@@ -196,7 +159,7 @@ class ActorRef:
         Raises:
             WrongLoop: The bus belongs to another thread.
         """
-        reason = self._post(_Letter(message, asked=False))
+        reason = self._post(Letter(message, asked=False))
         if reason is not None:
             self._bus.dead_letter(self.name, message, reason)
         return reason is None
@@ -215,7 +178,7 @@ class ActorRef:
             DeadlineExceeded: No answer came in time.
             WrongLoop: The bus belongs to another thread.
         """
-        letter = _Letter(message, asked=True)
+        letter = Letter(message, asked=True)
         reason = self._post(letter)
         if reason == "stopped":
             raise ActorStopped(f"actor {self.name} is stopped")
@@ -259,7 +222,7 @@ class ActorRef:
             tasks=0 if life is None else len(life.tasks),
         )
 
-    def _post(self, letter: _Letter) -> str | None:
+    def _post(self, letter: Letter) -> str | None:
         """Put a letter into the mailbox.
 
         Returns:
