@@ -59,9 +59,9 @@ from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations,
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
+from .config import AdapterConfig, RetryPolicy
 from .contract import (
     AdapterCapabilities,
-    AdapterConfig,
     AdapterStream,
     AttemptFailed,
     AttemptFirstEvent,
@@ -75,7 +75,6 @@ from .contract import (
     NextAttempt,
     ProviderAdapter,
     RateLimitInfo,
-    RetryPolicy,
 )
 from .health import AdapterHealth, AdapterStatistics
 from .keys.source import KeyFile, KeySource

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 
-from .contract import AdapterConfig, ProviderAdapter
+from .config import AdapterConfig
+from .contract import ProviderAdapter
 from .provider import Provider, provider_named, providers
 from .transport.transport import Transport
 

@@ -19,7 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse, ProviderAdapter
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
 from adapters.providers.local import LocalAdapter
 from adapters.providers.local.adapter import create_inner, read_options
 from adapters.transport.transport import HttpxTransport

@@ -31,7 +31,8 @@ from adapters import (
     ProviderAdapter,
     create_adapter,
 )
-from adapters.contract import CanonicalResponse, RetryPolicy
+from adapters.config import RetryPolicy
+from adapters.contract import CanonicalResponse
 from bus.streams.events import StreamEvent
 from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
-from adapters.contract import AdapterStream, CanonicalRequest, CanonicalResponse, RetryPolicy
 from bus.errors import AdapterError
 from bus.streams.events import StreamEvent
 from bus.values.content import ContentBlock, TextBlock, ToolUseBlock
 
+from ..config import RetryPolicy
+from ..contract import AdapterStream, CanonicalRequest, CanonicalResponse
 from .http_kit import HttpKit
 from .invariants import require
 from .kit import CALLS, Kit, NotShown, Says, Stage

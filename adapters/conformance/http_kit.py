@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.transport.transport import Transport
 from bus.clock import Clock
 from bus.errors import NetworkError
 from bus.values.json import Json, JsonObject
 
+from ..config import AdapterConfig
+from ..contract import ProviderAdapter
 from .fake_http import HANG, FakeReply, FakeTransport, Step
 from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 from .virtual_time import FakeClock

@@ -10,10 +10,11 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.transport.transport import HttpRequest
 from bus.clock import Clock
 
+from ..config import AdapterConfig
+from ..contract import ProviderAdapter
 from .fake_http import FakeReply
 from .http_kit import HttpKit
 from .kit import KEY, Stage

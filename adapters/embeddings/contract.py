@@ -15,10 +15,12 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning, RateLimitInfo, RetryPolicy
 from bus.errors import AdapterError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
+
+from ..config import RetryPolicy
+from ..contract import AttemptObserver, CallWarning, RateLimitInfo
 
 Vector: TypeAlias = "array[float]"
 """The embedding of one text: float32, in an `array('f')`."""

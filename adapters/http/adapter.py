@@ -15,14 +15,8 @@ from bus.errors import AdapterError, CapabilityError
 from bus.values.messages import Message, ToolDefinition
 from bus.values.usage import TokenUsage
 
-from ..contract import (
-    AdapterCapabilities,
-    AdapterConfig,
-    AdapterStream,
-    AttemptObserver,
-    CanonicalRequest,
-    CanonicalResponse,
-)
+from ..config import AdapterConfig
+from ..contract import AdapterCapabilities, AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..embeddings.http import HttpEmbeddings
 from ..health import AdapterHealth, AdapterStatistics

@@ -24,6 +24,7 @@ from bus.errors import (
 )
 from bus.values.usage import TokenUsage, UsageSource
 
+from ..config import RetryPolicy
 from ..contract import (
     AttemptFailed,
     AttemptFirstEvent,
@@ -34,7 +35,6 @@ from ..contract import (
     AttemptStarted,
     NextAttempt,
     RateLimitInfo,
-    RetryPolicy,
 )
 from ..keys.key import Key, KnownKey
 from ..transport.key_masking import mask_error

@@ -12,7 +12,8 @@ from bus.errors import AdapterError, InvalidRequestError
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
-from ..refusals.repair import Repair, edited
+from ..refusals.edits import edited
+from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
 from ..transport.key_masking import masked, masked_headers

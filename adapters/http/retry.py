@@ -17,7 +17,7 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
 from bus.log import Log
 
-from ..contract import RetryPolicy
+from ..config import RetryPolicy
 
 T = TypeVar("T")
 

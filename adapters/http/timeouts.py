@@ -6,7 +6,7 @@ import msgspec
 
 from bus.errors import RequestTimeoutError
 
-from ..contract import AdapterConfig
+from ..config import AdapterConfig
 from .attempts import Limit
 
 KEPT_ALIVE = 5

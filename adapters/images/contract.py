@@ -16,12 +16,14 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning, RateLimitInfo, RetryPolicy
 from adapters.requests.media import media_bytes
 from bus.private_file import write_private
 from bus.values.content import ImageBlock
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
+
+from ..config import RetryPolicy
+from ..contract import AttemptObserver, CallWarning, RateLimitInfo
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
 """Made from the prompt alone; of one image; of one, where its mask allows; of several."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from bus.errors import ConfigurationError
 
-from ..contract import AdapterConfig
+from ..config import AdapterConfig
 from ..transport.key_masking import hide_in_logs, secrets, with_secret
 from .key import Key
 from .pool import KeyPool

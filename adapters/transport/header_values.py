@@ -9,7 +9,7 @@ import msgspec
 
 from bus.errors import ConfigurationError, InvalidRequestError
 
-from ..contract import AdapterConfig
+from ..config import AdapterConfig
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from bus.errors import AdapterError
 
-from ..contract import AdapterConfig
+from ..config import AdapterConfig
 
 MASK = "***"
 

@@ -16,12 +16,14 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning, RetryPolicy
 from adapters.requests.media import media_bytes
 from bus.errors import AdapterError
 from bus.values.content import ImageBlock
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
+
+from ..config import RetryPolicy
+from ..contract import AttemptObserver, CallWarning
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 """The status of a job, in our words. The last three are ends."""

@@ -20,11 +20,11 @@ from typing import BinaryIO
 import anyio
 from anyio import to_thread
 
-from adapters.contract import RetryPolicy
 from adapters.http.retry import backoff_delay
 from bus.errors import AdapterError, StreamError
 from bus.private_file import UnfinishedFile
 
+from ..config import RetryPolicy
 from .contract import VideoAdapter, VideoContent, VideoJob, VideoVariant
 from .mp4 import is_whole_mp4
 from .waiting import is_passing

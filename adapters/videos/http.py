@@ -10,7 +10,6 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning, RetryPolicy
 from adapters.http.attempts import HttpAttempts
 from adapters.http.client import HttpClient
 from adapters.http.retry import backoff_delay
@@ -32,6 +31,8 @@ from bus.errors import (
 )
 from bus.values.warning_codes import WarningCode
 
+from ..config import RetryPolicy
+from ..contract import AttemptObserver, CallWarning
 from .content import HttpVideoContent, InlineVideoContent
 from .contract import (
     VideoCapabilities,

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from adapters.contract import RetryPolicy
 from adapters.http.retry import backoff_delay
 from bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
 
+from ..config import RetryPolicy
 from .contract import VideoJob
 
 

@@ -17,7 +17,7 @@ from adapters.cassettes.cassette import (
     load_cassette,
     number_ids,
 )
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
 from bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.http.stream import HttpStream
 from bus.errors import NetworkError, RequestTimeoutError
 from bus.streams.events import MessageComplete, StreamEvent, TextDelta

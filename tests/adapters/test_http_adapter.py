@@ -13,15 +13,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from adapters.contract import (
-    AdapterConfig,
-    AttemptFailed,
-    AttemptFirstEvent,
-    AttemptReport,
-    AttemptStarted,
-    CanonicalResponse,
-    RetryPolicy,
-)
+from adapters.config import AdapterConfig, RetryPolicy
+from adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalResponse
 from adapters.http.adapter import normalise_base_url
 from adapters.http.stream import HttpStream
 from adapters.transport.transport import HttpRequest

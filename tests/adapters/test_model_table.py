@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.contract import AdapterCapabilities, AdapterConfig
+from adapters.config import AdapterConfig
+from adapters.contract import AdapterCapabilities
 from adapters.model_table import FILE_NAME, ModelFile, ModelRow, ModelTable
 from adapters.registry import create_adapter, model_table, tabled_vendors
 from adapters.requests.effort import EFFORTS

@@ -7,14 +7,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
+from adapters.config import AdapterConfig
+from adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
 from adapters.http.adapter import HttpAdapter
 from adapters.http.call import mended as with_repairs
 from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.gemini.adapter import GeminiAdapter
 from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.refusals.repair import Edit, Repair
+from adapters.refusals.edits import Edit
+from adapters.refusals.repair import Repair
 from bus.errors import AdapterError, InvalidRequestError, ServerError
 from bus.values.content import (
     ImageBlock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai.data import find_model
 from adapters.providers.tgi.adapter import TGIAdapter

@@ -9,7 +9,7 @@ import anyio
 import pytest
 import trio
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.http import stream as http_stream
 from adapters.http.stream import HttpStream
 from adapters.http.timeouts import KEPT_ALIVE

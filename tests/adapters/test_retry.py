@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import RetryPolicy
+from adapters.config import RetryPolicy
 from adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
 from adapters.refusals.reset_hints import reset_seconds
 from bus.errors import (

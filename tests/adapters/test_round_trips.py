@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters import AnthropicAdapter, OpenAIAdapter
-from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalRequest
 from adapters.http.adapter import HttpAdapter
 from adapters.replies.assembler import Assembler
 from bus.values.content import (

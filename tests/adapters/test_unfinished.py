@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import AdapterConfig, AttemptFailed, AttemptReport, RetryPolicy
+from adapters.config import AdapterConfig, RetryPolicy
+from adapters.contract import AttemptFailed, AttemptReport
 from adapters.usage.estimate import at_most
 from adapters.usage.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
 from bus.errors import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from adapters.contract import AdapterConfig, ProviderAdapter
+from adapters.config import AdapterConfig
+from adapters.contract import ProviderAdapter
 from adapters.health import AdapterHealth
 from adapters.providers.local import LocalAdapter
 from adapters.transport.transport import Transport

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from adapters.config import AdapterConfig
 from adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
 from adapters.conformance import arguments as arguments_of
-from adapters.contract import AdapterConfig
 from adapters.providers.scripted import Call, Failure, Reply, ScriptedAdapter
 from adapters.providers.scripted.playing import steps_of
 from bus.errors import NetworkError, OverloadedError

@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from adapters import create_adapter
+from adapters.config import AdapterConfig
 from adapters.conformance import Says
-from adapters.contract import AdapterConfig, ProviderAdapter, RateLimitInfo
+from adapters.contract import ProviderAdapter, RateLimitInfo
 from adapters.health import AdapterHealth, ChecksHealth
 
 from ..support.fake_http import FakeReply, FakeTransport, request

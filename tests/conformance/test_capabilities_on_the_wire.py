@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
+from adapters.config import AdapterConfig
+from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
 from adapters.http.wire_call import WireCall

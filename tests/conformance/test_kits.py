@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adapters.config import AdapterConfig
 from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
-from adapters.contract import AdapterCapabilities, AdapterConfig, AttemptObserver, CanonicalRequest
+from adapters.contract import AdapterCapabilities, AttemptObserver, CanonicalRequest
 from adapters.replies.whole import WholeStream
 from adapters.transport.transport import Transport
 from bus.clock import Clock

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from adapters.config import AdapterConfig
 from adapters.conformance import CALLS
-from adapters.contract import AdapterConfig, ProviderAdapter
+from adapters.contract import ProviderAdapter
 from bus.clock import Clock
 from bus.values.json import Json, JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry

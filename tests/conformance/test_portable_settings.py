@@ -8,8 +8,9 @@ import anyio
 import msgspec
 import pytest
 
+from adapters.config import AdapterConfig
 from adapters.conformance import Says
-from adapters.contract import AdapterConfig, CallWarning
+from adapters.contract import CallWarning
 from adapters.http.adapter import HttpAdapter
 from adapters.registry import create_adapter, model_table, tabled_vendors
 from adapters.requests.effort import EFFORTS

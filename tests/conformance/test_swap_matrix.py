@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from adapters import create_adapter
+from adapters.config import AdapterConfig
 from adapters.conformance import CALLS
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, CanonicalResponse
+from adapters.contract import AdapterCapabilities, CanonicalRequest, CanonicalResponse
 from adapters.http.adapter import HttpAdapter
 from adapters.requests.history import NO_RESULT, NOT_EXECUTED
 from bus import RequestTimeoutError

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalRequest
 from adapters.http.adapter import HttpAdapter
 from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.gemini.adapter import GeminiAdapter

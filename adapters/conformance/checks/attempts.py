@@ -9,16 +9,11 @@ from adapters.conformance.asking import SOON, failure, hear, hear_well, streamin
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage, Unreachable
-from adapters.contract import (
-    AttemptFailed,
-    AttemptFirstEvent,
-    AttemptReport,
-    AttemptStarted,
-    CanonicalRequest,
-    RetryPolicy,
-)
 from bus.errors import AdapterError, RequestTimeoutError
 from bus.values.usage import StopReason
+
+from ...config import RetryPolicy
+from ...contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest
 
 RETRIES = "Retry configuration tuned"
 NO_JITTER = RetryPolicy(jitter=False)

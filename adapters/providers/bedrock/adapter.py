@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import AdapterConfig
 from adapters.embeddings.only import EmbeddingOnlyWire
 from adapters.http.adapter import HttpAdapter
 from adapters.refusals.classify import ErrorType, build_error, read_error
@@ -23,6 +22,7 @@ from bus.errors import (
     RateLimitError,
 )
 
+from ...config import AdapterConfig
 from .embeddings import BedrockEmbeddings
 
 CODES: Mapping[str, ErrorType] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.registry import create_adapter
 from adapters.requests.settings import read_options
 from adapters.transport.key_masking import given_keys
@@ -13,6 +12,9 @@ from adapters.transport.transport import HttpxTransport, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 from bus.values.json import Json
+
+from ...config import AdapterConfig
+from ...contract import ProviderAdapter
 
 
 class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

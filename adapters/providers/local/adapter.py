@@ -21,16 +21,6 @@ from typing import Literal
 import anyio.to_thread
 import msgspec
 
-from adapters.contract import (
-    AdapterCapabilities,
-    AdapterConfig,
-    AdapterStream,
-    AttemptObserver,
-    CanonicalRequest,
-    CanonicalResponse,
-    MeteredAdapter,
-    ProviderAdapter,
-)
 from adapters.embeddings.contract import (
     EmbeddingAdapter,
     EmbeddingCapabilities,
@@ -49,6 +39,16 @@ from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.values.messages import Message, ToolDefinition
 from bus.values.usage import TokenUsage
 
+from ...config import AdapterConfig
+from ...contract import (
+    AdapterCapabilities,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    MeteredAdapter,
+    ProviderAdapter,
+)
 from .process import LocalServer
 from .settings import LocalServerSettings, check_installed, choose_model
 from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport

@@ -12,14 +12,6 @@ from typing import TypeAlias
 
 import anyio.lowlevel
 
-from adapters.contract import (
-    AdapterCapabilities,
-    AdapterConfig,
-    AttemptFirstEvent,
-    AttemptObserver,
-    AttemptStarted,
-    CanonicalRequest,
-)
 from adapters.embeddings.contract import (
     INPUT_TYPES,
     EmbeddingCapabilities,
@@ -37,6 +29,8 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError, InvalidRequestError
 from bus.values.usage import TokenUsage
 
+from ...config import AdapterConfig
+from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest
 from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
 from .replies import Reply, read_options
 from .vectors import word_vector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.anthropic.data import find_model

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalRequest
 from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.anthropic.request import write_request
 from bus.errors import InvalidRequestError

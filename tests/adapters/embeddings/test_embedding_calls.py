@@ -18,8 +18,9 @@ from adapters import (
     create_adapter,
 )
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from adapters.config import RetryPolicy
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
-from adapters.contract import AttemptFirstEvent, RetryPolicy
+from adapters.contract import AttemptFirstEvent
 from adapters.http.adapter import HttpAdapter
 from bus.errors import CapabilityError, InvalidRequestError, NetworkError, RequestTimeoutError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.providers.gemini.adapter import GeminiAdapter
 from adapters.requests.history import NOT_EXECUTED
 from bus.values.content import ToolUseBlock

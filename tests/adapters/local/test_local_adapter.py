@@ -11,15 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.contract import (
-    AdapterCapabilities,
-    AdapterConfig,
-    AttemptFailed,
-    AttemptReport,
-    CanonicalRequest,
-    ProviderAdapter,
-    RetryPolicy,
-)
+from adapters.config import AdapterConfig, RetryPolicy
+from adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest, ProviderAdapter
 from adapters.providers.local import LocalAdapter
 from adapters.registry import create_adapter
 from bus.errors import (

@@ -6,7 +6,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig, RetryPolicy
+from adapters.config import AdapterConfig, RetryPolicy
 from adapters.http.timeouts import SLOW_MACHINE_SECONDS
 from adapters.providers.ollama.adapter import OllamaAdapter
 from adapters.transport.transport import HttpReply, HttpRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai.chat.request import BuiltRequest, build_request
 from adapters.providers.openai.data import find_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.providers.openai_compatible.quirks.servers import HOSTS, QUIRKS, choose_quirks, quirks_name
 from bus.errors import ConfigurationError

@@ -6,7 +6,8 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalRequest, CanonicalResponse
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.replies.whole import whole_events
 from adapters.requests.emulation import call_schema, emulate, read_decision, read_response

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig
+from adapters.config import AdapterConfig
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from bus.values.json import JsonObject
 from bus.values.messages import ToolDefinition

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig, CanonicalResponse
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalResponse
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from bus.errors import CapabilityError

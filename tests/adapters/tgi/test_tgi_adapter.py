@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import AdapterConfig, CanonicalResponse
+from adapters.config import AdapterConfig
+from adapters.contract import CanonicalResponse
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.providers.tgi.adapter import TGIAdapter
 from bus.errors import (
