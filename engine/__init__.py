@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from bus._lazy_names import later
 
 from .abort import AbortController, AbortSignal
+from .budgets.account import AccountState, Amount
 from .budgets.budget import Budget
-from .budgets.budgets import BudgetExceededError
-from .budgets.ledger import AccountState, Amount
+from .budgets.exceeded import BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.options import TurnOptions
 from .conversation.reply import Reply

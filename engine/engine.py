@@ -20,8 +20,8 @@ from bus import (
 )
 from tracestore import Capture, PriceTable, Redact, Store
 
+from .budgets.account import AccountState
 from .budgets.budget import Budget
-from .budgets.ledger import AccountState
 from .generation.engine_methods import GenerationMethods
 from .media.engine_methods import MediaMethods
 from .middleware.chain import Chain

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .account import AccountState, Amount
 from .budget import Budget
-from .budgets import BudgetExceededError
-from .ledger import AccountState, Amount
+from .exceeded import BudgetExceededError
 
 __all__ = ["AccountState", "Amount", "Budget", "BudgetExceededError"]

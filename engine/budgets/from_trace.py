@@ -10,8 +10,9 @@ import msgspec
 from tracestore.spending import SpendingQuery, SpendingRow
 from tracestore.store import Store
 
+from .account import Amount
 from .budget import Budget
-from .ledger import Amount, Ledger
+from .ledger import Ledger
 
 Load: TypeAlias = Callable[[Sequence[Budget], int], Awaitable["Counted"]]
 """Asks the trace what counts in some budgets at a moment."""

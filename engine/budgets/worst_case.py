@@ -18,7 +18,7 @@ from bus.values.usage import TokenUsage
 from tracestore import PriceRow, PriceTable
 from tracestore.prices.table import Segment
 
-from .ledger import Amount
+from .account import Amount
 
 MOST_TOKENS_OF_AN_IMAGE = 8192
 """More than any published model counts for one image at its best quality: gpt-image-1 counts 6,240."""

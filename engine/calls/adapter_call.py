@@ -10,8 +10,8 @@ from adapters.usage.estimate import upper_end
 from bus import ActorRef
 from bus.errors import CancelledError
 
-from ..budgets.budgets import reservation
-from ..budgets.ledger import Amount
+from ..budgets.account import Amount
+from ..budgets.reservation_names import reservation
 from ..budgets.worst_case import Priced
 from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter

@@ -40,7 +40,7 @@ from bus.values.call_settings import CallSettings
 from bus.values.runnable_calls import with_whole_calls
 from bus.values.usage import UsageSource
 
-from ..budgets.ledger import Amount
+from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..middleware.contract import EventFilter
 from .accumulator import StreamAccumulator, whole_reply_events

@@ -30,9 +30,9 @@ from bus.values.call_settings import CallSettings
 from bus.values.usage import UsageSource
 from tracestore import PriceTable
 
+from ..budgets.account import Amount
 from ..budgets.budget import Payer
-from ..budgets.budgets import job_of, reservation
-from ..budgets.ledger import Amount
+from ..budgets.reservation_names import job_of, reservation
 from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime

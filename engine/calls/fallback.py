@@ -9,7 +9,7 @@ from adapters import AdapterError, CapabilityError
 from adapters.contract import ProviderAdapter
 from bus import CallboardError, ConfigurationError, NoModelAvailable
 
-from ..budgets.budgets import BudgetExceededError
+from ..budgets.exceeded import BudgetExceededError
 from ..models.registry import ModelRegistry
 from ..routing.availability import LIMITED, READY, Standing
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back

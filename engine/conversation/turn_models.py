@@ -13,8 +13,8 @@ import msgspec
 from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
 from adapters.contract import ProviderAdapter
 
+from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
-from ..budgets.ledger import Amount, Refusal
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.fallback import examined, first_that_works
 from ..models.published_prices import published_name

@@ -1,4 +1,4 @@
-"""The end of a video's job, published as a call of its own that has the job's cost."""
+"""The end of a video's job, published as a call of its own with the job's cost; the job's facts in the trace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from adapters import AdapterError, StopReason, TokenUsage
 from adapters.contract import AttemptStarted, CallWarning
 from adapters.videos import PollPolicy, VideoJob
 from bus import Cost, RoutingDecision
+from tracestore import StoredJob
 
-from ..budgets.budgets import job_of
+from ..budgets.reservation_names import job_of
 from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime
 
@@ -92,3 +93,17 @@ class JobAsReply(msgspec.Struct, frozen=True):
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
         return self.job.warnings
+
+
+async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
+    """The facts about a job in the trace.
+
+    Raises:
+        StoreError: The trace can't be read.
+    """
+    if runtime.store is None:
+        return StoredJob()
+    await runtime.host.flush()
+    if not runtime.store.is_open:
+        return StoredJob()
+    return await runtime.store.job(provider, job_id)

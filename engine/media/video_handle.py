@@ -26,10 +26,9 @@ from adapters.videos import (
 from bus import Cost, JobCompleted, JobFailed, JobProgress
 from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from bus.log import Log
-from tracestore import StoredJob
 
 from ..runtime.runtime import Runtime
-from .job_call import JobCall, JobOrigin
+from .job_call import JobCall, JobOrigin, stored_job
 
 T = TypeVar("T")
 
@@ -394,17 +393,3 @@ class VideoHandle:
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
         self._runtime.bus.publish(event, request_id=self._origin.created_by, tags=self._origin.tags)
-
-
-async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
-    """The facts about a job in the trace.
-
-    Raises:
-        StoreError: The trace can't be read.
-    """
-    if runtime.store is None:
-        return StoredJob()
-    await runtime.host.flush()
-    if not runtime.store.is_open:
-        return StoredJob()
-    return await runtime.store.job(provider, job_id)

@@ -20,8 +20,8 @@ from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
 from .inputs import ImageInput, image_block
-from .job_call import JobAsReply, JobOrigin
-from .video_handle import VideoHandle, stored_job
+from .job_call import JobAsReply, JobOrigin, stored_job
+from .video_handle import VideoHandle
 
 GRACE_SECONDS = 10.0
 """Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""

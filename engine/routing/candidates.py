@@ -39,7 +39,7 @@ from bus import (
 )
 from bus.errors import CancelledError, OutcomeUnknownError
 
-from ..budgets.ledger import Refusal
+from ..budgets.account import Refusal
 from ..models.entries import ModelEntry
 from ..models.registry import ModelRegistry
 from ..models.tool_settings import ModelInput

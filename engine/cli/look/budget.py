@@ -11,9 +11,10 @@ from bus import ConfigurationError
 from bus.clock import SYSTEM_CLOCK
 from tracestore import Store
 
+from ...budgets.account import AccountState
 from ...budgets.budget import Budget
 from ...budgets.from_trace import loader
-from ...budgets.ledger import AccountState, Ledger
+from ...budgets.ledger import Ledger
 from ..common.arguments import add_file
 from ..common.fitting import FittingTable
 from ..common.money import usd

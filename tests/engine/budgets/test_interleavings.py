@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
 from bus.errors import ErrorClass
 from engine import Budget, BudgetExceededError
+from engine.budgets.account import Amount
 from engine.budgets.budget import Payer
 from engine.budgets.budgets import Budgets
 from engine.budgets.from_trace import Counted
-from engine.budgets.ledger import Amount
 from tests.support.virtual_time import FakeClock, run_virtual
 
 LIMIT = 20

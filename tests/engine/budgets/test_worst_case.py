@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adapters.usage.estimate import upper_end
 from bus import TokenUsage
-from engine.budgets.ledger import Amount
+from engine.budgets.account import Amount
 from engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
 from tracestore import PriceRow, PriceTable
 
