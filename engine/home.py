@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from tracestore.home import home_folder
 
-
-def home_folder() -> Path:
-    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard."""
-    home = os.environ.get("CALLBOARD_HOME")
-    return Path(home) if home else Path.home() / ".callboard"
+__all__ = ["home_folder"]

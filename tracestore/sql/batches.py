@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio.lowlevel
 
@@ -19,8 +19,8 @@ _MADE_PER_SECOND = 40_000
 """How many more are made for each second that the others have taken: that is about a quarter of their time."""
 
 
-async def batch_of(envelopes: Sequence[Envelope], *, storable: bool = False) -> Batch:
-    """Whoever else is on the loop waits for a part of the batch, never for all of it."""
+async def batch_of(envelopes: Sequence[Envelope], clean: Callable[[str], str] | None = None) -> Batch:
+    """Whoever else is on the loop waits for a part of the batch, never for all of it. `clean` as in `Batch`."""
     batch = Batch()
     begin, count = 0, _MADE_AT_ONCE
     while begin < len(envelopes):
@@ -29,7 +29,7 @@ async def batch_of(envelopes: Sequence[Envelope], *, storable: bool = False) -> 
         paused = time.perf_counter()
         await anyio.lowlevel.checkpoint()
         count = made_at_once(time.perf_counter() - paused)
-    batch.complete(storable=storable)
+    batch.complete(clean)
     return batch
 
 

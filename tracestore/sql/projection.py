@@ -20,7 +20,7 @@ from bus.events.codec import topic_of
 from bus.events.envelope import Envelope
 from bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 
-from ..codec import encode_event, storable_text
+from ..codec import encode_event
 from ..prices.rows import MAX_INT64
 from ..writing.captured import CapturedMessage, CapturedSetup
 from .call_rows import (
@@ -125,13 +125,13 @@ class Batch:
         for envelope in envelopes:
             self._add(envelope)
 
-    def complete(self, *, storable: bool = False) -> None:
+    def complete(self, clean: Callable[[str], str] | None = None) -> None:
         """Join the rows that belong together. Call it once, after the last `add` and before `write`.
 
         Args:
-            storable: Whether to look at every value and replace those that a database doesn't take. Half a
-                surrogate pair becomes a question mark, and an impossible count is unknown. Without it the database
-                finds out, which costs nothing as long as all is well.
+            clean: Makes a text that the database takes of one that it doesn't. With it every value is looked at,
+                and an impossible count is unknown. Without it the database finds out, which costs nothing as long
+                as all is well.
         """
         self._calls = [
             (UPSERT_STARTED_COMPLETED, _flat(self._joined(self._completed))),
@@ -150,11 +150,11 @@ class Batch:
         self._runs = [
             RunSpan(name, first, last, seqs[name][1]) for name, (first, last) in _ranges(names, moments).items()
         ]
-        if storable:
+        if clean is not None:
             for run in self._runs:
-                run.run_id = storable_text(run.run_id)
+                run.run_id = clean(run.run_id)
             for values in (self._events, *(values for _, values in self._calls), *self._tags, self._sessions):
-                _make_storable(values)
+                _make_storable(values, clean)
 
     def _column(self, name: str) -> list[Any]:
         return self._events[_EVENT.index(name) :: len(_EVENT)]
@@ -274,9 +274,9 @@ def _flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
     return list(chain.from_iterable(rows))
 
 
-def _make_storable(values: Values) -> None:
+def _make_storable(values: Values, clean: Callable[[str], str]) -> None:
     for index, value in enumerate(values):
         if isinstance(value, str):
-            values[index] = storable_text(value)
+            values[index] = clean(value)
         elif isinstance(value, int) and not -MAX_INT64 <= value <= MAX_INT64:
             values[index] = None

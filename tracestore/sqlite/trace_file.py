@@ -17,6 +17,7 @@ from bus.errors import StoreError, StoreUnavailable
 from bus.events.envelope import Envelope
 from bus.log import Log
 
+from ..codec import storable_text
 from ..prices.table import PriceTable
 from ..sql.batches import batch_of
 from ..sql.calls.sums import SUM_UP_AFTER, not_summed_up, sum_up
@@ -110,7 +111,7 @@ class TraceFile:
             return await self._write(await batch_of(envelopes))
         except Unstorable:
             # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            return await self._write(await batch_of(envelopes, storable=True))
+            return await self._write(await batch_of(envelopes, storable_text))
 
     async def _write(self, batch: Batch) -> dict[str, int]:
         try:

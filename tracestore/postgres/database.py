@@ -1,0 +1,132 @@
+"""One PostgreSQL database, for one event loop: a connection that writes, and connections that read.
+
+- **One transaction writes at a time**, whoever's it is: it begins with an advisory lock that it holds to its end,
+  as SQLite locks its file. So rows get their numbers in the order in which they are committed, and a reader that
+  remembers how far it has read misses nothing; what a transaction looked up stays true until it commits; and no
+  two can wait for each other. Writers share commits by batching; more of them don't write more.
+- **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, which a thread runs
+  in one go, and whose caller waits for its end.
+- **A connection that broke is made anew with the next work.** Whatever only reads, or has only begun, is tried on
+  the new one at once. A transaction whose connection broke on the way raises StoreUnavailable: nothing of it is
+  committed, unless it broke during the very COMMIT. Whoever writes again must be able to write the same twice.
+- **One `look` sees one state of the database**, however many statements it runs.
+
+Every failure is a `StoreError` that names the database. A failure that may pass is a `StoreUnavailable`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from bus.errors import StoreError
+
+from ..sql.connection import Row, SqlValue, Statements
+from ..sql.uninterrupted import uninterrupted
+from .connection import name_of
+from .dialect import POSTGRES
+from .errors import translated_errors
+from .link import Link
+
+if TYPE_CHECKING:
+    import psycopg
+
+_T = TypeVar("_T")
+
+SCHEMA = "callboard"
+"""The schema of the tables, unless a store names another."""
+
+_READERS = 2
+
+
+class Database:
+    """One database. Connections are made when they are needed.
+
+    Args:
+        dsn: The database, as a URL or as libpq's ``key=value`` words.
+        schema: The schema of the tables.
+        readonly: Whether nothing is to be written.
+        single: Whether all work shares one connection, so that temporary tables are there for all of it.
+
+    Raises:
+        StoreError: This is no DSN, or the driver is not installed.
+        ValueError: The schema has a name of other signs than small letters, digits and underscores.
+    """
+
+    dialect = POSTGRES
+
+    def __init__(self, dsn: str, *, schema: str = SCHEMA, readonly: bool = False, single: bool = False) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+            raise ValueError(f"the schema must be small letters, digits and underscores, not {schema!r}")
+        self.dsn = dsn
+        self.schema = schema
+        self.readonly = readonly
+        self.name = _named(dsn)
+        self._writer = Link(dsn, schema, "callboard-postgres-writer")
+        self._readers = [
+            self._writer if single else Link(dsn, schema, f"callboard-postgres-reader-{number}")
+            for number in range(1 if single else _READERS)
+        ]
+        self.is_open = False
+
+    async def open(self) -> None:
+        """Let the database be used. Raises StoreError if it can't be reached."""
+        with translated_errors(self.name):
+            await uninterrupted(self._readers[0].statement(lambda statements: statements.run("SELECT 1")))
+        self.is_open = True
+
+    async def close(self) -> None:
+        """Finish what is under way, and close the connections. Closing twice is harmless."""
+        self.is_open = False
+        for link in {id(link): link for link in (self._writer, *self._readers)}.values():
+            await uninterrupted(link.close())
+
+    async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
+        """Return all rows of one statement that writes nothing."""
+        self._check_open()
+        with translated_errors(self.name):
+            return await uninterrupted(
+                self._reader().statement(lambda statements: statements.run(sql, parameters))
+            )
+
+    async def look(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
+        self._check_open()
+        with translated_errors(self.name):
+            return await uninterrupted(self._reader().snapshot(work))
+
+    async def write(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in one transaction, which is committed when the work returns and undone when it raises.
+
+        A caller that is cancelled still waits for it to end.
+        """
+        self._check_open()
+        if self.readonly:
+            raise StoreError(f"{self.name} was opened for reading only")
+        with translated_errors(self.name):
+            return await uninterrupted(self._writer.transaction(work))
+
+    async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
+        """Run `work` with the writing connection itself, outside of a transaction."""
+        self._check_open()
+        with translated_errors(self.name):
+            return await uninterrupted(self._writer.alone(work))
+
+    def _reader(self) -> Link:
+        return min(self._readers, key=lambda link: link.waiting)
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise StoreError(f"{self.name} is not open: call open() first")
+
+
+def _named(dsn: str) -> str:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise StoreError("a trace in PostgreSQL needs psycopg: pip install 'callboard[postgres]'") from error
+    try:
+        return name_of(dsn)
+    except psycopg.Error as error:
+        raise StoreError(f"this is no DSN of PostgreSQL: {error}") from error

@@ -1,0 +1,137 @@
+"""One connection with its thread, made when it is needed and made anew when it broke."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from bus.log import Log
+
+from .connection import connect
+from .statements import Statements
+from .thread import WorkThread
+
+if TYPE_CHECKING:
+    import psycopg
+
+_T = TypeVar("_T")
+
+WRITERS_LOCK = 0x43414C42_57524954
+"""The advisory lock (``CALBWRIT``) of whoever writes. It is held to the end of the transaction."""
+
+_log = Log("tracestore.postgres")
+
+
+class Link:
+    """One connection. Errors are psycopg's, and whoever calls translates them.
+
+    Args:
+        dsn: The database.
+        schema: The schema of the tables.
+        name: The name of the thread.
+    """
+
+    def __init__(self, dsn: str, schema: str, name: str) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._thread = WorkThread(name)
+        self._connection: psycopg.Connection | None = None
+        self._types: dict[str, dict[str, str]] = {}
+        self.waiting = 0
+        """Functions that wait for their turn, or have it."""
+
+    async def statement(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, which is one statement that only reads. On a connection that broke it is tried once more."""
+        return await self._run(lambda: self._twice(lambda connection: work(self._statements(connection))))
+
+    async def snapshot(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
+
+        def transaction(connection: psycopg.Connection) -> Callable[[], _T]:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            return lambda: self._to_its_end(connection, work)
+
+        return await self._run(lambda: self._twice(transaction)())
+
+    async def transaction(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in a transaction that no other writer's overlaps, and commit it."""
+
+        def begun(connection: psycopg.Connection) -> psycopg.Connection:
+            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            with _undone(connection):
+                connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+            return connection
+
+        return await self._run(lambda: self._to_its_end(self._twice(begun), work))
+
+    async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
+        """Run `work` with the connection itself, outside of a transaction."""
+        return await self._run(lambda: self._twice(work))
+
+    async def close(self) -> None:
+        """Close the connection after what is waiting. It may be used again, and connects anew then."""
+        await self._run(self._close)
+        self._thread.stop()
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        self.waiting += 1
+        try:
+            return await self._thread.run(work)
+        finally:
+            self.waiting -= 1
+
+    # -- In the thread
+
+    def _statements(self, connection: psycopg.Connection) -> Statements:
+        return Statements(connection, self._types)
+
+    def _to_its_end(self, connection: psycopg.Connection, work: Callable[[Statements], _T]) -> _T:
+        with _undone(connection):
+            result = work(self._statements(connection))
+            connection.execute("COMMIT")
+        return result
+
+    def _twice(self, work: Callable[[psycopg.Connection], _T]) -> _T:
+        """Run `work` on the connection, and if that proves to be broken, on another one."""
+        import psycopg
+
+        if self._connection is not None:
+            try:
+                return work(self._connection)
+            except psycopg.Error as error:
+                if not self._is_broken():
+                    raise
+                _log.info("connection_lost", error=" ".join(str(error).split()))
+        return work(self._connected())
+
+    def _connected(self) -> psycopg.Connection:
+        self._close()
+        self._connection = connect(self._dsn, self._schema)
+        return self._connection
+
+    def _is_broken(self) -> bool:
+        return self._connection is None or self._connection.closed or self._connection.broken
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._types.clear()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+@contextlib.contextmanager
+def _undone(connection: psycopg.Connection) -> Iterator[None]:
+    """Undo the transaction when the work inside raises. A connection that can't even do that is closed."""
+    import psycopg
+
+    try:
+        yield
+    except BaseException:
+        try:
+            if not connection.closed:
+                connection.execute("ROLLBACK")
+        except psycopg.Error:
+            connection.close()
+        raise

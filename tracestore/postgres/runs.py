@@ -1,0 +1,193 @@
+"""The runs of a trace in PostgreSQL: which of them live, and how a dead one is ended.
+
+A run that lives has a lease, a row in `run_leases`. It is entered in the transaction of the run's first events,
+and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without an
+end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.lost_runs` says. Whoever writes
+looks when it starts, and then every minute.
+
+After a start of the server no lease counts as over until a process had the time to renew it. A process that was
+cut off for longer than its lease finds its runs ended; with the next events they are open again, and the calls
+that were ended go on to their own end.
+
+A run that a shipper brings (`shipped_from`) is ended where it comes from, never here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from bus.clock import Clock
+from bus.errors import StoreError
+from bus.log import Log
+
+from ..prices.table import PriceTable
+from ..sql.connection import SqlValue, Statements
+from ..sql.lost_runs import END_IN_ORDER, close_run
+from ..writing.spill import is_unwritten
+from .database import Database
+
+_log = Log("tracestore.runs")
+
+LEASE_SECONDS = 60.0
+"""The time for which a run counts as living after its process last said so."""
+
+_RENEWALS = 4
+"""The times that a lease is renewed while it lasts."""
+
+_UNTIL = "clock_timestamp() + make_interval(secs => ?)"
+_LEASE = f"""
+    INSERT INTO run_leases (run_id, lease_until, host) VALUES (?, {_UNTIL}, ?)
+    ON CONFLICT (run_id) DO UPDATE SET lease_until = excluded.lease_until, host = excluded.host
+"""
+_RENEW = f"UPDATE run_leases SET lease_until = {_UNTIL} WHERE run_id = ANY(CAST(? AS text[])) RETURNING run_id"
+
+IS_LIVING = """
+    EXISTS (SELECT 1 FROM run_leases AS l
+             WHERE l.run_id = r.run_id
+               AND greatest(l.lease_until, pg_postmaster_start_time() + make_interval(secs => ?))
+                   > clock_timestamp())
+"""
+"""The condition that a run ``r`` has a lease. Its parameter is the length of leases in seconds."""
+
+LOST = f"SELECT r.run_id FROM runs AS r WHERE r.ended_us IS NULL AND r.shipped_from IS NULL AND NOT {IS_LIVING}"
+"""The runs whose processes died."""
+
+
+class Runs:
+    """The runs that live through one store, and the end of lost runs.
+
+    Args:
+        database: The database.
+        clock: The clock for the moment at which a run is marked as ended.
+        path: The place on this machine where a writer keeps what the database can't take.
+        lease_seconds: The length of a lease.
+    """
+
+    def __init__(self, database: Database, clock: Clock, path: Path, lease_seconds: float = LEASE_SECONDS) -> None:
+        if lease_seconds <= 0:
+            raise ValueError("lease_seconds must be positive")
+        self.lease_seconds = lease_seconds
+        self._database = database
+        self._clock = clock
+        self._path = path
+        self._held: set[str] = set()
+        self._leased: set[str] = set()  # of these the database knows
+        self._prices: PriceTable | None = None
+        self._looks = False  # whether lost runs are looked for
+        self._keeper: asyncio.Task[None] | None = None
+
+    def hold(self, run_id: str) -> None:
+        """Say that a run lives until `end_all`, before anything of it is written."""
+        self._held.add(run_id)
+        self._keep()
+
+    def lease(self, statements: Statements) -> Callable[[], None]:
+        """Enter leases for the runs that have none yet, in the transaction that writes of them.
+
+        Returns:
+            What is to be called when the transaction is committed.
+        """
+        new = self._held - self._leased
+        for run_id in sorted(new):
+            statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))
+        return lambda: self._leased.update(new)
+
+    async def close_lost(self, prices: PriceTable | None = None) -> list[str]:
+        """End the runs whose processes are gone, now and from now on.
+
+        Args:
+            prices: The prices of the usage of their calls; None leaves the costs unknown.
+
+        Returns:
+            The ids of the runs that were ended now.
+
+        Raises:
+            StoreError: A run can't be ended. The runs before it are ended.
+        """
+        self._prices, self._looks = prices, True
+        self._keep()
+        closed = []
+        for (run_id,) in await self._database.read(f"{LOST} ORDER BY r.id", (self.lease_seconds,)):
+            if run_id in self._held or is_unwritten(self._path, run_id):
+                continue
+            calls = await self._close(run_id)
+            if calls is not None:
+                closed.append(run_id)
+                _log.info("run_lost", run_id=run_id, calls=calls, store=self._database.name)
+        return closed
+
+    async def _close(self, run_id: str) -> int | None:
+        """End a run, unless it has a lease again. Returns the number of calls that got an end."""
+        now, prices = self._clock.now_us(), self._prices
+
+        def work(statements: Statements) -> int | None:
+            if not statements.run(f"{LOST} AND r.run_id = ?", (self.lease_seconds, run_id)):
+                return None
+            statements.run("DELETE FROM run_leases WHERE run_id = ?", (run_id,))
+            return close_run(statements, run_id, now, prices)
+
+        return await self._database.write(work)
+
+    async def end_all(self) -> None:
+        """Mark the runs that were held as ended, and let go of them.
+
+        One with calls that have no end, or with something in its spill file, is left to whoever looks next.
+        """
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+        held, self._held, self._leased, self._looks = self._held, set(), set(), False
+        now = self._clock.now_us()
+
+        def work(statements: Statements) -> None:
+            for run_id in sorted(held):
+                if not is_unwritten(self._path, run_id):
+                    statements.run(END_IN_ORDER, (now, run_id))
+                statements.run("DELETE FROM run_leases WHERE run_id = ?", (run_id,))
+
+        try:
+            if held and self._database.is_open:
+                await self._database.write(work)
+        except StoreError as error:
+            _log.warning("run_not_ended", error=str(error))
+
+    # -- Meanwhile
+
+    def _keep(self) -> None:
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.get_running_loop().create_task(self._renew_and_look(), name="callboard leases")
+
+    async def _renew_and_look(self) -> None:
+        renewals = 0
+        while True:
+            await asyncio.sleep(self.lease_seconds / _RENEWALS)
+            renewals += 1
+            if not self._database.is_open:
+                continue
+            try:
+                await self._renew()
+                if self._looks and renewals % _RENEWALS == 0:
+                    await self.close_lost(self._prices)
+            except StoreError as error:
+                _log.warning("leases_not_renewed", error=str(error))
+
+    async def _renew(self) -> None:
+        leased = sorted(self._leased)
+        if not leased:
+            return
+        names: list[SqlValue] = [self.lease_seconds, _text_array(leased)]
+        found = {run_id for (run_id,) in await self._database.read(_RENEW, names)}
+        for run_id in self._leased.difference(found):
+            _log.warning("lease_was_lost", run_id=run_id, note="its calls were ended meanwhile")
+        self._leased &= found
+
+
+def _text_array(texts: list[str]) -> str:
+    quoted = ('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts)
+    return f"{{{','.join(quoted)}}}"

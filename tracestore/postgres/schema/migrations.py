@@ -1,0 +1,108 @@
+"""The schema as numbered steps. All that a database lacks are applied in one transaction, under an advisory lock.
+
+A step, once released, is never changed: a correction is a further step. A step adds: tables, indexes, columns that
+may be NULL or have a default, functions. So a process of the version before goes on writing while another one
+brings the database up to date. A database of a newer version is refused when it is opened.
+
+`schema_history` says which steps a database has. A schema that has other tables and not that one isn't ours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bus.errors import StoreError
+
+from ...sql.connection import Row
+from ..database import Database
+from ..link import WRITERS_LOCK
+from .partitions import PARTITIONS
+from .tables import TABLES
+
+if TYPE_CHECKING:
+    import psycopg
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", (*TABLES, *PARTITIONS)),)
+"""Name and statements of each step; the step at index i brings a database to version i + 1."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+_MIGRATIONS_LOCK = 0x43414C42_53434845  # CALBSCHE
+
+
+async def migrate(database: Database, now_us: int) -> None:
+    """Bring the database to `SCHEMA_VERSION`.
+
+    Raises:
+        StoreError: The database isn't ours, or is newer, or older and only to be read. It is left as it is.
+    """
+    version = _checked(database, await database.alone(lambda connection: _found(connection, database.schema)))
+    if version == SCHEMA_VERSION:
+        return
+    if database.readonly:
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
+            "open it once for writing to bring it up to date"
+        )
+    await database.alone(lambda connection: _bring_up(connection, database, now_us))
+
+
+def _bring_up(connection: psycopg.Connection, database: Database, now_us: int) -> None:
+    with connection.transaction():
+        for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
+            connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))
+        # Another process may have been quicker.
+        version = _checked(database, _found(connection, database.schema))
+        if version == 0:
+            _make_schema(connection, database.schema)
+        for number, (name, script) in enumerate(MIGRATIONS[version:], version + 1):
+            for statement in script:
+                connection.execute(_text(statement.replace("CALLBOARD_SCHEMA", f"'{database.schema}'")))
+            connection.execute(
+                "INSERT INTO schema_history (version, name, applied_us) VALUES (%s, %s, %s)",
+                (number, name, now_us),
+            )
+
+
+def _make_schema(connection: psycopg.Connection, schema: str) -> None:
+    from psycopg import sql
+
+    if not connection.execute("SELECT to_regnamespace(quote_ident(%s))", (schema,)).fetchall()[0][0]:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    connection.execute(
+        "CREATE TABLE schema_history (version bigint PRIMARY KEY, name text NOT NULL, applied_us bigint NOT NULL)"
+    )
+
+
+def _found(connection: psycopg.Connection, schema: str) -> Row:
+    """The version of the schema, NULL without our history; and the number of its tables."""
+    (known, tables) = connection.execute(
+        """
+        SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
+               (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                 WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v'))
+        """,
+        (schema, schema),
+    ).fetchall()[0]
+    if not known:
+        return None, tables
+    return connection.execute("SELECT coalesce(max(version), 0) FROM schema_history").fetchall()[0][0], tables
+
+
+def _checked(database: Database, found: Row) -> int:
+    version, tables = found
+    if version is None and tables:
+        raise StoreError(
+            f"{database.name} has tables of another application in its schema {database.schema}; "
+            "give another schema or another database"
+        )
+    if (version or 0) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard knows versions up to "
+            f"{SCHEMA_VERSION}: update Callboard, or give another database"
+        )
+    return int(version or 0)
+
+
+def _text(sql: str) -> Any:
+    return sql

@@ -1,0 +1,75 @@
+"""The partitions of events: one for each month (UTC) of their moments, made before the first event of it.
+
+A month is made beside the table and attached, which waits for no reader. Whoever writes needs no right to do that:
+a function does it that belongs to the owner of the tables. Moments before the year 2000 and after 2099, which are
+those of clocks that are wrong, have a partition on either side. There is no DEFAULT partition, because making a
+month would have to look through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from ...sql.connection import Statements
+from ...timestamps import to_us
+
+FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))
+END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
+
+PARTITIONS = (
+    f"CREATE TABLE events_before PARTITION OF events FOR VALUES FROM (MINVALUE) TO ({FIRST_US})",
+    f"CREATE TABLE events_after PARTITION OF events FOR VALUES FROM ({END_US}) TO (MAXVALUE)",
+    """
+    CREATE FUNCTION callboard_make_month(first_us bigint, end_us bigint, name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        IF to_regclass(format('%I.%I', CALLBOARD_SCHEMA, name)) IS NOT NULL THEN RETURN; END IF;
+        EXECUTE format(
+            'CREATE TABLE %1$I.%2$I (LIKE %1$I.events INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES,'
+            ' CHECK (ts_us >= %3$s AND ts_us < %4$s))', CALLBOARD_SCHEMA, name, first_us, end_us);
+        EXECUTE format('ALTER TABLE %1$I.events ATTACH PARTITION %1$I.%2$I FOR VALUES FROM (%3$s) TO (%4$s)',
+                       CALLBOARD_SCHEMA, name, first_us, end_us);
+        EXECUTE format('ALTER TABLE %1$I.%2$I DROP CONSTRAINT %3$I',
+                       CALLBOARD_SCHEMA, name, name || '_ts_us_check');
+    END $$
+    """,
+)
+"""Belongs to the first step. ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal."""
+
+
+def month_of(ts_us: int) -> tuple[int, int, str] | None:
+    """The month of a moment: its begin, its end, and the name of its partition; None if it has none of its own."""
+    if not FIRST_US <= ts_us < END_US:
+        return None
+    moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
+    begin = datetime(moment.year, moment.month, 1, tzinfo=UTC)
+    end = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
+    return to_us(begin), to_us(end), f"events_{moment:%Y%m}"
+
+
+def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
+    """Make the partitions that events of these moments go into. Call it in the transaction that writes them.
+
+    Args:
+        statements: The connection, in a transaction of `Database.write`.
+        moments_us: The moments; the least and the greatest of each month are enough.
+    """
+    wanted = {month for month in map(month_of, moments_us) if month is not None}
+    if not wanted:
+        return
+    attached = {
+        name
+        for (name,) in statements.run(
+            """
+            SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+             WHERE i.inhparent = CAST('events' AS regclass)
+            """
+        )
+    }
+    for first_us, end_us, name in sorted(wanted):
+        if name not in attached:
+            statements.run(
+                "SELECT callboard_make_month(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text))",
+                (first_us, end_us, name),
+            )

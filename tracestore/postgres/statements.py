@@ -1,0 +1,78 @@
+"""The means of a function that works with a connection, in the connection's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ..sql.connection import Insert, Row, SqlValue
+from .dialect import POSTGRES
+from .errors import unstorable
+from .insert import statements_for
+from .parameters import translated
+
+if TYPE_CHECKING:
+    import psycopg
+
+_COLUMN_TYPES = """
+    SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
+     WHERE attrelid = CAST(%s AS regclass) AND attnum > 0 AND NOT attisdropped
+"""
+
+
+class Statements:
+    """PostgreSQL's `tracestore.sql.connection.Statements`.
+
+    Args:
+        connection: The connection.
+        types: The types of columns that were looked up on this connection, by table.
+    """
+
+    dialect = POSTGRES
+
+    def __init__(self, connection: psycopg.Connection, types: dict[str, dict[str, str]]) -> None:
+        self.connection = connection
+        """psycopg's own connection, for what has no other way, such as COPY."""
+        self._types = types
+
+    def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
+        """Execute one statement and return all its rows."""
+        cursor = self._execute(translated(sql), parameters)
+        return [] if cursor.description is None else cursor.fetchall()
+
+    def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
+        """Execute one INSERT, UPDATE or DELETE and return how many rows it changed."""
+        return self._execute(translated(sql), parameters).rowcount
+
+    def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
+        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
+        waiting = list(rows)
+        if waiting:
+            with unstorable():
+                self.connection.cursor().executemany(_query(translated(sql)), waiting)
+
+    def insert(self, insert: Insert, values: list[SqlValue]) -> None:
+        """Insert rows, whose values follow one another in `values`. Raises Unstorable like `run_many`."""
+        with unstorable():
+            for sql, parameters in statements_for(insert, values, self.column_types(insert.table)):
+                self._execute(sql, parameters)
+
+    def column_types(self, table: str) -> dict[str, str]:
+        """The types of a table's columns by their names."""
+        found = self._types.get(table)
+        if found is None:
+            found = self._types[table] = dict(self._execute(_COLUMN_TYPES, (table,)).fetchall())
+        return found
+
+    def script(self, statements: Iterable[str]) -> None:
+        """Execute statements without parameters, as they stand."""
+        for statement in statements:
+            self.connection.execute(_query(statement))
+
+    def _execute(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> psycopg.Cursor[Any]:
+        return self.connection.execute(_query(sql), parameters)
+
+
+def _query(sql: str) -> Any:
+    """psycopg's types take literals only; no statement here has a value in its text."""
+    return cast("Any", sql)

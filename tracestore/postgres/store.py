@@ -1,0 +1,230 @@
+"""The trace in PostgreSQL, an implementation of `tracestore.store.Store`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import anyio
+
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import StoreError
+from bus.events.envelope import Envelope
+
+from ..filters import CallFilter
+from ..home import home_folder
+from ..prices.table import PriceTable
+from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..sql.batches import batch_of
+from ..sql.connection import SqlValue, Statements, Unstorable
+from ..sql.projection import Batch
+from ..sql.run_numbers import RunNumbers, RunSpan
+from ..sql.session_owner import claim
+from ..sql.store import SqlStore
+from ..sql.uninterrupted import uninterrupted
+from ..timestamps import US_PER_DAY
+from .clean import clean_envelope, clean_text
+from .database import SCHEMA, Database
+from .errors import unstorable
+from .runs import LEASE_SECONDS, Runs
+from .schema.migrations import migrate
+from .schema.partitions import ensure_months
+
+
+class PostgresStore(SqlStore):
+    """A trace in a PostgreSQL database, for any number of hosts. `Store` describes the methods.
+
+    Args:
+        dsn: The database, as a URL (``postgresql://…``) or as libpq's ``key=value`` words.
+        schema: The schema of the tables, made when the store is opened.
+        path: The place on this machine beside which a writer keeps whatever the database can't take. None is a
+            name in the folder ``postgres`` of Callboard's home folder.
+        clock: The clock for what the store says of itself, such as when a repricing began.
+        readonly: Whether the database is only read.
+        lease_seconds: The time for which a run counts as living after its process last said so.
+
+    Raises:
+        StoreError: This is no DSN, or the driver is not installed.
+        ValueError: The schema's name or the length of leases is impossible.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = SCHEMA,
+        path: Path | str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        readonly: bool = False,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self._database: Database = Database(dsn, schema=schema, readonly=readonly)
+        self._clock = clock
+        self._path = _default_path(self._database) if path is None else Path(path).expanduser()
+        self._living = Runs(self._database, clock, self._path, lease_seconds)
+        self._opening = anyio.Lock()
+        self._wanted = False  # between `open` and `close`, whether the database could be opened or not
+        self._months: set[int] = set()  # days whose partitions are there
+
+    @classmethod
+    def open_readonly(cls, dsn: str, *, schema: str = SCHEMA) -> Self:
+        """A store that only reads a trace that exists; others may be writing to it. Not yet open."""
+        return cls(dsn, schema=schema, readonly=True)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The name of the database in messages: its host, port and database."""
+        return self._database.name
+
+    @property
+    def is_open(self) -> bool:
+        return self._database.is_open
+
+    @property
+    def readonly(self) -> bool:
+        """True if it was made by `open_readonly`."""
+        return self._database.readonly
+
+    async def open(self) -> None:
+        self._wanted = True
+        async with self._opening:
+            if self._database.is_open:
+                return
+            if not self.readonly:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await self._database.open()
+            try:
+                await migrate(self._database, self._clock.now_us())
+            except BaseException:
+                await self._database.close()
+                raise
+
+    async def close(self) -> None:
+        self._wanted = False
+        try:
+            await self._living.end_all()
+        finally:
+            self._months.clear()
+            await self._database.close()
+
+    def hold_run(self, run_id: str) -> None:
+        self._living.hold(run_id)
+
+    async def close_lost_runs(self, prices: PriceTable | None = None) -> list[str]:
+        await self._open_at_last()
+        return await self._living.close_lost(prices)
+
+    async def write(self, envelopes: Sequence[Envelope]) -> None:
+        if not envelopes:
+            return
+        await self._open_at_last()
+        await uninterrupted(self._store(envelopes))
+
+    async def _open_at_last(self) -> None:
+        """Open the database, if it could not be reached when the store was opened."""
+        if self._wanted and not self._database.is_open:
+            await self.open()
+
+    async def _store(self, envelopes: Sequence[Envelope]) -> None:
+        try:
+            await self._write(await batch_of(envelopes), envelopes)
+        except Unstorable:
+            # A character that no text can have, or a number beyond 64 bits, or a month that somebody has dropped.
+            self._months.clear()
+            cleaned = [clean_envelope(envelope) for envelope in envelopes]
+            await self._write(await batch_of(cleaned, clean_text), cleaned)
+
+    async def _write(self, batch: Batch, envelopes: Sequence[Envelope]) -> None:
+        days = {envelope.ts_us // US_PER_DAY for envelope in envelopes}
+
+        def work(statements: Statements) -> Callable[[], None]:
+            with unstorable():
+                if not days <= self._months:
+                    ensure_months(statements, [day * US_PER_DAY for day in days])
+                committed = self._living.lease(statements)
+                batch.write(statements, partial(RunNumbers().note, statements))
+                return committed
+
+        committed = await self._database.write(work)
+        committed()
+        self._months |= days
+
+    async def sql(
+        self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
+    ) -> SqlResult:
+        from .free_sql import select
+
+        return await select(self._database, statement, parameters, limit=limit, seconds=seconds)
+
+    async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
+        now = self._clock.now_us()
+
+        def work(statements: Statements) -> tuple[bool, Callable[[], None]]:
+            committed = self._living.lease(statements)
+            run = RunNumbers().note(statements, RunSpan(run_id, now, now, 0))
+            return claim(statements, session_id, run, seq, history), committed
+
+        claimed, committed = await self._database.write(work)
+        committed()
+        return claimed
+
+    async def delete_session(self, session_id: str) -> bool:
+        raise StoreError("PostgresStore.delete_session: not yet")
+
+    async def forget_content(self, before: int | datetime) -> int:
+        raise StoreError("PostgresStore.forget_content: not yet")
+
+    async def check(self, *, seconds: float = 30.0) -> list[str]:
+        raise StoreError("PostgresStore.check: not yet")
+
+    async def condition(self) -> StoreCondition:
+        raise StoreError("PostgresStore.condition: not yet")
+
+    async def journal_mode(self) -> str:
+        return "wal"  # PostgreSQL has no other
+
+    async def prune(
+        self,
+        *,
+        before: int | datetime | None = None,
+        max_bytes: int | None = None,
+        dry_run: bool = False,
+        vacuum: bool = False,
+        progress: Callable[[PruneReport], object] | None = None,
+    ) -> PruneReport:
+        raise StoreError("PostgresStore.prune: not yet")
+
+    async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
+        raise StoreError(
+            f"{self.name}: a trace in PostgreSQL is copied by PostgreSQL's own means: pg_dump, or a base backup"
+        )
+
+    async def reprice(
+        self,
+        table: PriceTable | str,
+        *,
+        where: CallFilter | None = None,
+        dry_run: bool = False,
+        as_model: str | None = None,
+        by_session: bool = False,
+        progress: OnProgress | None = None,
+    ) -> RepriceReport:
+        raise StoreError("PostgresStore.reprice: not yet")
+
+    async def resume_reprice(
+        self, run_id: int | None = None, *, progress: OnProgress | None = None
+    ) -> RepriceReport:
+        raise StoreError("PostgresStore.resume_reprice: not yet")
+
+
+def _default_path(database: Database) -> Path:
+    where = f"{database.name}#{database.schema}"
+    return home_folder() / "postgres" / f"trace-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
