@@ -46,6 +46,7 @@ from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import WriterCore
 
 if TYPE_CHECKING:
+    from .postgres.store import PostgresStore
     from .prompt_caches import CacheSavings, cache_savings
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
@@ -53,6 +54,7 @@ else:
     __getattr__, __dir__ = later(
         __name__,
         {
+            ".postgres.store": ("PostgresStore",),
             ".prompt_caches": ("CacheSavings", "cache_savings"),
             ".replay": ("StoredEvents",),
             ".saved_replies": ("SavedReplies",),
@@ -74,6 +76,7 @@ __all__ = [
     "Flush",
     "ModelReprice",
     "Percentiles",
+    "PostgresStore",
     "PriceAlias",
     "PriceRow",
     "PriceTable",

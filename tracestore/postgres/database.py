@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bus.errors import StoreError
 
-from ..sql.connection import Row, SqlValue, Statements
+from ..sql.connection import Row, SqlValue
 from ..sql.uninterrupted import uninterrupted
 from .connection import name_of
 from .dialect import POSTGRES
 from .errors import translated_errors
 from .link import Link
+from .statements import Statements
 
 if TYPE_CHECKING:
     import psycopg
@@ -128,5 +129,6 @@ def _named(dsn: str) -> str:
         raise StoreError("a trace in PostgreSQL needs psycopg: pip install 'callboard[postgres]'") from error
     try:
         return name_of(dsn)
-    except psycopg.Error as error:
-        raise StoreError(f"this is no DSN of PostgreSQL: {error}") from error
+    except psycopg.Error:
+        # The error's own words quote the DSN, and with it a password.
+        raise StoreError("this is no DSN of PostgreSQL, such as postgresql://user@host/database") from None

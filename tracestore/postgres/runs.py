@@ -1,9 +1,9 @@
 """The runs of a trace in PostgreSQL: which of them live, and how a dead one is ended.
 
 A run that lives has a lease, a row in `run_leases`. It is entered in the transaction of the run's first events,
-and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without an
-end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.lost_runs` says. Whoever writes
-looks when it starts, and then every minute.
+and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without
+an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.lost_runs` says. Whoever
+writes looks when it starts, and then every minute.
 
 After a start of the server no lease counts as over until a process had the time to renew it. A process that was
 cut off for longer than its lease finds its runs ended; with the next events they are open again, and the calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,6 +57,10 @@ class Statements:
         with unstorable():
             for sql, parameters in statements_for(insert, values, self.column_types(insert.table)):
                 self._execute(sql, parameters)
+
+    def erasing(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing: deleted rows are overwritten when PostgreSQL uses their space again, after a vacuum."""
+        return contextlib.nullcontext()
 
     def column_types(self, table: str) -> dict[str, str]:
         """The types of a table's columns by their names."""

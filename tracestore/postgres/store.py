@@ -26,7 +26,7 @@ from ..sql.run_numbers import RunNumbers, RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..sql.uninterrupted import uninterrupted
-from ..timestamps import US_PER_DAY
+from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
 from .database import SCHEMA, Database
 from .errors import unstorable
@@ -177,10 +177,15 @@ class PostgresStore(SqlStore):
         return claimed
 
     async def delete_session(self, session_id: str) -> bool:
-        raise StoreError("PostgresStore.delete_session: not yet")
+        from ..sql.expiry import delete_session
+
+        return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
-        raise StoreError("PostgresStore.forget_content: not yet")
+        from ..sql.expiry import forget_content
+
+        before_us = to_us(before)
+        return await self._database.write(lambda statements: forget_content(statements, before_us))
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         raise StoreError("PostgresStore.check: not yet")
