@@ -59,6 +59,7 @@ from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations,
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
+from .calls import RateLimitInfo
 from .config import AdapterConfig, RetryPolicy
 from .contract import (
     AdapterCapabilities,
@@ -74,7 +75,6 @@ from .contract import (
     CanonicalResponse,
     NextAttempt,
     ProviderAdapter,
-    RateLimitInfo,
 )
 from .health import AdapterHealth, AdapterStatistics
 from .keys.source import KeyFile, KeySource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -12,11 +12,11 @@ from bus.errors import AdapterError
 from bus.streams.events import CallWarning as CallWarning
 from bus.streams.events import StreamEvent
 from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
+from bus.values.json import JsonObject
 from bus.values.messages import Message, ToolChoice, ToolDefinition
 from bus.values.usage import StopReason, TokenUsage
 
-from .config import RetryPolicy
+from .calls import CallRequest, CallResponse, RateLimitInfo
 
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key"]
 """Why an attempt is made: it is the first, a failure passed, the request was mended, or there is another key."""
@@ -65,7 +65,7 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The media types of documents; None means any."""
 
 
-class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model.
 
     A parameter that a model doesn't take is left out with a warning; None leaves it to the provider.
@@ -74,13 +74,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
         ValueError: Two tools have one name.
     """
 
-    request_id: str
-    """The caller's id, which `cancel()` takes."""
     messages: tuple[Message, ...]
     """The whole conversation, since adapters hold none."""
-    model: str
-    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix
-    (``ollama:llama3:8b``)."""
     max_output_tokens: int
     """The longest reply in tokens, reasoning included."""
     default_output_limit: bool = False
@@ -117,20 +112,10 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one reply may call several tools."""
     reasoning_effort: str | None = None
     """One of `effort.EFFORTS`, ``none`` to ``max``. A model with fewer gets the nearest, with a warning."""
-    provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
-    """Fields that are merged into the body, by the name of a protocol or an adapter; see `host_options`."""
     message_id: str = ""
     """The id of the reply, for its stream events; made up if empty."""
     session_id: str = ""
     """The session, for logs and so that later calls find its prompt cached. Never sent as it is."""
-    key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
-    max_retries: int | None = None
-    """Replaces `AdapterConfig.max_retries`."""
-    retry: RetryPolicy | None = None
-    """Replaces `AdapterConfig.retry`."""
-    timeout_seconds: float | None = None
-    """Replaces `AdapterConfig.timeout_seconds`."""
     drain_for_usage: float | None = None
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
@@ -146,62 +131,16 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two tools are named {twice!r}")
 
-    @property
-    def wire_model(self) -> str:
-        """The model's name without a ``provider:`` prefix."""
-        return self.model.partition(":")[2] or self.model
 
-
-class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits that the provider's headers report; None for a limit that they don't report."""
-
-    requests_limit: int | None = None
-    """Requests in all, in the provider's own period, mostly a minute."""
-    requests_remaining: int | None = None
-    """Requests that are left in the period."""
-    tokens_limit: int | None = None
-    """Tokens in all, in the period."""
-    tokens_remaining: int | None = None
-    """Tokens that are left in the period."""
-    reset_at: str | None = None
-    """When the period begins anew, as the provider writes it."""
-    requests_reset: str | None = None
-    """When the requests are all there again, as the provider writes it."""
-    tokens_reset: str | None = None
-    """When the tokens are all there again, as the provider writes it."""
-    counts_output: bool = True
-    """Whether the tokens are those of requests and replies, not of requests alone."""
-    fixed_window: bool = False
-    """Whether everything comes back at once when the period begins anew, not little by little until then."""
-
-
-class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
+class CanonicalResponse(CallResponse, frozen=True, kw_only=True):
     """What a call returned."""
 
-    request_id: str
-    """The request's id."""
-    model: str
-    """``provider:name`` of the model that served the call."""
-    provider: str
-    """The adapter's name."""
     content: tuple[ContentBlock, ...]
     """The reply's blocks, in their order."""
     stop_reason: StopReason
     """Why the reply ended."""
-    usage: TokenUsage
-    """The tokens of the call."""
-    latency_ms: int = 0
-    """Milliseconds of the whole call, with all its attempts."""
-    response_id: str | None = None
-    """The provider's id of the reply."""
     raw_stop_reason: str | None = None
     """The provider's own word for `stop_reason`."""
-    warnings: tuple[CallWarning, ...] = ()
-    """What was left out, changed or estimated."""
-    rate_limit: RateLimitInfo | None = None
-    """The provider's limits; None if it reported none."""
-    provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
 
     @property
     def text(self) -> str:

@@ -16,11 +16,10 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 import msgspec
 
 from bus.errors import AdapterError
-from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
-from ..config import RetryPolicy
-from ..contract import AttemptObserver, CallWarning, RateLimitInfo
+from ..calls import CallRequest, CallResponse
+from ..contract import AttemptObserver
 
 Vector: TypeAlias = "array[float]"
 """The embedding of one text: float32, in an `array('f')`."""
@@ -84,7 +83,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     """One request to one model: as many texts as it takes at once.
 
     Raises:
@@ -92,10 +91,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         ValueError: The input type is unknown.
     """
 
-    request_id: str
-    """The caller's id of the request, which is passed to `cancel()`."""
-    model: str
-    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     inputs: tuple[str, ...]
     """The texts."""
     dimensions: int | None = None
@@ -106,16 +101,6 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether texts that are too long may be cut. Otherwise they are an error, if the provider can be told so."""
     encoding: Encoding | None = None
     """How the vectors come over the wire; None is the best way that the provider has."""
-    provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
-    """Fields that are merged into the body, by the name of a protocol or a provider."""
-    key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
-    max_retries: int | None = None
-    """The attempts after the first; None is the configuration's number."""
-    retry: RetryPolicy | None = None
-    """The waits between attempts; None are the configuration's."""
-    timeout_seconds: float | None = None
-    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         given: str | tuple[str, ...] = self.inputs
@@ -125,35 +110,14 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.input_type is not None and self.input_type not in INPUT_TYPES:
             raise ValueError(f"input_type {self.input_type!r} is none of {', '.join(INPUT_TYPES)}")
 
-    @property
-    def wire_model(self) -> str:
-        """The model's name without a ``provider:`` prefix."""
-        return self.model.partition(":")[2] or self.model
 
+class EmbeddingResponse(CallResponse, frozen=True, kw_only=True):
+    """The vectors of one request. The latency of several batches is the slowest batch's."""
 
-class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors of one request."""
-
-    request_id: str
-    """The id of the request."""
-    model: str
-    """The ``provider:name`` of the model that served the request."""
-    provider: str
-    """The adapter's name."""
     vectors: tuple[Vector, ...]
     """The vectors, in the order of the inputs."""
     usage: TokenUsage
     """The input tokens, estimated if the provider counts none."""
-    latency_ms: int = 0
-    """The time of all attempts in milliseconds. Of several batches it is the slowest batch's."""
-    response_id: str | None = None
-    """The provider's id of the reply."""
-    warnings: tuple[CallWarning, ...] = ()
-    """What was left out, changed or estimated."""
-    rate_limit: RateLimitInfo | None = None
-    """The provider's limits, as the reply's headers tell them."""
-    provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
 
     @property
     def dimensions(self) -> int:

@@ -24,6 +24,7 @@ from bus.errors import (
 )
 from bus.values.usage import TokenUsage, UsageSource
 
+from ..calls import RateLimitInfo
 from ..config import RetryPolicy
 from ..contract import (
     AttemptFailed,
@@ -34,7 +35,6 @@ from ..contract import (
     AttemptResent,
     AttemptStarted,
     NextAttempt,
-    RateLimitInfo,
 )
 from ..keys.key import Key, KnownKey
 from ..transport.key_masking import mask_error

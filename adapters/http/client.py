@@ -13,7 +13,7 @@ from bus.errors import AdapterError, AuthError, CallboardError, StreamError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
-from ..contract import RateLimitInfo
+from ..calls import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys.key import KnownKey
 from ..keys.keyring import Keyring

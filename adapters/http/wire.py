@@ -17,8 +17,9 @@ from bus.errors import AdapterError
 from bus.values.json import Json
 from bus.values.messages import Message, ToolDefinition
 
+from ..calls import RateLimitInfo
 from ..config import AdapterConfig
-from ..contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from ..contract import AdapterCapabilities, CanonicalRequest
 from ..embeddings.wire import EmbeddingWire
 from ..images.wire import ImageWire
 from ..refusals.classify import ErrorType, build_error, read_error

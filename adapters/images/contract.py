@@ -10,7 +10,6 @@ ends in an `OutcomeUnknownError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -19,11 +18,10 @@ import msgspec
 from adapters.requests.media import media_bytes
 from bus.private_file import write_private
 from bus.values.content import ImageBlock
-from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
-from ..config import RetryPolicy
-from ..contract import AttemptObserver, CallWarning, RateLimitInfo
+from ..calls import CallRequest, CallResponse
+from ..contract import AttemptObserver
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
 """Made from the prompt alone; of one image; of one, where its mask allows; of several."""
@@ -64,17 +62,13 @@ class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The most characters of a prompt."""
 
 
-class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to one model.
+class ImageRequest(CallRequest, frozen=True, kw_only=True):
+    """One request to one model. It is never sent again if it may have been carried out.
 
     Raises:
         ValueError: `n` is below 1, a mask lies upon no image, or an input has a URL and no bytes.
     """
 
-    request_id: str
-    """The caller's id of the request, which is passed to `cancel()`."""
-    model: str
-    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     prompt: str
     """What to draw or to change."""
     images: tuple[ImageBlock, ...] = ()
@@ -93,18 +87,6 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The model's word for the background, such as ``transparent``."""
     output_format: str | None = None
     """The model's word for the file's format, such as ``webp``."""
-    provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
-    """Fields that are merged into the body, by the name of a protocol or a provider."""
-    key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
-    max_retries: int | None = None
-    """The attempts after the first; None is the configuration's number. A request that may have been carried out
-    is never sent again.
-    """
-    retry: RetryPolicy | None = None
-    """The waits between attempts; None are the configuration's."""
-    timeout_seconds: float | None = None
-    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "images", tuple(self.images))
@@ -115,11 +97,6 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
         for block in (*self.images, *(() if self.mask is None else (self.mask,))):
             if media_bytes(block) is None:
                 raise ValueError("images to edit are given as bytes: ImageBlock.from_path(path) reads a file")
-
-    @property
-    def wire_model(self) -> str:
-        """The model's name without a ``provider:`` prefix."""
-        return self.model.partition(":")[2] or self.model
 
     @property
     def operation(self) -> ImageOperation:
@@ -169,15 +146,9 @@ class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
         return ImageBlock(url=self.url, data=self.data, media_type=None if self.data is None else self.media_type)
 
 
-class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
+class ImageResponse(CallResponse, frozen=True, kw_only=True):
     """The images of one request."""
 
-    request_id: str
-    """The id of the request."""
-    model: str
-    """The ``provider:name`` of the model that served the request."""
-    provider: str
-    """The adapter's name."""
     operation: ImageOperation
     """What was done."""
     images: tuple[GeneratedImage, ...]
@@ -185,16 +156,6 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage
     """The tokens, in the buckets of a conversation, if the provider counts tokens. Otherwise the images, as pieces
     (`TokenUsage.details`)."""
-    latency_ms: int = 0
-    """The milliseconds of all attempts."""
-    response_id: str | None = None
-    """The provider's id of the reply."""
-    warnings: tuple[CallWarning, ...] = ()
-    """What the caller should know, such as ``fewer_images`` if fewer came than were asked for."""
-    rate_limit: RateLimitInfo | None = None
-    """The provider's limits, as the reply's headers tell them."""
-    provider_request_id: str | None = None
-    """The provider's id of the request, for its support."""
 
 
 @runtime_checkable

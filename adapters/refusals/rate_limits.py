@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..contract import RateLimitInfo
+from ..calls import RateLimitInfo
 
 _NAMES = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
 _LIMITS = [(name, f"x-ratelimit-{name}") for name in _NAMES]

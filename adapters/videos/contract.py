@@ -19,10 +19,9 @@ import msgspec
 from adapters.requests.media import media_bytes
 from bus.errors import AdapterError
 from bus.values.content import ImageBlock
-from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
-from ..config import RetryPolicy
+from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
@@ -74,17 +73,13 @@ class VideoTerms(msgspec.Struct, frozen=True):
 UNKNOWN_TERMS = VideoTerms()
 
 
-class VideoRequest(msgspec.Struct, frozen=True, kw_only=True):
+class VideoRequest(CallRequest, frozen=True, kw_only=True):
     """One video of one model.
 
     Raises:
         ValueError: The first frame has a URL and no bytes.
     """
 
-    request_id: str
-    """The caller's id of the request, which is passed to `cancel()` while the job is created."""
-    model: str
-    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     prompt: str
     """What to film."""
     seconds: int | None = None
@@ -95,25 +90,10 @@ class VideoRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An image to begin with, with its bytes."""
     audio: bool | None = None
     """Whether the video has sound."""
-    provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
-    """Fields that are merged into the body, by the name of a protocol or a provider."""
-    key: str | None = None
-    """The name of one of `AdapterConfig.keys`; None leaves it to the adapter."""
-    max_retries: int | None = None
-    """The attempts after the first; None is the configuration's number."""
-    retry: RetryPolicy | None = None
-    """The waits between attempts; None are the configuration's."""
-    timeout_seconds: float | None = None
-    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         if self.first_frame is not None and media_bytes(self.first_frame) is None:
             raise ValueError("a first frame is given as bytes: ImageBlock.from_path(path) reads a file")
-
-    @property
-    def wire_model(self) -> str:
-        """The model's name without a ``provider:`` prefix."""
-        return self.model.partition(":")[2] or self.model
 
     @property
     def terms(self) -> VideoTerms:

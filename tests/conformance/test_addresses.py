@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from adapters import create_adapter
+from adapters.calls import RateLimitInfo
 from adapters.config import AdapterConfig
 from adapters.conformance import Says
-from adapters.contract import ProviderAdapter, RateLimitInfo
+from adapters.contract import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
 
 from ..support.fake_http import FakeReply, FakeTransport, request

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http.adapter import HttpAdapter
 from adapters.http.wire import ChatWire
 from adapters.http.wire_call import WireCall, get
@@ -15,6 +14,8 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.settings import SharedOptions
 
+from ...calls import RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest
 from . import wire
 from .data import REPAIRS, find_model
 from .errors import ERROR_CODES

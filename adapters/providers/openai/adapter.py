@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http.adapter import HttpAdapter
 from adapters.http.wire import ChatWire, Endpoint, OtherWires
 from adapters.http.wire_call import WireCall, bearer
@@ -20,6 +19,8 @@ from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
 from bus.errors import AdapterError
 
+from ...calls import RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest
 from .chat import response
 from .chat.request import build_request
 from .chat.stream import ResponsesNormaliser

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http.adapter import HttpAdapter
 from adapters.http.wire import ChatWire, Endpoint, OtherWires
 from adapters.http.wire_call import WireCall, bearer, get
@@ -23,6 +22,8 @@ from adapters.transport.transport import HttpReply
 from bus.errors import AdapterError, ContextOverflowError
 from bus.values.json import Json
 
+from ...calls import RateLimitInfo
+from ...contract import AdapterCapabilities, CanonicalRequest
 from .chat.media import AUDIO_FORMATS, document_types, hears
 from .chat.request import build_body
 from .chat.response import read_whole
