@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 
@@ -24,8 +24,7 @@ from bus.errors import (
 )
 from bus.values.usage import TokenUsage, UsageSource
 
-from ..calls import RateLimitInfo
-from ..config import RetryPolicy
+from ..calls import CallRequest, RateLimitInfo
 from ..contract import (
     AttemptFailed,
     AttemptFirstEvent,
@@ -58,23 +57,6 @@ class Limit(NamedTuple):
     """Seconds of the whole limit, of which this wait may be the last part."""
 
 
-class AttemptTerms(Protocol):
-    """What a request of any kind says of its attempts; None leaves it to the adapter's configuration."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def wire_model(self) -> str: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def max_retries(self) -> int | None: ...
-    @property
-    def retry(self) -> RetryPolicy | None: ...
-    @property
-    def timeout_seconds(self) -> float | None: ...
-
-
 class HttpAttempts:
     """One request over all its attempts.
 
@@ -90,7 +72,7 @@ class HttpAttempts:
     def __init__(
         self,
         client: HttpClient,
-        terms: AttemptTerms,
+        terms: CallRequest,
         on_attempt: AttemptObserver | None,
         estimate_input: Callable[[], int] | None = None,
     ) -> None:

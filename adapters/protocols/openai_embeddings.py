@@ -15,8 +15,7 @@ from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
 from adapters.embeddings.wire import EmbeddingReply, in_order
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import reported_cost
 from bus.values.json import Json, JsonObject
@@ -95,8 +94,7 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
             body["encoding_format"] = request.encoding
         if request.dimensions is not None:
             body[self.dimensions_field] = request.dimensions
-        for options in own_options(request, self.protocol, provider):
-            merge_options(body, options)
+        merge_own_options(body, request, self.protocol, provider)
         return WireCall(self.path, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

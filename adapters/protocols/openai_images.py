@@ -19,8 +19,7 @@ from adapters.http.wire_call import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
 from adapters.images.wire import ImageReply, from_base64
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.transport.multipart import FormPart
 from adapters.usage.contradictions import has_negative, source_of
 from adapters.usage.counts import reported_count
@@ -104,8 +103,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
                 fields[name] = value
         if request.aspect_ratio is not None:  # of a model that isn't in the table; OpenAI's own have sizes only
             fields["aspect_ratio"] = request.aspect_ratio
-        for options in own_options(request, self.protocol, provider):
-            merge_options(fields, options)
+        merge_own_options(fields, request, self.protocol, provider)
         if not request.images:
             return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
         return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))

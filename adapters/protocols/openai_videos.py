@@ -20,8 +20,7 @@ from adapters.contract import CallWarning
 from adapters.http.wire_call import WireCall
 from adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.videos.contract import (
     VIDEO_VARIANTS,
     VideoCapabilities,
@@ -118,8 +117,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
             fields["size"] = request.size
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             fields["audio"] = request.audio  # OpenAI has no such field: for gateways
-        for options in own_options(request, self.protocol, provider):
-            merge_options(fields, options)
+        merge_own_options(fields, request, self.protocol, provider)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
         frame = file_part("input_reference", request.first_frame, "first-frame")

@@ -12,6 +12,9 @@ from collections.abc import Collection
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject
 
+from ..calls import CallRequest
+from .settings import own_options
+
 JOINED = frozenset({"tools", "include"})
 """Lists that the host adds to."""
 
@@ -31,6 +34,37 @@ def merge_options(body: JsonObject, options: JsonObject, *, protected: Collectio
         InvalidRequestError: A field can't be taken. The text names the field.
     """
     _merge(body, options, "", protected)
+
+
+def merge_own_options(
+    body: JsonObject,
+    request: CallRequest,
+    protocol: str,
+    provider: str,
+    *,
+    protected: Collection[str] = PROTECTED,
+) -> None:
+    """Merge the fields that a request has for one protocol into a body, in place.
+
+    Args:
+        body: As in `merge_options`.
+        request: As in `settings.own_options`.
+        protocol: As in `settings.own_options`.
+        provider: As in `settings.own_options`.
+        protected: As in `merge_options`.
+
+    Raises:
+        InvalidRequestError: A field can't be taken, or the fields are no object.
+    """
+    for options in own_options(request, protocol, provider):
+        merge_options(body, options, protected=protected)
+
+
+def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonObject:
+    """The fields that a request has for one protocol as one object, which is still to be merged into a body."""
+    options: JsonObject = {}
+    merge_own_options(options, request, protocol, provider, protected=())
+    return options
 
 
 def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolChoice
 from bus.values.warning_codes import WarningCode
 
+from ..calls import CallRequest
 from ..contract import AdapterCapabilities, CallWarning, CanonicalRequest
 
 PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity")
@@ -47,19 +48,12 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
         raise ConfigurationError(said) from error
 
 
-class HasProviderOptions(Protocol):
-    """A request of any kind."""
-
-    @property
-    def provider_options(self) -> Mapping[str, Json]: ...
-
-
-def own_options(request: HasProviderOptions, protocol: str, provider: str) -> Iterator[JsonObject]:
+def own_options(request: CallRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
     """The fields of a request for one protocol: first those for all of its providers, then those for this
     provider.
 
     Args:
-        request: The request.
+        request: A request of any kind.
         protocol: The name under which fields for all providers of the protocol stand.
         provider: The name under which fields for this provider stand.
 

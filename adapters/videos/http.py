@@ -31,7 +31,7 @@ from bus.errors import (
 )
 from bus.values.warning_codes import WarningCode
 
-from ..config import RetryPolicy
+from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning
 from .content import HttpVideoContent, InlineVideoContent
 from .contract import (
@@ -59,14 +59,10 @@ _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class _JobTerms(msgspec.Struct, frozen=True):
-    """The terms of a question about a job. It is asked once, and its caller may ask again."""
+class _JobQuestion(CallRequest, frozen=True, kw_only=True):
+    """A question about a job. It is asked once, and its caller may ask again."""
 
-    request_id: str
-    wire_model: str
-    key: str | None
     max_retries: int | None = 0
-    retry: RetryPolicy | None = None
     timeout_seconds: float | None = QUESTION_SECONDS
 
 
@@ -154,7 +150,7 @@ class HttpVideos:
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
             return wire.read(body, name, model, terms)
 
-        asked = _JobTerms(self._client.clock.new_id("req"), model, terms.key)
+        asked = self._question(model, terms.key)
         return self._with_key(await self._inquire(wire.retrieve(job_id), read, asked), terms.key)
 
     def _with_key(self, job: VideoJob, key: str | None) -> VideoJob:
@@ -170,13 +166,19 @@ class HttpVideos:
         if call is None:
             raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
         try:
-            asked = _JobTerms(self._client.clock.new_id("req"), model, self._key_of.get(job_id))
+            asked = self._question(model, self._key_of.get(job_id))
             await self._inquire(call, lambda body, headers: None, asked)
         except NotFoundError:
             return False
         return True
 
-    async def _inquire(self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T], asked: _JobTerms) -> T:
+    def _question(self, model: str, key: str | None) -> _JobQuestion:
+        name = f"{self._client.name}:{model}"
+        return _JobQuestion(request_id=self._client.clock.new_id("req"), model=name, key=key)
+
+    async def _inquire(
+        self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T], asked: _JobQuestion
+    ) -> T:
         attempts = HttpAttempts(self._client, asked, None)
         found, _ = await attempts.run(lambda: fetch(attempts, call, read))
         return found

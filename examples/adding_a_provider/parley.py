@@ -17,8 +17,7 @@ from callboard.adapters.refusals.required_capabilities import check_demands
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
 from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from callboard.adapters.requests.host_options import merge_options
-from callboard.adapters.requests.settings import own_options
+from callboard.adapters.requests.host_options import merge_own_options
 
 from callboard import (
     AdapterCapabilities,
@@ -150,8 +149,7 @@ class ParleyWire(ChatWire):
             ]
         if request.tool_choice is not None:
             body["choice"] = request.tool_choice.tool_name or request.tool_choice.mode
-        for options in own_options(request, "parley", self.name):
-            merge_options(body, options, protected={"model", "live"})
+        merge_own_options(body, request, "parley", self.name, protected={"model", "live"})
         dropped = [name for name in ("temperature", "top_p", "seed") if getattr(request, name) is not None]
         warnings = [
             CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: Parley has none") for name in dropped

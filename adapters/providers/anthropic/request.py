@@ -16,8 +16,8 @@ from adapters.http.wire_call import WireCall
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import check_tool_choice, own_options
+from adapters.requests.host_options import joined_options, merge_options
+from adapters.requests.settings import check_tool_choice
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject
@@ -89,7 +89,7 @@ class _Writer:
         self.warnings: list[CallWarning] = []
 
     def write(self, options: Mapping[str, Json]) -> WireCall:
-        extra = self._provider_options()
+        extra = joined_options(self.request, _OPTIONS, self.target.provider)
         betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
         auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
@@ -113,12 +113,6 @@ class _Writer:
         history.log()
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(wire.PATH, encode_json(body), headers, warnings, history.tool_ids)
-
-    def _provider_options(self) -> JsonObject:
-        merged: JsonObject = {}
-        for own in own_options(self.request, _OPTIONS, self.target.provider):
-            merge_options(merged, own, protected=())
-        return merged
 
     def _goes_on(self) -> bool:
         """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""

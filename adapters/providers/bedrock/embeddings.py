@@ -21,8 +21,7 @@ from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from bus.errors import (
     CapabilityError,
@@ -100,8 +99,7 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
                     f"{model!r} is of no family of embedding models that is known here: the name of a Bedrock "
                     "model contains titan-embed, cohere.embed or nova"
                 )
-        for options in own_options(request, "bedrock", provider):
-            merge_options(body, options)
+        merge_own_options(body, request, "bedrock", provider)
         return WireCall(f"/model/{quote(model, safe='')}/invoke", encode_json(body), warnings=warnings)
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

@@ -12,8 +12,7 @@ from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from bus.errors import StreamError
 from bus.values.json import JsonObject
@@ -48,8 +47,7 @@ class CohereEmbeddings(msgspec.Struct, frozen=True):
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
         fields, warnings = cohere_fields(request)
         body: JsonObject = {"model": request.wire_model, "embedding_types": ["float"], **fields}
-        for options in own_options(request, "cohere", provider):
-            merge_options(body, options)
+        merge_own_options(body, request, "cohere", provider)
         return WireCall(PATH, encode_json(body), warnings=warnings)
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import quote
 
 import msgspec
 
@@ -24,6 +23,7 @@ from .data import REPAIRS, find_model
 from .embeddings import GeminiEmbeddings
 from .errors import CODES
 from .images import GeminiImages
+from .paths import model_name, path_of
 from .videos import GeminiVideos
 
 VERSION = "v1beta"
@@ -90,7 +90,8 @@ class GenerateContentWire(ChatWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)
         built.history.log()
-        path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
+        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+        path = path_of(self._version, model_name(request.wire_model), method)
         return WireCall(path, encode_json(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
@@ -109,8 +110,3 @@ class GeminiAdapter(HttpAdapter):
     """
 
     wire_type = GenerateContentWire
-
-
-def _method(model: str, *, stream: bool) -> str:
-    name = quote(model if "/" in model else f"models/{model}", safe="/-._~@")
-    return f"{name}:streamGenerateContent?alt=sse" if stream else f"{name}:generateContent"

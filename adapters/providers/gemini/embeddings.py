@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import quote
 
 import msgspec
 
@@ -16,11 +15,12 @@ from adapters.embeddings.vectors import from_numbers
 from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from bus.errors import StreamError
 from bus.values.json import Json, JsonObject
+
+from .paths import model_name, path_of
 
 _TASKS: Mapping[str, str] = {
     "query": "RETRIEVAL_QUERY",
@@ -91,7 +91,7 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
         return _COMMON
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
+        name = model_name(request.wire_model)
         shared: JsonObject = {"model": name}
         prefix = ""
         if request.input_type is not None:
@@ -101,12 +101,11 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
                 shared["taskType"] = _TASKS[request.input_type]
         if request.dimensions is not None:
             shared["outputDimensionality"] = request.dimensions
-        for options in own_options(request, "gemini", provider):
-            merge_options(shared, options)
+        merge_own_options(shared, request, "gemini", provider)
         texts: list[Json] = [
             {**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.inputs
         ]
-        path = f"/{self.version}/{quote(name, safe='/-._~@')}:batchEmbedContents"
+        path = path_of(self.version, name, "batchEmbedContents")
         return WireCall(path, encode_json({"requests": texts}))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from urllib.parse import quote
 
 import msgspec
 
@@ -29,6 +28,7 @@ from bus.values.usage import StopReason
 from .chat.contents import IMAGE_TYPES
 from .chat.response import STOP_REASONS
 from .errors import error_in_reply
+from .paths import model_name, path_of
 from .usage import UsageCounts
 from .wire import ABSENT, Usage, decode_json
 
@@ -120,8 +120,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
             if isinstance(more, dict):
                 config.update(more)
             merge_options(body, options)
-        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
-        path = f"/{self.version}/{quote(name, safe='/-._~@')}:generateContent"
+        path = path_of(self.version, model_name(request.wire_model), "generateContent")
         return WireCall(path, encode_json(body), once=True)
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:

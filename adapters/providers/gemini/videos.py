@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,8 +22,7 @@ from adapters.images.sizes import ratio_of, read_size
 from adapters.images.wire import input_bytes
 from adapters.refusals.classify import error_without_status, read_error_value
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.videos.contract import (
     VideoCapabilities,
     VideoJob,
@@ -38,6 +37,7 @@ from bus.errors import AdapterError, CapabilityError, ContentFilterError
 from bus.values.json import Json, JsonObject
 
 from .errors import CODES
+from .paths import model_name, path_of
 
 _SIZES = ("1280x720", "720x1280", "1920x1080", "1080x1920")
 _VEO_3 = VideoCapabilities(seconds=(4, 6, 8), default_seconds=8, sizes=_SIZES, audio="always")
@@ -105,15 +105,13 @@ class GeminiVideos(msgspec.Struct, frozen=True):
             parameters.update(_size(request.size))
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             parameters["generateAudio"] = request.audio
-        for options in own_options(request, "gemini", provider):
-            merge_options(parameters, options)
+        merge_own_options(parameters, request, "gemini", provider)
         body: JsonObject = {"instances": [instance], "parameters": parameters}
-        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
-        path = f"/{self.version}/{quote(name, safe='/-._~@')}:predictLongRunning"
+        path = path_of(self.version, model_name(request.wire_model), "predictLongRunning")
         return WireCall(path, encode_json(body), once=True)
 
     def retrieve(self, job_id: str) -> WireCall:
-        return WireCall(f"/{self.version}/{quote(job_id, safe='/-._~@')}", b"", method="GET")
+        return WireCall(path_of(self.version, job_id), b"", method="GET")
 
     def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
         operation = _decode(body)

@@ -11,8 +11,7 @@ from adapters.embeddings.vectors import from_numbers
 from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from bus.values.json import Json, JsonObject
 
@@ -46,8 +45,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
         }
         if request.dimensions is not None:
             body["dimensions"] = request.dimensions
-        for options in own_options(request, "ollama", provider):
-            merge_options(body, options)
+        merge_own_options(body, request, "ollama", provider)
         return WireCall(PATH, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

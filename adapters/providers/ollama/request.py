@@ -18,8 +18,7 @@ from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Target, fit_history
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_options, merge_own_options
 from adapters.requests.text import current_turn
 from adapters.schemas.sanitizer import without_booleans
 from adapters.usage.estimate import at_most
@@ -103,8 +102,7 @@ class _Writer:
             "options": self._options(num_ctx),
         }
         merge_options(body, dict(defaults))
-        for own in own_options(request, _OPTIONS, self.provider):
-            merge_options(body, own)
+        merge_own_options(body, request, _OPTIONS, self.provider)
         self._check_size(estimated_tokens, body)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         history.log()

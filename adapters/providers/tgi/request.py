@@ -11,8 +11,7 @@ from adapters.http.wire_call import WireCall
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, fit_history
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from adapters.requests.text import current_turn
 from bus.errors import CapabilityError, InvalidRequestError
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
@@ -83,8 +82,7 @@ class _Writer:
             self._left_out("part of stop_sequences", f"the server takes {max_stop} with the template's own")
         if request.output_schema is not None:
             parameters["grammar"] = {"type": "json", "value": request.output_schema}
-        for own in own_options(request, _OPTIONS, self.provider):
-            merge_options(parameters, own, protected=_PROTECTED)
+        merge_own_options(parameters, request, _OPTIONS, self.provider, protected=_PROTECTED)
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(STREAM_PATH if stream else WHOLE_PATH, encode_json(body), warnings=warnings)

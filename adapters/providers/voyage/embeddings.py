@@ -16,8 +16,7 @@ from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.protocols.openai_embeddings import read_reply
 from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
+from adapters.requests.host_options import merge_own_options
 from bus.values.json import JsonObject
 
 PATH = "/v1/embeddings"
@@ -67,8 +66,7 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
             body["input_type"] = request.input_type
         if request.dimensions is not None:
             body["output_dimension"] = request.dimensions
-        for options in own_options(request, "voyage", provider):
-            merge_options(body, options)
+        merge_own_options(body, request, "voyage", provider)
         return WireCall(PATH, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

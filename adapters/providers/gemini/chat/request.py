@@ -13,8 +13,8 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import changed, check_tool_choice, dropped, own_options, write_settings
+from adapters.requests.host_options import joined_options, merge_options
+from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
 from adapters.schemas.sanitizer import instruction
 from bus.errors import CapabilityError
 from bus.values.json import Json, JsonObject
@@ -70,7 +70,7 @@ class _Builder:
         self.request = request
         self.provider = provider
         self.row = find_model(request.wire_model) or UNLISTED
-        self.options = self._options()
+        self.options = joined_options(request, OPTIONS, provider)
         self.warnings: list[CallWarning] = []
 
     def build(self) -> BuiltRequest:
@@ -120,12 +120,6 @@ class _Builder:
             begins_with_user=True,
             keeps_own_blanks=True,
         )
-
-    def _options(self) -> JsonObject:
-        options: JsonObject = {}
-        for own in own_options(self.request, OPTIONS, self.provider):
-            merge_options(options, own, protected=())
-        return options
 
     def _use_cached(self, body: JsonObject) -> None:
         """Cached content has the system text and the tools in it, and takes no others."""

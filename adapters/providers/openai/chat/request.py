@@ -14,12 +14,11 @@ from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, fit_history
-from adapters.requests.host_options import merge_options
+from adapters.requests.host_options import joined_options, merge_options
 from adapters.requests.settings import (
     check_tool_choice,
     digest,
     may_omit_limit,
-    own_options,
     short_id,
     write_settings,
 )
@@ -138,10 +137,7 @@ class _Builder:
         return fit_history(self.request, target)
 
     def _options(self) -> JsonObject:
-        options: JsonObject = {}
-        for own in own_options(self.request, OPTIONS, self.provider):
-            merge_options(options, own, protected=())
-        return options
+        return joined_options(self.request, OPTIONS, self.provider)
 
     # -- tools
 

@@ -17,13 +17,12 @@ from adapters.refusals.required_capabilities import MEDIA, check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import merge_options
+from adapters.requests.host_options import merge_own_options
 from adapters.requests.settings import (
     changed,
     check_tool_choice,
     dropped,
     may_omit_limit,
-    own_options,
     short_id,
     write_settings,
 )
@@ -106,8 +105,7 @@ class _Builder:
             body["stream"] = True
             if self.quirks.stream_usage:
                 body["stream_options"] = {"include_usage": True}
-        for own in own_options(request, COMMON_OPTIONS, self.provider):
-            merge_options(body, own)
+        merge_own_options(body, request, COMMON_OPTIONS, self.provider)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
