@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from bus.events.envelope import Envelope
-from bus.events.sessions import SessionMessageAppended
-from bus.values.messages import Message, MessageMetadata
+from bus.events.sessions import SessionConfigured, SessionMessageAppended
+from bus.values.content import ImageBlock, TextBlock
+from bus.values.messages import Message, MessageMetadata, Role, SessionSetup, ToolDefinition
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from tracestore import Capture
+from tracestore import Capture, TraceStore
 
-from .trace_making import Maker
+from .trace_making import Maker, sql
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 
@@ -38,3 +39,34 @@ def appended(
         make(SessionMessageAppended(position=position, message=message), session_id=session, **options)
         for position, message in enumerate(said, first)
     ]
+
+
+SETUP = SessionSetup(
+    model=["sonnet", "llama"],
+    system_prompt="You are brief.",
+    tools=(
+        ToolDefinition("weather", "Tells it.", {"type": "object", "properties": {"city": {"type": "string"}}}),
+    ),
+    fallback=("llama",),
+    requires={"capabilities": ["supports_tools"], "min_context_tokens": 1000},
+)
+
+
+def configured(make: Maker, session: str = "s", history: int = 0, setup: SessionSetup = SETUP) -> Envelope:
+    return make(SessionConfigured(history=history, setup=setup, begins=not history), session_id=session)
+
+
+def count(store: TraceStore, query: str) -> int:
+    ((found,),) = sql(store.path, query)
+    return int(found)
+
+
+def everything(store: TraceStore) -> bytes:
+    """All bytes of the file and of its log."""
+    return b"".join(path.read_bytes() for path in sorted(store.path.parent.iterdir()))
+
+
+CONVERSATION = [
+    Message(Role.USER, (TextBlock("What is this?"), ImageBlock(data=PICTURE)), id="msg_1"),
+    Message(Role.ASSISTANT, (TextBlock("A picture."),), id="msg_2", metadata=METADATA),
+]

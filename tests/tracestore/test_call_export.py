@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import sys
-import tracemalloc
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from hypothesis import strategies as st
 
 from bus import ConfigurationError, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from tracestore.export import FORMATS, Format, export_calls
-from tracestore.export.calls import COLUMNS, exact_usd
+from tracestore.export import Format, export_calls
+from tracestore.export.calls import exact_usd
 
 from .trace_making import Maker
 
@@ -53,40 +51,10 @@ def names_in(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if not name.startswith(("trace.db-", "trace.db.")))
 
 
-async def as_csv(store: TraceStore, **options: object) -> list[dict[str, str]]:
-    file = io.BytesIO()
-    await export_calls(store, file, "csv", **options)  # type: ignore[arg-type]
-    return list(csv.DictReader(io.StringIO(file.getvalue().decode(), newline="")))
-
-
 async def as_objects(store: TraceStore, **options: object) -> list[dict[str, object]]:
     file = io.BytesIO()
     await export_calls(store, file, "jsonl", **options)  # type: ignore[arg-type]
     return [json.loads(line) for line in file.getvalue().splitlines()]
-
-
-@pytest.mark.parametrize("page", [1, 2, 3, 100])
-async def test_every_attempt_is_a_row_in_the_order_of_storing(store: TraceStore, make: Maker, page: int) -> None:
-    """In whatever pages they are read, each once."""
-    await fill(store, make, 7)
-    rows = await as_objects(store, page=page)
-    assert [row["request_id"] for row in rows] == [f"r{number}" for number in range(7)]
-    assert [row["request_id"] for row in await as_csv(store, page=page)] == [row["request_id"] for row in rows]
-    assert [row["call_id"] for row in rows] == sorted(row.call_id for row in await store.calls())
-
-
-async def test_money_is_an_integer_and_an_exact_decimal_text(store: TraceStore, make: Maker) -> None:
-    """An amount that no float can hold comes through to the last nano-dollar; unknown is empty."""
-    await fill(store, make)
-    priced, failed, unpriced = await as_objects(store)
-    assert priced["cost_nano_usd"] == 123_456_789_012_345_678
-    assert priced["cost_usd"] == "123456789.012345678"
-    assert float(str(priced["cost_usd"])) != Decimal(str(priced["cost_usd"]))
-    assert (unpriced["cost_nano_usd"], unpriced["cost_usd"], unpriced["cost_source"]) == (None, None, "unpriced")
-    assert unpriced["cost_reason"] == "no price"
-    assert (failed["cost_nano_usd"], failed["cost_source"], failed["input_tokens"]) == (None, None, None)
-    in_csv = [(row["cost_nano_usd"], row["cost_usd"]) for row in await as_csv(store)]
-    assert in_csv == [("123456789012345678", "123456789.012345678"), ("", ""), ("", "")]
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
@@ -95,19 +63,6 @@ def test_exact_usd_is_exact(nano_usd: int) -> None:
     text = exact_usd(nano_usd)
     assert Decimal(text) * 10**9 == nano_usd
     assert len(text.partition(".")[2]) == 9
-
-
-async def test_a_row_says_what_the_store_knows(store: TraceStore, make: Maker) -> None:
-    """Times both ways, usage in its buckets, tags as JSON."""
-    await fill(store, make)
-    row = (await as_objects(store))[0]
-    assert list(row) == [name for name, _, _ in COLUMNS]
-    (stored,) = await store.calls(CallFilter(request_id="r0"))
-    assert row["started_us"] == stored.started_us
-    assert row["started"] == "2026-09-21T14:13:21.000000+00:00"
-    assert (row["total_input_tokens"], row["cached_input_tokens"], row["reasoning_tokens"]) == (7, 4, 1)
-    assert (row["streamed"], row["usage_source"], row["status"]) == (True, "reported", "completed")
-    assert json.loads(str(row["tags"])) == {"team": "a", "n": "0"}
 
 
 async def test_filters_and_price_versions_are_those_of_the_store(store: TraceStore, make: Maker) -> None:
@@ -124,30 +79,6 @@ async def test_filters_and_price_versions_are_those_of_the_store(store: TraceSto
     (row,) = await as_objects(store, where=CallFilter(request_id="r0"), under=TABLE.version)
     assert row["cost_pricing_version"] == TABLE.version
     assert len(await as_objects(store, where=CallFilter(session_id="s0"))) == 2
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", 'a "b", c\nd', "ü\udc80"])
-async def test_what_a_provider_wrote_is_text_in_a_spreadsheet(store: TraceStore, make: Maker, text: str) -> None:
-    """Quoted as CSV wants it, and never a formula."""
-    await store.write([make.started(), make.completed(served_model=text)])
-    (row,) = await as_csv(store)
-    assert row["served_model"].removeprefix("'") == text.replace("\udc80", "?")
-    assert not row["served_model"].startswith(("=", "+", "-", "@", "\t"))
-
-
-async def test_parquet_has_typed_columns_and_the_same_values(
-    store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Integers stay integers, and what is unknown is null."""
-    monkeypatch.setattr("callboard.tracestore.export.calls._ROW_GROUP", 3)
-    parquet = pytest.importorskip("pyarrow.parquet")
-    await fill(store, make, 7)
-    assert await export_calls(store, tmp_path / "calls.parquet", "parquet", page=2) == 7
-    table = parquet.read_table(tmp_path / "calls.parquet")
-    assert table.to_pylist() == await as_objects(store)
-    assert str(table.schema.field("cost_nano_usd").type) == "int64"
-    assert str(table.schema.field("cost_usd").type) == "string"
-    assert parquet.ParquetFile(tmp_path / "calls.parquet").num_row_groups == 2
 
 
 async def test_parquet_without_pyarrow_names_the_extra(
@@ -184,46 +115,3 @@ async def test_an_export_that_fails_leaves_the_old_file(
     assert target.read_bytes() == before
     assert names_in(tmp_path) == ["calls.out", "trace.db"]
     assert target.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_the_trace_file_is_never_overwritten(store: TraceStore, format: Format) -> None:
-    """Not even when it is named by another path."""
-    path = store.path.parent / "." / store.path.name
-    with pytest.raises(ConfigurationError, match="is the trace file"):
-        await export_calls(store, path, format)
-    assert await store.calls() == []
-
-
-async def test_an_export_of_nothing_is_a_table_without_rows(store: TraceStore, tmp_path: Path) -> None:
-    """CSV still says what its columns are."""
-    assert await export_calls(store, tmp_path / "none.csv", "csv") == 0
-    assert (tmp_path / "none.csv").read_text().startswith("call_id,run_id,request_id,")
-    assert await as_objects(store) == []
-
-
-async def test_memory_does_not_grow_with_the_number_of_calls(store: TraceStore, make: Maker) -> None:
-    """Ten times as many calls, the same peak."""
-
-    class Nowhere(io.RawIOBase):
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: object, /) -> int:
-            return len(data)  # type: ignore[arg-type]
-
-    async def peak() -> int:
-        tracemalloc.start()
-        try:
-            await export_calls(store, Nowhere(), "jsonl", page=50)  # type: ignore[arg-type]
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    await fill(store, make, 200)
-    await peak()  # what is made once
-    few = await peak()
-    for number in range(9):
-        more = Maker(f"run_{number}")
-        await store.write([more.completed(f"more{number}_{each}") for each in range(200)])
-    assert await peak() < few * 1.5

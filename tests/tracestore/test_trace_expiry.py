@@ -8,8 +8,7 @@ from callboard import ActorStarted, ImageBlock, Message, SessionConfigured, Sess
 from tracestore.sql import expiry
 from tracestore.sqlite.upkeep import pruning
 
-from .content_making import appended, captured
-from .test_trace_content import SETUP, count, everything
+from .content_making import SETUP, appended, captured, count, everything
 from .trace_making import T0, Maker
 
 pytestmark = pytest.mark.anyio

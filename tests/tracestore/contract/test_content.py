@@ -1,0 +1,184 @@
+"""Content in the store: off unless asked for, kept once, redacted first, gone when it has expired."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.values.content import ToolUseBlock
+from bus.values.messages import Message, Role
+from tests.support.present import present
+from tracestore import Store
+
+from ..content_making import (
+    CONVERSATION,
+    SETUP,
+    appended,
+    captured,
+    configured,
+)
+from ..trace_making import T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: Store, make: Maker) -> None:
+    """All that resuming needs is there."""
+    created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
+    await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert (saved.setup, saved.tags, saved.missing) == (SETUP, {"team": "a"}, ())
+    assert list(saved.messages) == CONVERSATION == await store.messages("s")
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (2, True)
+
+
+async def test_events_carry_no_content_even_if_it_is_captured(store: Store, make: Maker) -> None:
+    """What is read from the events table has positions, roles and ids only."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    setup, question, answer = [envelope.data for envelope in await store.events()]
+    assert setup == SessionConfigured(history=0, begins=True)
+    assert isinstance(question, SessionMessageAppended)
+    assert isinstance(answer, SessionMessageAppended)
+    assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
+
+
+async def test_writing_captured_events_again_changes_nothing(store: Store, make: Maker) -> None:
+    """As after a spill that was committed twice, in any order."""
+    envelopes = captured(configured(make), *appended(make, CONVERSATION))
+    await store.write(envelopes)
+    first = await store.saved_session("s")
+    await store.write(envelopes[::-1])
+    for envelope in envelopes[::-1]:
+        await store.write([envelope])
+    assert await store.saved_session("s") == first
+
+
+async def test_what_was_said_first_never_overwrites_what_was_said_later(store: Store, make: Maker) -> None:
+    """Of two messages at one place, or two setups, the later one of a run stays, in whatever order they come."""
+    other = msgspec.structs.replace(SETUP, model="opus")
+    begun = captured(configured(make), *appended(make, CONVERSATION))
+    first = captured(configured(make, history=2), *appended(make, [Message.user("First")], first=1))
+    later = captured(configured(make, history=2, setup=other), *appended(make, [Message.user("Later")], first=1))
+    for batch in (begun, later, first):
+        await store.write(batch)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.setup == other
+    assert [message.text for message in saved.messages] == ["What is this?", "Later"]
+
+
+async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: Store, make: Maker) -> None:
+    """What stood in the old one, and comes late or once more, does not come back."""
+    old = captured(configured(make), *appended(make, [*CONVERSATION, *CONVERSATION]))
+    await store.write(old)
+    again = Maker("run_later")
+    await store.write(captured(configured(again), *appended(again, [Message.user("Anew")])))
+    await store.write(old)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert (list(saved.messages), saved.missing) == ([Message.user("Anew")], ())
+
+
+async def test_a_clock_that_steps_back_loses_nothing(store: Store, make: Maker) -> None:
+    """What comes later counts as later, whatever its time."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    again = Maker("run_later")
+    early = {"ts_us": T0 - 10**12}
+    assert await store.claim_session("s", again.run_id, 0, 2)
+    await store.write(captured(*appended(again, [Message.user("More")], first=2, **early)))
+    assert await store.messages("s") == [*CONVERSATION, Message.user("More")]
+
+
+async def test_a_change_of_setup_keeps_the_history(store: Store, make: Maker) -> None:
+    """As when the model is swapped."""
+    other = msgspec.structs.replace(SETUP, model="opus")
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    await store.write(captured(configured(make, history=2, setup=other)))
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert (present(saved.setup).model, len(saved.messages), saved.missing) == ("opus", 2, ())
+
+
+# -- Redaction
+
+
+async def test_content_that_is_no_json_is_withheld_and_the_rest_is_stored(store: Store, make: Maker) -> None:
+    """A host's own object in a tool's arguments must not cost the others of its batch."""
+    odd = Message.assistant([ToolUseBlock("tu_1", "f", {"x": object()})])  # type: ignore[dict-item]
+    await store.write(captured(configured(make), *appended(make, [Message.user("Hi"), odd])))
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.messages == (Message.user("Hi"),)
+    assert saved.missing == ("message 1 was not stored (can't be stored: TypeError)",)
+
+
+# -- Expiry
+
+
+async def test_a_session_that_has_lost_its_beginning_says_so(store: Store, make: Maker) -> None:
+    """It is not passed off as whole."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    cut = make.started().ts_us
+    await store.write(captured(*appended(make, [Message.user("More")], first=2)))
+    await store.forget_content(cut)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.messages == (Message.user("More"),)
+    assert saved.missing[0] == "its setup is not stored"
+    assert saved.missing[1:] == tuple(f"message {position} has expired or was lost" for position in (0, 1))
+    (row,) = await store.sessions()
+    assert not row.resumable
+
+
+# -- Files of earlier versions
+
+
+# -- One writer at a time
+
+
+async def test_what_a_former_owner_still_says_is_kept_apart(store: Store, make: Maker) -> None:
+    """Two runs that go on with one session have two in the end, each whole: nothing is mixed, nothing lost."""
+    created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
+    await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
+    other = Maker("run_other")
+    await store.write([other(SessionCreated(model="sonnet"), session_id="elsewhere")])
+    assert await store.claim_session("s", "run_other", 1, history=2)
+    late = captured(*appended(make, [Message.user("Mine"), Message.assistant("Yours.")], first=2))
+    await store.write(late[:1])
+    await store.write(captured(*appended(other, [Message.user("Other"), Message.assistant("Yes.")], first=2)))
+    await store.write(late)
+    kept, branch = await store.saved_session("s"), await store.saved_session("s.run_test")
+    assert kept is not None
+    assert branch is not None
+    assert [message.text for message in kept.messages[2:]] == ["Other", "Yes."]
+    assert [message.text for message in branch.messages[2:]] == ["Mine", "Yours."]
+    assert kept.messages[:2] == branch.messages[:2] == tuple(CONVERSATION)
+    assert (kept.missing, branch.missing) == ((), ())
+    assert (branch.setup, branch.tags) == (SETUP, {"team": "a"})
+    assert {row.session_id: row.resumable for row in await store.sessions()}["s.run_test"]
+
+
+async def test_who_takes_over_a_shorter_history_is_told(store: Store, make: Maker) -> None:
+    """What was appended between reading and claiming is seen; the owner stays who it was."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    assert not await store.claim_session("s", "run_other", 1, history=1)
+    assert not await store.claim_session("unheard of", "run_other", 1, history=0)
+    assert (await store.session_owner("s", "run_other"))[0] == "run_test"
+
+
+async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_one(
+    store: Store, make: Maker
+) -> None:
+    """The old one's end has lost its beginning, and says so."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    again = Maker("run_later")
+    anew = [Message.user("Anew"), Message.assistant("One."), Message.user("More")]
+    await store.write(captured(configured(again), *appended(again, anew), configured(again, history=3)))
+    await store.write(captured(*appended(make, [Message.user("Late")], first=2)))
+    assert await store.messages("s") == anew
+    branch = await store.saved_session("s.run_test")
+    assert branch is not None
+    assert ([message.text for message in branch.messages], len(branch.missing)) == (["Late"], 2)
