@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from .functions.sync_host import run_sync
     from .functions.sync_object_stream import SyncObjectStream
     from .functions.sync_stream import SyncStreamResult
-    from .health import Check, HealthReport
+    from .health_report import Check, HealthReport
     from .media.images import ImageOptions, ImageResult
     from .media.video_handle import VideoHandle, VideoResult
     from .media.videos import VideoOptions
@@ -97,7 +97,7 @@ else:
             ".functions.sync_host": ("run_sync",),
             ".functions.sync_object_stream": ("SyncObjectStream",),
             ".functions.sync_stream": ("SyncStreamResult",),
-            ".health": ("Check", "HealthReport"),
+            ".health_report": ("Check", "HealthReport"),
             ".media.video_handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),
             ".media.videos": ("VideoOptions",),

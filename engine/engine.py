@@ -45,7 +45,7 @@ from .sessions.resuming import require_capture
 from .statistics import EngineStatistics, collect
 
 if TYPE_CHECKING:
-    from .health import HealthReport
+    from .health_report import HealthReport
 
 
 class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods):

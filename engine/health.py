@@ -6,7 +6,6 @@ says what to do. Its words never hold a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -22,11 +21,13 @@ from tracestore import Store, WriterStatistics
 from tracestore.health import FileFacts, file_facts
 from tracestore.reports import StoreCondition
 
+from .health_report import Check, HealthReport, report_of
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
 from .models.entries import AdapterEntry
 from .models.registry import ModelRegistry
-from .opening import store_to_read
+from .opening import server_store, store_to_read
 from .runtime.runtime import Runtime
+from .server_health import check_server, leftovers
 from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
@@ -36,32 +37,6 @@ LEAST_FREE_BYTES = 100 * 1024 * 1024
 
 _CLOSE_SECONDS = 2.0
 _LONGEST_DETAIL = 400
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One finding."""
-
-    name: str
-    """The thing that was looked at."""
-    ok: bool
-    """Whether all is well."""
-    detail: str
-    """The finding in words."""
-    fix: str = ""
-    """The remedy if it is not `ok`. If it is `ok`, a way to make more possible, or an empty text."""
-
-
-class HealthReport(msgspec.Struct, frozen=True):
-    """The findings of `Engine.health`."""
-
-    ok: bool
-    """Whether every check is ok."""
-    checks: tuple[Check, ...]
-    """The checks in the order of looking."""
-
-
-def report_of(checks: Sequence[Check]) -> HealthReport:
-    return HealthReport(all(check.ok for check in checks), tuple(checks))
 
 
 async def examine(
@@ -229,7 +204,7 @@ def _said(error: Exception) -> str:
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
-    """The checks of the trace file and its surroundings. The file is read over a connection of its own.
+    """The checks of the trace and its surroundings. The trace is read over a connection of its own.
 
     Args:
         store: The trace; None without one.
@@ -237,14 +212,19 @@ async def check_store(store: Store | None, writer: WriterStatistics | None = Non
     """
     if store is None:
         return [Check("store", True, "no trace is kept")]
-    try:
-        facts = await anyio.to_thread.run_sync(file_facts, store.path)
-    except OSError as error:
-        return [Check("store", False, f"{store.path}: {error.strerror or error}", "Make its folder reachable.")]
-    checks = [*await _content(facts), *_file(facts)]
+    on_server = server_store(store)
+    checks = await (_in_file(store.path) if on_server is None else check_server(on_server))
     if writer is not None:
         checks.append(_writer(writer))
     return checks
+
+
+async def _in_file(path: Path) -> list[Check]:
+    try:
+        facts = await anyio.to_thread.run_sync(file_facts, path)
+    except OSError as error:
+        return [Check("store", False, f"{path}: {error.strerror or error}", "Make its folder reachable.")]
+    return [*await _content(facts), *_file(facts)]
 
 
 async def _content(facts: FileFacts) -> list[Check]:
@@ -291,15 +271,7 @@ def _journal(mode: str) -> Check:
 
 
 def _condition(found: StoreCondition) -> list[Check]:
-    """Lost runs and leftovers are no fault: the next start deals with them."""
-    lost = f", {found.lost} lost with {found.open_calls} calls without an end" if found.lost else ", none lost"
-    spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in found.spilled)
-    next_start = "The next start that writes to this file"
-    return [
-        Check("store:runs", True, f"{found.living} live{lost}", f"{next_start} ends them." if found.lost else ""),
-        Check("store:spill", True, spilled or "none left over", f"{next_start} stores it." if spilled else ""),
-        _space(found),
-    ]
+    return [*leftovers(found, "this file"), _space(found)]
 
 
 def _space(found: StoreCondition) -> Check:

@@ -1,27 +1,75 @@
-"""The one place of the engine that knows which store stands behind a path. All other parts know a `Store`."""
+"""The one place of the engine that knows which store stands behind a name. All other parts know a `Store`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from anyio import Path as AsyncPath
+
+from bus import StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
 from tracestore import Store, TraceStore
 
 from .home import home_folder
+from .store_address import StoreAddress, TracePlace, is_address
+
+if TYPE_CHECKING:
+    from tracestore import PostgresStore
 
 
-def store_for(store: Store | Path | None, clock: Clock) -> Store:
-    """The store of an engine: a host's own, the one at a path, or the one in the home folder."""
+def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
+    """The store of an engine: a host's own, the one at a path or an address, or the one in the home folder.
+
+    Raises:
+        ConfigurationError: The address can't be read.
+        StoreError: It is one of a database whose driver is not installed.
+    """
     if store is None:
         store = home_folder() / "trace.db"
+    if isinstance(store, str) and is_address(store):
+        return _on_server(StoreAddress(store), clock)
     return TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
 
 
-def store_to_read(path: Path) -> Store:
-    """A store that only reads the trace at a path, which must exist. It is not open yet."""
-    return TraceStore.open_readonly(path)
+def store_to_read(place: TracePlace) -> Store:
+    """A store that only reads the trace at a place, which must exist. It is not open yet."""
+    if isinstance(place, StoreAddress):
+        from tracestore import PostgresStore
+
+        return PostgresStore.open_readonly(place.dsn)
+    return TraceStore.open_readonly(place)
 
 
-def store_to_write(path: Path) -> Store:
-    """The store at a path, made when it is opened. It is not open yet."""
-    return TraceStore(path, clock=SYSTEM_CLOCK)
+def server_store(store: Store) -> PostgresStore | None:
+    """The store, if its trace is on a server and not in a file of this machine."""
+    from tracestore import PostgresStore
+
+    return store if isinstance(store, PostgresStore) else None
+
+
+def store_to_write(place: TracePlace) -> Store:
+    """The store at a place, made when it is opened. It is not open yet."""
+    if isinstance(place, StoreAddress):
+        return _on_server(place, SYSTEM_CLOCK)
+    return TraceStore(place, clock=SYSTEM_CLOCK)
+
+
+async def existing_store(place: TracePlace) -> Store:
+    """The store at a place where there is a trace: nothing is a reason to make one. It is not open yet.
+
+    Raises:
+        StoreError: There is none.
+    """
+    if isinstance(place, StoreAddress):
+        async with store_to_read(place):
+            return store_to_write(place)
+    if not await AsyncPath(place).exists():
+        raise StoreError(f"there is no trace file at {place}")
+    return store_to_write(place)
+
+
+def _on_server(address: StoreAddress, clock: Clock) -> Store:
+    from tracestore import PostgresStore
+
+    return PostgresStore(address.dsn, clock=clock)

@@ -80,6 +80,16 @@ class PostgresStore(SqlStore):
         return self._path
 
     @property
+    def dsn(self) -> str:
+        """The address of the database, with its password if that was given. Never to be shown."""
+        return self._database.dsn
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables."""
+        return self._database.schema
+
+    @property
     def name(self) -> str:
         """The name of the database in messages: its host, port and database."""
         return self._database.name

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import get_args
 
-from bus import StoreError
+from bus import ConfigurationError, StoreError
 from tracestore import CallFilter
 from tracestore.filters import CallStatus
 
+from ...store_address import StoreAddress, TracePlace, is_address
 from .money import NANO
 from .places import default_trace
 
@@ -40,16 +42,25 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """``--db``, the trace file."""
-    parser.add_argument(
-        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+STORE_VARIABLE = "CALLBOARD_STORE"
+"""The environment variable for an address with a password, which other users of a machine see in ``--store``."""
+
+
+def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
+    """``--db`` and ``--store``, the trace."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"trace file (default: {default})")
+    which.add_argument(
+        "--store",
+        type=store_address,
+        metavar="URL",
+        help=f"trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if it is set)",
     )
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The trace file, and which of its calls."""
-    add_file(parser)
+    """The trace, and which of its calls."""
+    add_trace(parser)
     parser.add_argument("--session", metavar="ID", help="only of this session")
     parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
     parser.add_argument("--provider", metavar="P", help="only of this provider")
@@ -88,22 +99,52 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
     )
 
 
-def chosen_file(arguments: argparse.Namespace) -> Path:
-    """The trace file that was named, or else the default one.
+def named_trace(arguments: argparse.Namespace) -> TracePlace | None:
+    """The trace that ``--db``, ``--store`` or else CALLBOARD_STORE names.
 
     Raises:
+        ConfigurationError: The variable holds no address.
+    """
+    named: TracePlace | None = arguments.db or arguments.store
+    if named is None and (text := os.environ.get(STORE_VARIABLE)):
+        try:
+            return StoreAddress(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{STORE_VARIABLE}: {error}") from None
+    return named
+
+
+def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
+    """The trace that was named, or else the default file.
+
+    Raises:
+        ConfigurationError: CALLBOARD_STORE holds no address.
         StoreError: There is no default one yet.
     """
-    named: Path | None = arguments.db
-    if named is not None:
+    if (named := named_trace(arguments)) is not None:
         return named
     found = default_trace()
     if not found.exists():
         raise StoreError(
             f"there is no trace file at {found}: an engine's first call makes it, and so does `callboard demo`. "
-            "--db names another file, CALLBOARD_HOME another folder."
+            "--db names another file, --store a database, CALLBOARD_HOME another folder."
         )
     return found
+
+
+def trace_file(text: str) -> Path:
+    """The path of a trace file."""
+    if is_address(text):
+        raise argparse.ArgumentTypeError("a database on a server is named by --store, not by --db")
+    return Path(text)
+
+
+def store_address(text: str) -> StoreAddress:
+    """The address of a trace on a server."""
+    try:
+        return StoreAddress(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

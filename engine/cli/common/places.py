@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from engine.home import home_folder
+from engine.store_address import TracePlace
 
 TRACE_NAME = "trace.db"
 DEMO_TRACE_NAME = "demo-trace.db"
@@ -49,6 +50,11 @@ def command_name() -> str:
 def short(path: Path) -> str:
     """A path as one would type it from here, quoted if need be."""
     return shlex.quote(str(_near(path)))
+
+
+def option_of(trace: TracePlace) -> str:
+    """The option that names a trace, as one would type it from here. It holds no password."""
+    return f"--db {short(trace)}" if isinstance(trace, Path) else f"--store {shlex.quote(str(trace))}"
 
 
 def _near(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Reading the trace file that a command is about."""
+"""Reading the trace that a command is about."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bus import ConfigurationError
 from tracestore import Store
 
 from ...opening import store_to_read
-from .arguments import chosen_file
+from .arguments import chosen_trace
 
 T = TypeVar("T")
 
 
 def from_trace(arguments: argparse.Namespace, read: Callable[[Store], Awaitable[T]]) -> T:
-    """The result of a query of the chosen trace file.
+    """The result of a query of the chosen trace.
 
     Raises:
-        StoreError: The file can't be read, or there is none.
+        StoreError: The trace can't be read, or there is none.
     """
 
     async def work() -> T:
-        async with store_to_read(chosen_file(arguments)) as store:
+        async with store_to_read(chosen_trace(arguments)) as store:
             return await read(store)
 
     return anyio.run(work)
@@ -35,7 +35,7 @@ async def price_version(store: Store, under: str | None) -> str | None:
     """The whole price version that begins as ``--under`` says; None if it says none.
 
     Raises:
-        ConfigurationError: The trace file knows no such version, or several.
+        ConfigurationError: The trace knows no such version, or several.
     """
     if under is None:
         return None
@@ -44,6 +44,6 @@ async def price_version(store: Store, under: str | None) -> str | None:
     if len(fitting) != 1:
         raise ConfigurationError(
             f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
-            f"the file knows {', '.join(known) or 'none'}"
+            f"the trace knows {', '.join(known) or 'none'}"
         )
     return fitting[0]

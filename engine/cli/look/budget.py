@@ -15,7 +15,7 @@ from ...budgets.account import AccountState
 from ...budgets.budget import Budget
 from ...budgets.from_trace import loader
 from ...budgets.ledger import Ledger
-from ..common.arguments import add_file
+from ..common.arguments import add_trace
 from ..common.fitting import FittingTable
 from ..common.money import usd
 from ..common.output import add_format, write_records
@@ -39,7 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--window", help="hour, day or month; or seconds of a rolling window (default: none)")
     parser.add_argument("--zone", default="UTC", help="the time zone of the window, such as Europe/Zurich")
     parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
-    add_file(parser)
+    add_trace(parser)
     add_format(parser, "for each account")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,8 @@ from tracestore import CallFilter
 from tracestore.export import FORMATS, Format, export_calls
 
 from ...opening import store_to_read
-from ..common.arguments import add_filters, call_filter, chosen_file
+from ...store_address import TracePlace
+from ..common.arguments import add_filters, call_filter, chosen_trace
 from ..common.harmless import harmless, harmless_json, note
 from ..common.reading import price_version
 from ..common.words import plural
@@ -44,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    source = chosen_file(arguments)
+    source = chosen_trace(arguments)
     where = call_filter(arguments)
     work = partial(_export, source, arguments.path, arguments.format, where, arguments.under)
     try:
@@ -86,7 +87,7 @@ class _Terminal(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-async def _export(source: Path, path: str, format: Format, where: CallFilter, under: str | None) -> int:
+async def _export(source: TracePlace, path: str, format: Format, where: CallFilter, under: str | None) -> int:
     target = _stdout(format) if path == STDOUT else Path(path)
     async with store_to_read(source) as store:
         under = await price_version(store, under)

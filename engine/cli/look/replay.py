@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from pathlib import Path
 
 import anyio
 
@@ -15,7 +14,8 @@ from tracestore import Store, StoredEvents
 from tracestore.codec import encode_line
 
 from ...opening import store_to_read
-from ..common.arguments import add_file, chosen_file, moment
+from ...store_address import TracePlace
+from ..common.arguments import add_trace, chosen_trace, moment
 from ..common.harmless import say, write_json
 from ..common.words import plural
 from .events import describe
@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="the events of a trace file again, at the pace at which they came or at once",
         description="Plays stored events through a bus again and prints them with the seconds since the first.",
     )
-    add_file(parser)
+    add_trace(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--session", metavar="ID", help="only of this session")
     which.add_argument("--run", metavar="ID", dest="run_id", help="only of this run of an engine")
@@ -57,15 +57,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path = chosen_file(arguments)
-    printer = _JsonLines() if arguments.json else _Lines(path)
-    anyio.run(_replay, path, arguments, printer)
+    trace = chosen_trace(arguments)
+    printer = _JsonLines() if arguments.json else _Lines(trace)
+    anyio.run(_replay, trace, arguments, printer)
     printer.end()
     return 0
 
 
-async def _replay(path: Path, arguments: argparse.Namespace, printer: _Lines | _JsonLines) -> None:
-    async with store_to_read(path) as store:
+async def _replay(trace: TracePlace, arguments: argparse.Namespace, printer: _Lines | _JsonLines) -> None:
+    async with store_to_read(trace) as store:
         replay = Bus.replay(
             _source(store, arguments), speed=arguments.speed, longest_pause=arguments.longest_pause
         )
@@ -92,8 +92,8 @@ def _source(store: Store, arguments: argparse.Namespace) -> StoredEvents:
 class _Lines:
     """For people: when, what, and a few words."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, trace: TracePlace) -> None:
+        self._trace = trace
         self._first_us: int | None = None
         self._count = 0
 
@@ -108,7 +108,7 @@ class _Lines:
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No such events"
         say()
-        say(f"{said}, from {self._path}")
+        say(f"{said}, from {self._trace}")
 
 
 class _JsonLines:

@@ -35,7 +35,8 @@ from tracestore import CallFilter, SavedSession, SessionRow
 from tracestore.writing.captured import encode, encode_metadata
 
 from ...opening import store_to_read, store_to_write
-from ..common.arguments import add_file, chosen_file, positive
+from ...store_address import TracePlace
+from ..common.arguments import add_trace, chosen_trace, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
 from ..common.money import sum_text
@@ -48,7 +49,7 @@ from ..common.words import moment_text, plural
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("sessions", help="the sessions of a trace file, or what was said in one")
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
-    add_file(parser)
+    add_trace(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
     parser.add_argument(
         "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
@@ -64,61 +65,61 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
-    path = chosen_file(arguments)
+    trace = chosen_trace(arguments)
     tell = note if arguments.json else say  # beside the rows that a program asked for
     if arguments.export is not None:
-        document = document_of(anyio.run(_saved, path, arguments.session))
+        document = document_of(anyio.run(_saved, trace, arguments.session))
         try:
             write_private(arguments.export, document)
         except OSError as error:
             raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
         tell(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
-        anyio.run(_delete, path, arguments.session)
+        anyio.run(_delete, trace, arguments.session)
         tell(f"Deleted {arguments.session}; its calls and costs stay.")
     if arguments.delete or arguments.export is not None:
         return 0
     if arguments.session is not None:
-        transcript(anyio.run(_saved, path, arguments.session), as_json=arguments.json)
+        transcript(anyio.run(_saved, trace, arguments.session), as_json=arguments.json)
         return 0
     rows = from_trace(arguments, lambda store: store.sessions(arguments.limit))
     if arguments.json:
         for row in rows:
             write_json(json_text(row))
         return 0
-    show(path, rows)
+    show(trace, rows)
     return 0
 
 
-async def _saved(path: Path, session_id: str) -> SavedSession:
-    async with store_to_read(path) as store:
+async def _saved(trace: TracePlace, session_id: str) -> SavedSession:
+    async with store_to_read(trace) as store:
         saved = await store.saved_session(session_id)
         if saved is not None:
             return saved
         if not await store.calls(CallFilter(session_id=session_id), limit=1):
-            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
     raise CallboardError(
-        f"{path} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an Engine "
-        "with capture_content=True, keeps that"
+        f"{trace} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an "
+        "Engine with capture_content=True, keeps that"
     )
 
 
-async def _delete(path: Path, session_id: str) -> None:
-    async with store_to_write(path) as store:
+async def _delete(trace: TracePlace, session_id: str) -> None:
+    async with store_to_write(trace) as store:
         if not await store.delete_session(session_id):
-            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
 
 
-def show(path: Path, rows: list[SessionRow]) -> None:
+def show(trace: TracePlace, rows: list[SessionRow]) -> None:
     console = make_console()
     if not rows:
-        console.print(f"No sessions in {path}.", soft_wrap=True)
+        console.print(f"No sessions in {trace}.", soft_wrap=True)
         return
     console.print(sessions_table(rows))
     resumable = sum(row.resumable for row in rows)
     total = sum_text(reduce(add, map(session_sum, rows)))
     console.print(
-        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {path}",
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {trace}",
         style="dim",
     )
 

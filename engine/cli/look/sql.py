@@ -1,17 +1,16 @@
-"""`callboard sql`: any other question about a trace file. The command can only read."""
+"""`callboard sql`: any other question about a trace. The command can only read."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import anyio
 
 from tracestore import SqlResult
 
 from ...opening import store_to_read
-from ..common.arguments import chosen_file, positive
+from ..common.arguments import add_trace, chosen_trace, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note
 from ..common.output import add_format, write_records
@@ -28,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "epoch (UTC), money is nano-USD.",
     )
     parser.add_argument("statement", help="the statement, or - for stdin")
-    parser.add_argument("--db", type=Path, metavar="PATH", help="trace file (default: as for traces)")
+    add_trace(parser, "as for traces")
     parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="at most N rows (default 1000)")
     parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="at most S seconds (default 10)")
     add_format(parser, "for each row")
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
 
     async def read() -> SqlResult:
-        store = store_to_read(chosen_file(arguments))
+        store = store_to_read(chosen_trace(arguments))
         return await store.sql(statement, limit=arguments.limit, seconds=arguments.seconds)
 
     found = anyio.run(read)

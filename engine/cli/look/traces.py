@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
-from pathlib import Path
 
 import msgspec
 
 from bus.values.cost_sum import CostSum
 from tracestore import CallRow
 
-from ..common.arguments import add_filters, call_filter, chosen_file, positive
+from ...store_address import TracePlace
+from ..common.arguments import add_filters, call_filter, chosen_trace, positive
 from ..common.fitting import FittingTable
 from ..common.money import sum_text
 from ..common.output import add_format, write
@@ -43,19 +43,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format != "table":
         write(arguments.format, CallRow, rows[: arguments.limit])
         return 0
-    show(chosen_file(arguments), summarise(rows)[: arguments.limit], limited=arguments.limit)
+    show(chosen_trace(arguments), summarise(rows)[: arguments.limit], limited=arguments.limit)
     return 0
 
 
-def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:
+def show(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> None:
     console = make_console()
     if not calls:
-        console.print(f"No such calls in {path}.", soft_wrap=True)
+        console.print(f"No such calls in {trace}.", soft_wrap=True)
         return
     console.print(calls_table(calls))
     more = "; there may be more, see --limit" if len(calls) == limited else ""
     total = sum_text(reduce(add, (call.sum for call in calls)))
-    console.print(f"\n{plural(len(calls), 'call')}, {total}, from {path}{more}", style="dim")
+    console.print(f"\n{plural(len(calls), 'call')}, {total}, from {trace}{more}", style="dim")
 
 
 class CallSummary(msgspec.Struct, frozen=True):

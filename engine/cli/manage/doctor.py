@@ -13,12 +13,14 @@ import msgspec
 
 from bus import ConfigurationError
 from engine import Check, Engine, HealthReport
-from engine.health import check_store, report_of, unreadable
+from engine.health import check_store, unreadable
+from engine.health_report import report_of
 from engine.home import home_folder
 from tracestore.health import sqlite_version
 
 from ...opening import store_to_write
-from ..common.arguments import add_models_file
+from ...store_address import TracePlace, is_address
+from ..common.arguments import add_models_file, add_trace, named_trace
 from ..common.harmless import one_line, write_json
 from ..common.output import json_text
 from ..common.places import TRACE_NAME
@@ -49,19 +51,19 @@ class Findings(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check configuration, keys, providers and the trace file",
+        help="check configuration, keys, providers and the trace",
         description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
         "can't be read.",
     )
     add_models_file(parser)
-    parser.add_argument("--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db)")
+    add_trace(parser, "$CALLBOARD_HOME/trace.db")
     parser.add_argument("--offline", action="store_true", help="ask no provider")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    trace: Path = arguments.db or home_folder() / TRACE_NAME
+    trace = named_trace(arguments) or home_folder() / TRACE_NAME
     models: Path | None = arguments.models_file
     console = None if arguments.json else make_console()
     readable, report = anyio.run(_examine, models, trace, arguments.offline)
@@ -79,12 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.ok else FAILED
 
 
-async def _examine(models: Path | None, trace: Path, offline: bool) -> tuple[bool, HealthReport]:
+async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tuple[bool, HealthReport]:
     """Whether the configuration can be read, and all that could be checked."""
+    store = store_to_write(trace)
     try:
-        engine = Engine(models=models, store=trace)
+        engine = Engine(models=models, store=store)
     except ConfigurationError as error:
-        return False, report_of([unreadable(error), *await check_store(store_to_write(trace))])
+        return False, report_of([unreadable(error), *await check_store(store)])
     return True, await engine.health(offline=offline)
 
 
@@ -100,7 +103,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _absence(place: str) -> str:
-    return "" if Path(place).exists() else " (not there)"
+    return "" if is_address(place) or Path(place).exists() else " (not there)"
 
 
 def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, str | None]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
 
 import anyio
 
-from bus import StoreError
-from tracestore import PruneReport, Store
+from bus import ConfigurationError, StoreError
+from tracestore import PruneReport
 
-from ...opening import store_to_read, store_to_write
-from ..common.arguments import add_file, chosen_file
+from ...opening import existing_store, store_to_read
+from ...store_address import TracePlace
+from ..common.arguments import add_trace, chosen_trace
 from ..common.places import short
 from ..common.screen import make_console
 from ..common.words import plural
@@ -30,7 +32,7 @@ def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Deletes calls with all that belongs to them, and events, in small steps: programs that write "
         "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first.",
     )
-    add_file(parser)
+    add_trace(parser)
     parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
     parser.add_argument("--max-size", type=size, metavar="SIZE", help="the oldest, until it takes less: 500M, 2G")
     parser.add_argument(
@@ -47,7 +49,7 @@ def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Copies the trace file as it is at this moment. Overwrites nothing.",
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
-    add_file(parser)
+    add_trace(parser)
     parser.set_defaults(run=backup)
 
 
@@ -55,33 +57,26 @@ def prune(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
         raise StoreError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
-    path = chosen_file(arguments)
-    report = anyio.run(_prune, path, arguments)
+    trace = chosen_trace(arguments)
+    report = anyio.run(_prune, trace, arguments)
     console = make_console()
     for line in lines_of(report):
         console.print(line, soft_wrap=True)
     return 0
 
 
-async def _prune(path: Path, arguments: argparse.Namespace) -> PruneReport:
+async def _prune(trace: TracePlace, arguments: argparse.Namespace) -> PruneReport:
     before = None if arguments.older_than is None else time.time_ns() // 1000 - arguments.older_than * 1_000_000
     if arguments.dry_run:
-        async with store_to_read(path) as reader:
+        async with store_to_read(trace) as reader:
             return await reader.prune(before=before, max_bytes=arguments.max_size, dry_run=True)
-    async with await existing(path) as store:
+    async with await existing_store(trace) as store:
         return await store.prune(
             before=before,
             max_bytes=arguments.max_size,
             vacuum=arguments.vacuum,
             progress=lambda report: _show(f"{report.attempts:,} attempts, {report.events:,} events"),
         )
-
-
-async def existing(path: Path) -> Store:
-    """A file that is there: none of these is a reason to make one. Raises StoreError."""
-    if not await anyio.Path(path).exists():
-        raise StoreError(f"there is no trace file at {path}")
-    return store_to_write(path)
 
 
 def lines_of(report: PruneReport) -> list[str]:
@@ -99,14 +94,17 @@ def lines_of(report: PruneReport) -> list[str]:
 
 def backup(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path = chosen_file(arguments)
-    anyio.run(_backup, path, arguments.path)
-    make_console().print(f"Copied {short(path)} to {short(arguments.path)}.", soft_wrap=True)
+    trace = chosen_trace(arguments)
+    if not isinstance(trace, Path):
+        tool = f"pg_dump --format=custom --file={short(arguments.path)} {shlex.quote(str(trace))}"
+        raise ConfigurationError(f"a trace on a server is copied by the server's own tool: {tool}")
+    anyio.run(_backup, trace, arguments.path)
+    make_console().print(f"Copied {short(trace)} to {short(arguments.path)}.", soft_wrap=True)
     return 0
 
 
-async def _backup(path: Path, target: Path) -> None:
-    async with store_to_read(path) as store:
+async def _backup(trace: Path, target: Path) -> None:
+    async with store_to_read(trace) as store:
         await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
 
 

@@ -12,18 +12,19 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus import ConfigurationError, StoreError
+from bus import ConfigurationError
 from bus.private_file import write_private
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from tracestore.reports import OnProgress
 
-from ...opening import store_to_read, store_to_write
-from ..common.arguments import add_filters, call_filter, chosen_file
+from ...opening import existing_store, store_to_read
+from ...store_address import TracePlace
+from ..common.arguments import add_filters, call_filter, chosen_trace
 from ..common.fitting import FittingTable
 from ..common.harmless import note
 from ..common.money import tell_beside, usd
 from ..common.output import add_format, write, write_records
-from ..common.places import command_name, short
+from ..common.places import command_name, option_of
 from ..common.progress import progress_bar
 from ..common.reading import from_trace
 from ..common.screen import make_console
@@ -80,30 +81,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     _refuse_trials(arguments)
-    path = chosen_file(arguments)
+    trace = chosen_trace(arguments)
     if arguments.use is not None:
-        return _use(path, arguments)
+        return _use(trace, arguments)
     if arguments.undo:
-        return _undo(path, arguments)
+        return _undo(trace, arguments)
     if arguments.history:
-        return _history(path, arguments)
+        return _history(trace, arguments)
     if arguments.html is not None:
         _check_place(arguments.html)
     try:
         with shown_progress() as progress:
-            report, table, before = anyio.run(_reprice, path, arguments, progress)
+            report, table, before = anyio.run(_reprice, trace, arguments, progress)
     except KeyboardInterrupt:
         if not _only_looks(arguments):
-            command = f"{command_name()} reprice --resume --db {short(path)}"
+            command = f"{command_name()} reprice --resume {option_of(trace)}"
             note()
             note(f"callboard: interrupted; nothing has changed yet. To go on: {command}")
         return INTERRUPTED
     if arguments.format == "table":
-        show(report, path, arguments.by)
+        show(report, trace, arguments.by)
     else:
         write_records(arguments.format, columns(arguments.by), records(report, arguments.by))
     if arguments.html is not None:
-        _write_page(arguments.html, report, table, before, arguments, path)
+        _write_page(arguments.html, report, table, before, arguments, trace)
     return 0
 
 
@@ -146,11 +147,16 @@ def _check_place(file: Path) -> None:
 
 
 def _write_page(
-    file: Path, report: RepriceReport, table: PriceTable, before: str, arguments: argparse.Namespace, path: Path
+    file: Path,
+    report: RepriceReport,
+    table: PriceTable,
+    before: str,
+    arguments: argparse.Namespace,
+    trace: TracePlace,
 ) -> None:
     where = call_filter(arguments)
     chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
-    text = page(report, table, Origin(before, chosen, path.name, datetime.now(UTC)))
+    text = page(report, table, Origin(before, chosen, trace.name, datetime.now(UTC)))
     try:
         write_private(file, text.encode("utf-8", "replace"))
     except OSError as error:
@@ -195,10 +201,10 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
 
 
 async def _reprice(
-    path: Path, arguments: argparse.Namespace, progress: OnProgress | None
+    trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
     """The report, its prices, and the prices of the costs before, in words."""
-    async with _open(path, readonly=_only_looks(arguments)) as store:
+    async with await _opened(trace, arguments) as store:
         if arguments.resume is not None:
             number = None if arguments.resume == LATEST else arguments.resume
             report = await store.resume_reprice(number, progress=progress)
@@ -220,20 +226,16 @@ async def _reprice(
     return report, chosen, words
 
 
-def _open(path: Path, *, readonly: bool) -> Store:
-    """A file that exists: repricing is no reason to make one. Raises StoreError."""
-    if readonly:
-        return store_to_read(path)
-    if not path.exists():
-        raise StoreError(f"there is no trace file at {path}")
-    return store_to_write(path)
+async def _opened(trace: TracePlace, arguments: argparse.Namespace) -> Store:
+    """The store, not open yet. Raises StoreError if there is none."""
+    return store_to_read(trace) if _only_looks(arguments) else await existing_store(trace)
 
 
-def show(report: RepriceReport, path: Path, by: By = "model") -> None:
+def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
     console = make_console()
     console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
     if not report.calls:
-        console.print(f"No calls with token counts fit, in {path}.", soft_wrap=True)
+        console.print(f"No calls with token counts fit, in {trace}.", soft_wrap=True)
         return
     console.print(reprice_table(report, by))
     console.print()
@@ -243,7 +245,7 @@ def show(report: RepriceReport, path: Path, by: By = "model") -> None:
     if report.dry_run:
         console.print("Nothing was changed.", style="dim")
     else:
-        command = f"{command_name()} reprice --undo --db {short(path)}"
+        command = f"{command_name()} reprice --undo {option_of(trace)}"
         console.print(f"To go back: {command}", style="dim", soft_wrap=True)
 
 
@@ -258,9 +260,9 @@ def _notes(report: RepriceReport) -> list[str]:
     return notes
 
 
-def _undo(path: Path, arguments: argparse.Namespace) -> int:
+def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
     async def undo() -> tuple[RepriceRun, str | None]:
-        async with _open(path, readonly=False) as store:
+        async with await existing_store(trace) as store:
             return await store.undo_reprice(), await store.current_version()
 
     run, before = anyio.run(undo)
@@ -270,14 +272,14 @@ def _undo(path: Path, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _history(path: Path, arguments: argparse.Namespace) -> int:
+def _history(trace: TracePlace, arguments: argparse.Namespace) -> int:
     runs = from_trace(arguments, lambda store: store.reprice_runs())
     if arguments.format != "table":
         write(arguments.format, RepriceRun, runs)
         return 0
     console = make_console()
     if not runs:
-        console.print(f"No repricing yet in {path}.", soft_wrap=True)
+        console.print(f"No repricing yet in {trace}.", soft_wrap=True)
         return 0
     table = FittingTable()
     table.add_column("no", justify="right")
@@ -306,9 +308,9 @@ def _title(report: RepriceReport) -> str:
     return f"As if on {report.as_model}, under {prices}" if report.as_model else f"Under {prices}"
 
 
-def _use(path: Path, arguments: argparse.Namespace) -> int:
+def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
     version: str = arguments.use
-    anyio.run(_use_prices, path, None if version == AT_CALL_TIME else version)
+    anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
     named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
     _tell(f"The current costs are those {named} again.", arguments)
     return 0
@@ -322,6 +324,6 @@ def _tell(what: str, arguments: argparse.Namespace) -> None:
         note(what)
 
 
-async def _use_prices(path: Path, version: str | None) -> None:
-    async with _open(path, readonly=False) as store:
+async def _use_prices(trace: TracePlace, version: str | None) -> None:
+    async with await existing_store(trace) as store:
         await store.use_prices(version)

@@ -89,6 +89,11 @@ def _found(connection: psycopg.Connection, schema: str) -> Row:
     return connection.execute("SELECT coalesce(max(version), 0) FROM schema_history").fetchall()[0][0], tables
 
 
+def found_version(connection: psycopg.Connection, schema: str) -> int:
+    """The version of the tables in a schema; 0 if there are none of ours."""
+    return int(_found(connection, schema)[0] or 0)
+
+
 def _checked(database: Database, found: Row) -> int:
     version, tables = found
     if version is None and tables:
