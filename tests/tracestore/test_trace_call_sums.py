@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bus import Cost, CostSource, Envelope, StoreError, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
 from tracestore.sql.calls import costs as cost_queries
+from tracestore.sql.calls import sum_keeping
 from tracestore.sql.calls.sums import sum_up
-from tracestore.sqlite import trace_file
 
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 
@@ -149,7 +149,7 @@ async def test_costs_by_day_and_model_are_read_from_the_sums(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole days are not added up again, but the calls of a day that the filter cuts are, and other groupings."""
-    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
     await fill(store, make, 8)
     sql(store.path, "UPDATE call_sums SET calls = 100")
 
@@ -174,7 +174,7 @@ async def test_new_calls_are_summed_up_once_there_are_enough(
     """Also those of earlier, short-lived writers: the first write of a store counts what is waiting."""
     await fill(store, make, 3)
     assert sql(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
-    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 4)
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 4)
     async with TraceStore(store.path) as second:
         await second.write([make.started("one more")])
     assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
@@ -185,7 +185,7 @@ async def test_sums_that_fail_lose_no_event(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are no part of the transaction that stores events, and costs are right without them."""
-    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 1)
     sql(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
     await fill(store, make, 3)
     (row,) = await store.costs(by=())

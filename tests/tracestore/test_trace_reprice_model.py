@@ -6,9 +6,11 @@ costs what the last one that gave it a cost and stands says; after each act the 
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -17,9 +19,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
-from tracestore import CallFilter, CostRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
+from tests.support.postgres_server import PostgresServer
+from tracestore import (
+    CallFilter,
+    CallRow,
+    CostRow,
+    PriceRow,
+    PriceTable,
+    RepriceReport,
+    RepriceRun,
+    RepriceSums,
+    Store,
+    TraceStore,
+)
+from tracestore.postgres.store import PostgresStore
+from tracestore.spending import SpendingQuery
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sql.repricing import repricing
+from tracestore.sql.store import SqlStore
 from tracestore.timestamps import iso_day
 
 from .trace_making import DAY_US, T0, Maker
@@ -31,6 +48,8 @@ TABLES = (
     PriceTable([PriceRow(model="openai:gpt-5", input=7_000_000, output=11_000_000)], "of one model"),
 )
 CHUNK = 2
+WHERE = (CallFilter(), CallFilter(provider="openai"), CallFilter(unpriced=True), CallFilter(tags={"team": "a"}))
+SPENT_BY = (None, "session_id", "model", "tag:team")
 GROUPINGS = ((), ("model",), ("provider",), ("day",), ("model", "day"), ("session_id",))
 
 
@@ -45,6 +64,32 @@ class Ticking(SystemClock):
 
     def advance(self) -> None:
         self._now_us += 1_000_000
+
+
+Opener: TypeAlias = Callable[[Ticking], SqlStore]
+"""Makes new stores by a clock."""
+
+
+@pytest.fixture
+def server_of(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """New stores on a server, each with a database of its own."""
+    made = ExitStack()
+
+    def opener(clock: Ticking) -> SqlStore:
+        made.close()  # the story before is over
+        dsn = made.enter_context(postgres_server.database(postgres_server.template("stories", _migrate)))
+        return PostgresStore(dsn, path=tmp_path_factory.mktemp("model") / "trace", clock=clock)
+
+    with made:
+        yield opener
+
+
+def _migrate(dsn: str) -> None:
+    async def opened() -> None:
+        async with PostgresStore(dsn):
+            pass
+
+    anyio.run(opened)
 
 
 class Call(msgspec.Struct):
@@ -159,9 +204,9 @@ def told_by(report: RepriceReport) -> dict[str, list[int]]:
 
 
 class Story:
-    """One file and its model, and what is done to both."""
+    """One trace and its model, and what is done to both."""
 
-    def __init__(self, store: TraceStore, clock: Ticking) -> None:
+    def __init__(self, store: SqlStore, clock: Ticking) -> None:
         self.store, self.clock, self.model = store, clock, Model()
         self._make = Maker()
         self._begun: list[Act] = []
@@ -255,6 +300,9 @@ class Story:
             for act in (*self.model.acts, *self._begun):
                 act.gave.pop(name, None)
 
+    async def sum_up(self) -> None:
+        await self.store._database.write(sum_up)
+
     async def check(self) -> None:
         """Every call's cost, and every sum."""
         model = self.model
@@ -314,21 +362,65 @@ async def do(story: Story, act: tuple[object, ...]) -> None:
         case "use", table:
             await story.use(table)  # type: ignore[arg-type]
         case ("sum up",):
-            await story.store._database.write(sum_up)
+            await story.sum_up()
         case (str(name),):
             await getattr(story, name)()
 
 
-async def told(path: Path, acts: list[tuple[object, ...]]) -> None:
+def folder_of(factory: pytest.TempPathFactory) -> Opener:
+    """New trace files."""
+    return lambda clock: TraceStore(factory.mktemp("model") / "t.db", clock=clock)
+
+
+async def told(opened: SqlStore, clock: Ticking, acts: list[tuple[object, ...]], *, ask: bool) -> list[object]:
+    """The answers of a store after each act of a story, if they are asked for. The model is asked each time."""
+    answers: list[object] = []
+    async with opened as store:
+        story = Story(store, clock)
+        for act in acts:
+            await do(story, act)
+            await story.check()
+            if ask:
+                answers.append(await everything(store))
+    return answers
+
+
+def tell(opener: Opener, acts: list[tuple[object, ...]], *, ask: bool = True) -> list[object]:
+    """Tell a story to a new store."""
     clock = Ticking()
-    with contextlib.ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repricing, "CHUNK", CHUNK)
-        async with TraceStore(path, clock=clock) as store:
-            story = Story(store, clock)
-            for act in acts:
-                await do(story, act)
-                await story.check()
+        return anyio.run(partial(told, opener(clock), clock, acts, ask=ask))
+
+
+def unnumbered(calls: list[CallRow]) -> list[CallRow]:
+    """Calls without their numbers, which have gaps on a server."""
+    return [msgspec.structs.replace(call, call_id=0) for call in calls]
+
+
+def of_run(run: RepriceRun) -> RepriceRun:
+    return msgspec.structs.replace(run, last_call=None, done=0)
+
+
+async def everything(store: Store) -> dict[str, object]:
+    """What a store says, in any of its words, of calls, costs, repricings and events."""
+    runs, current = await store.reprice_runs(), await store.current_prices()
+    under = [run.version for run in runs if run.state == "finished"][:1]
+    queries = [SpendingQuery(by=by, slot_us=5_000_000, since_us=T0, current=by is None) for by in SPENT_BY]
+    return {
+        "calls": unnumbered(await store.calls()),
+        "pages": unnumbered(await store.calls_after(0, CallFilter(model="gpt-*"), 3)),
+        "costs": [await store.costs(where, by) for where in WHERE for by in GROUPINGS],
+        "under": [await store.costs(by=by, under=version) for version in under for by in GROUPINGS],
+        "statistics": [await store.statistics(where, ("model", "tag:team")) for where in WHERE],
+        "errors": await store.errors(),
+        "sessions": await store.sessions(),
+        "spending": await store.spending(queries, "run_test"),
+        "runs": [of_run(run) for run in runs],
+        "current": (current.runs, current.versions, current.run and of_run(current.run)),
+        "events": [of for _, of in await store.numbered_events()],
+        "tables": [table.version for table in await store.price_tables()],
+    }
 
 
 @given(story=st.lists(acts, min_size=4, max_size=18))
@@ -337,39 +429,58 @@ def test_every_cost_and_sum_is_that_of_the_model_after_every_act(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]]
 ) -> None:
     """Repricings of all and of some calls, undone, chosen, interrupted and resumed, under traffic and pruning."""
-    anyio.run(told, tmp_path_factory.mktemp("model") / "t.db", story)
+    tell(folder_of(tmp_path_factory), story, ask=False)
+
+
+@given(story=st.lists(acts.filter(lambda act: act != ("prune",)), min_size=4, max_size=12))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_and_a_server_give_the_answers_of_the_model(
+    tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
+) -> None:
+    """The same story, told to both, with all that they answer after each act."""
+    assert tell(server_of, story) == tell(folder_of(tmp_path_factory), story)
 
 
 ALL, GPT_5 = CallFilter(), CallFilter(model="openai:gpt-5")
 CALLS = [("call", kind, 1000 + kind) for kind in range(4)]
 
 
-@pytest.mark.parametrize(
-    "story",
+STORIES = [
+    [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
+    [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],
+    [*CALLS, ("reprice", TABLES[1], GPT_5), ("reprice", TABLES[1], ALL), ("undo",), ("undo",), ("undo",)],
     [
-        [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
-        [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],
-        [*CALLS, ("reprice", TABLES[1], GPT_5), ("reprice", TABLES[1], ALL), ("undo",), ("undo",), ("undo",)],
-        [
-            *CALLS,
-            ("begin", 0, 5),
-            ("reprice", TABLES[1], ALL),
-            ("reprice", TABLES[0], GPT_5),
-            ("end", 0),
-            ("undo",),
-        ],
-        [
-            *CALLS,
-            ("reprice", TABLES[0], ALL),
-            ("begin", 0, 5),
-            ("interrupt", TABLES[1], ALL),
-            ("end", 0),
-            ("resume",),
-        ],
-        [*CALLS, ("interrupt", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5), *CALLS, ("resume",), ("undo",)],
-        [*CALLS, ("reprice", TABLES[1], ALL), ("use", None), ("undo",), ("use", TABLES[1]), ("undo",)],
+        *CALLS,
+        ("begin", 0, 5),
+        ("reprice", TABLES[1], ALL),
+        ("reprice", TABLES[0], GPT_5),
+        ("end", 0),
+        ("undo",),
     ],
-)
-def test_stories_that_went_wrong(tmp_path: Path, story: list[tuple[object, ...]]) -> None:
+    [
+        *CALLS,
+        ("reprice", TABLES[0], ALL),
+        ("begin", 0, 5),
+        ("interrupt", TABLES[1], ALL),
+        ("end", 0),
+        ("resume",),
+    ],
+    [*CALLS, ("interrupt", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5), *CALLS, ("resume",), ("undo",)],
+    [*CALLS, ("reprice", TABLES[1], ALL), ("use", None), ("undo",), ("use", TABLES[1]), ("undo",)],
+]
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_stories_that_went_wrong(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]]
+) -> None:
     """A version that is used again, undone after going further, or that calls end under."""
-    anyio.run(told, tmp_path / "t.db", story)
+    tell(folder_of(tmp_path_factory), story, ask=False)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_they_go_the_same_way_on_a_server(
+    tmp_path_factory: pytest.TempPathFactory, server_of: Opener, story: list[tuple[object, ...]]
+) -> None:
+    """The answers are those of a file."""
+    assert tell(server_of, story) == tell(folder_of(tmp_path_factory), story)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from bus.errors import StoreError
-
 from ..sql.connection import SqlValue
-from ..sql.repricing.pricing_dialect import PricingDialect
+from .repricing.dialect import PostgresPricing
 
 
 class PostgresDialect:
     """PostgreSQL's answers to `tracestore.sql.connection.Dialect`."""
 
-    @property
-    def pricing(self) -> PricingDialect:
-        """The SQL for pricing many calls at once."""
-        raise StoreError("PostgresStore can't price yet")
+    pricing = PostgresPricing()
 
     def tag(self, tags: str) -> str:
         """The value of one tag; NULL if there is none."""

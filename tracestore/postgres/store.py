@@ -20,6 +20,7 @@ from ..home import home_folder
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..sql.batches import batch_of
+from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import SqlValue, Statements, Unstorable
 from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers, RunSpan
@@ -66,6 +67,7 @@ class PostgresStore(SqlStore):
         self._clock = clock
         self._path = _default_path(self._database) if path is None else Path(path).expanduser()
         self._living = Runs(self._database, clock, self._path, lease_seconds)
+        self._sums = SumKeeper(self._database)
         self._opening = anyio.Lock()
         self._wanted = False  # between `open` and `close`, whether the database could be opened or not
         self._months: set[int] = set()  # days whose partitions are there
@@ -137,6 +139,7 @@ class PostgresStore(SqlStore):
             return
         await self._open_at_last()
         await uninterrupted(self._store(envelopes))
+        await self._sums.stored(len(envelopes))
 
     async def _open_at_last(self) -> None:
         """Open the database, if it could not be reached when the store was opened."""
@@ -232,12 +235,26 @@ class PostgresStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        raise StoreError("PostgresStore.reprice: not yet")
+        from ..sql.repricing.repricing import reprice
+        from .repricing.own_connection import own_connection
+
+        async with own_connection(self._database) as database:
+            return await reprice(
+                *(database, self._clock, table, where or CallFilter()),
+                dry_run=dry_run,
+                as_model=as_model,
+                by_session=by_session,
+                progress=progress,
+            )
 
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        raise StoreError("PostgresStore.resume_reprice: not yet")
+        from ..sql.repricing.repricing import resume_reprice
+        from .repricing.own_connection import own_connection
+
+        async with own_connection(self._database) as database:
+            return await resume_reprice(database, self._clock, run_id, progress)
 
 
 def _default_path(database: Database) -> Path:

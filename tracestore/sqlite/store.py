@@ -16,7 +16,6 @@ from ..filters import CallFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..sql.connection import SqlValue, Statements
-from ..sql.repricing import history, prices
 from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
@@ -157,29 +156,21 @@ class TraceStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import Repricing
+        from ..sql.repricing.repricing import reprice
 
-        if isinstance(table, str):
-            table = await prices.stored_table(self._database, table)
-        run = Repricing(
-            *(self._database, self._clock, table, where or CallFilter(), as_model),
-            by_session=by_session,
-            progress=progress,
-        )
         async with self._repricing:
-            return await run.run(dry=dry_run or as_model is not None)
+            return await reprice(
+                *(self._database, self._clock, table, where or CallFilter()),
+                dry_run=dry_run,
+                as_model=as_model,
+                by_session=by_session,
+                progress=progress,
+            )
 
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import Repricing
+        from ..sql.repricing.repricing import resume_reprice
 
         async with self._repricing:
-            begun = await history.interrupted(self._database, run_id)
-            table = await prices.stored_table(self._database, begun.version)
-            run = Repricing(
-                *(self._database, self._clock, table, begun.where, None),
-                by_session=begun.by_session,
-                progress=progress,
-            )
-            return await run.resume(begun)
+            return await resume_reprice(self._database, self._clock, run_id, progress)

@@ -20,7 +20,7 @@ from bus.log import Log
 from ..codec import storable_text
 from ..prices.table import PriceTable
 from ..sql.batches import batch_of
-from ..sql.calls.sums import SUM_UP_AFTER, not_summed_up, sum_up
+from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import Unstorable
 from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers
@@ -40,7 +40,7 @@ class TraceFile:
         self._database = database
         self._clock = clock
         self._living = Runs(database, clock)
-        self._new_calls = SUM_UP_AFTER  # at most, that are in no sum yet; the first write finds out
+        self._sums = SumKeeper(database)
         self._opening = anyio.Lock()
         self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
         self._reopening = anyio.Lock()
@@ -104,7 +104,7 @@ class TraceFile:
                     await self._open_anew()
         # As a whole: who is cancelled while the rows are being made has them written all the same, as ever.
         self.numbers.remember(await uninterrupted(self._store(envelopes)))
-        await self._sum_up(len(envelopes))
+        await self._sums.stored(len(envelopes))
 
     async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:
         try:
@@ -140,18 +140,3 @@ class TraceFile:
         await self.open()
         self._living.hold_again()
         self._anew = False
-
-    async def _sum_up(self, events: int) -> None:
-        """Add new calls to the sums when there are enough of them, outside of the transaction that stores
-        events."""
-        self._new_calls += events
-        if self._new_calls < SUM_UP_AFTER:
-            return
-        try:
-            self._new_calls = await self._database.look(not_summed_up)
-            if self._new_calls >= SUM_UP_AFTER:
-                await self._database.write(sum_up)
-                self._new_calls = 0
-        except StoreError as error:
-            self._new_calls = 0
-            _log.warning("not_summed_up", file=str(self._database.path), error=str(error))

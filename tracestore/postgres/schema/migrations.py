@@ -16,13 +16,15 @@ from bus.errors import StoreError
 from ...sql.connection import Row
 from ..database import Database
 from ..link import WRITERS_LOCK
+from .append_only import APPEND_ONLY
 from .partitions import PARTITIONS
+from .sums import SUMS
 from .tables import TABLES
 
 if TYPE_CHECKING:
     import psycopg
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", (*TABLES, *PARTITIONS)),)
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),)
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

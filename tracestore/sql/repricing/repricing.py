@@ -32,8 +32,8 @@ from ..calls.where import condition
 from ..connection import Database, Statements
 from .comparison import compared, prepare
 from .counts import CountsBeside, count_beside, with_counts
-from .history import begin, finish, note_progress
-from .prices import current_version, save_table
+from .history import begin, finish, interrupted, note_progress
+from .prices import current_version, save_table, stored_table
 from .pricing import Pricer
 from .run_costs import RepricedGroup, add_repriced
 from .sums import SumTable, add_to_sums, start_from_base, sums_of_run
@@ -180,6 +180,34 @@ class Repricing:
         if not dry:
             finish(statements, run_id, beside, self._clock.now_us())
         return beside, previous
+
+
+async def reprice(
+    database: Database,
+    clock: Clock,
+    table: PriceTable | str,
+    where: CallFilter,
+    *,
+    dry_run: bool,
+    as_model: str | None,
+    by_session: bool,
+    progress: OnProgress | None,
+) -> RepriceReport:
+    """See `tracestore.store.Repricing.reprice`."""
+    if isinstance(table, str):
+        table = await stored_table(database, table)
+    run = Repricing(database, clock, table, where, as_model, by_session=by_session, progress=progress)
+    return await run.run(dry=dry_run or as_model is not None)
+
+
+async def resume_reprice(
+    database: Database, clock: Clock, run_id: int | None, progress: OnProgress | None
+) -> RepriceReport:
+    """See `tracestore.store.Repricing.resume_reprice`."""
+    begun = await interrupted(database, run_id)
+    table = await stored_table(database, begun.version)
+    run = Repricing(*(database, clock, table, begun.where, None), by_session=begun.by_session, progress=progress)
+    return await run.resume(begun)
 
 
 def _last_call(statements: Statements) -> int:

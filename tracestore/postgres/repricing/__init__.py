@@ -1,0 +1,1 @@
+"""The pricing of a million stored calls at once, in temporary tables of PostgreSQL."""
