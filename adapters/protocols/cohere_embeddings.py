@@ -1,8 +1,8 @@
-"""What Cohere's embedding models are asked, and how they answer, under any provider's name.
+"""The requests and replies of Cohere's embedding models, under any provider's name.
 
-Limits are those of docs.cohere.com (the endpoint's reference, and its page of Embed models), seen on 2026-11-22:
-96 texts a request. Of v3 models 512 tokens a text is what Cohere reads; what is longer is an error or is cut, as
-`truncate` says.
+The limits are those of docs.cohere.com (the endpoint's reference, and its page of Embed models), seen on
+2026-11-22. A request has at most 96 texts. A v3 model reads 512 tokens of a text. A longer text is an error or is
+cut, as `truncate` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request for an image or a video as a form, where files go with it."""
+"""A request for an image or a video as a form, for requests that carry files."""
 
 from __future__ import annotations
 

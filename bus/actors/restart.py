@@ -1,8 +1,16 @@
-"""Whether a child is restarted, with which others, and after how long: decisions, as pure functions of values.
+"""The decisions about a child that has ended, as pure functions of values: whether it is restarted, together with
+which others, and after how long.
 
-Backoff and a limit of restarts per period work against each other: with pauses of seconds, "five in five seconds"
-never comes about, and a child that can't live is restarted for ever. So failures in a row are counted, and the row
-ends when a child has lived for `healthy_after`.
+    how it ended    permanent   transient   temporary
+    crashed         restart     restart     stay
+    normally        restart     stay        stay
+
+In place of a restart comes the limit once a child has failed `max_failures` times in a row. A normal end of a
+permanent child counts as a failure, too. The row ends when a child has lived for `healthy_after`.
+
+Failures in a row are counted, and not failures in a period, because a period works against the waits before
+restarts. With waits of seconds, five failures within five seconds never come about, and a child that can't live
+would be restarted for ever.
 """
 
 from __future__ import annotations

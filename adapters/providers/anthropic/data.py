@@ -1,4 +1,5 @@
-"""What Anthropic's models and servers take and say, as data: it changes monthly, and code must not.
+"""The parameters that Anthropic's models accept and the words of its refusals, as data, because they change
+monthly.
 
 The models are in `models.json`; see `adapters.model_table`.
 """

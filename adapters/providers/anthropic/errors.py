@@ -1,7 +1,8 @@
-"""What the Messages API calls its errors, where that differs from what everybody means by the word.
+"""The error types of the Messages API that have a meaning of their own.
 
-The types that it shares with others (`rate_limit_error`, `overloaded_error`, `authentication_error`, ...) are in
-`adapters.refusals.classify.COMMON_CODES`; messages (an overlong prompt, spent credit) are recognised there, too.
+The types that it shares with others (`rate_limit_error`, `overloaded_error`, `authentication_error` and so on) are
+in `adapters.refusals.classify.COMMON_CODES`. That module also recognises messages, such as those of an overlong
+prompt or of spent credit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Anthropic among the providers."""
+"""The descriptor of Anthropic."""
 
 from adapters.provider import Provider, Vendor
 

@@ -1,8 +1,8 @@
-"""From a canonical request to the body of a Messages API request. Pure.
+"""From a canonical request to the body of a Messages API request. This module is pure.
 
-Here is what surrounds the messages: tools, the form of the reply, and the headers of beta features. `messages`
-writes the history, which `adapters.requests.history` has fitted first; `tuning` sampling and thinking; `caching`
-marks what the provider may keep of the prompt.
+It writes the parts around the messages: tools, the form of the reply, and the headers of beta features. The
+history is fitted by `adapters.requests.history` and written by `messages`. `tuning` writes sampling and thinking.
+`caching` marks the parts of the prompt that the provider may keep.
 """
 
 from __future__ import annotations

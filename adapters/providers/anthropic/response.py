@@ -1,14 +1,14 @@
-"""From a reply's content blocks, stop reason and usage to the assembler; for whole and streamed replies alike.
+"""From a reply's content blocks, stop reason and usage to the assembler, for whole and streamed replies alike.
 
-A block has a beginning, perhaps deltas, and an end. A whole reply is the special case without deltas, so
-`begin_block` and `end_block` are all that turns content into canonical blocks:
+A block has a beginning, perhaps deltas, and an end. A block of a whole reply has no deltas. So `begin_block` and
+`end_block` turn all content into canonical blocks:
 
-* Text, visible reasoning and tool calls are opened at once, with whatever their beginning already holds.
-* Everything else (server tools and their results, kinds invented later) is collected and handed over word for
-  word at its end, to be sent back unchanged.
+* Text, visible reasoning and tool calls are opened at once, with the content that their beginning already holds.
+* Any other block (server tools and their results, kinds invented later) is collected, and is handed over word for
+  word at its end, so that it can be sent back unchanged.
 
-Usage is reported twice in a stream. The later figures replace the earlier ones field by field, null never
-replaces anything, and nothing is ever added up.
+A stream reports its usage twice. The later figures replace the earlier ones field by field. Null replaces nothing,
+and nothing is ever added up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A JSON Schema as Anthropic's structured output and strict tools take it. Pure.
+"""A JSON Schema as Anthropic's structured output and strict tools take it. This module is pure.
 
-The grammar that holds a reply to a schema knows shapes and not sizes. Keywords such as ``minimum`` or
-``maxLength`` are refused with status 400, so the description tells them to the model; whoever asked checks the
-reply against the whole schema. A schema whose shape the grammar can't say (free keys, any value, recursion) can't
-be sent at all.
+The grammar that holds a reply to a schema knows shapes and no sizes. Keywords such as ``minimum`` or ``maxLength``
+are refused with status 400. So the description tells them to the model, and the caller checks the reply against
+the whole schema. A schema can't be sent at all if the grammar can't express its shape (free keys, any value,
+recursion).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What tunes a reply of the Messages API: sampling, effort and thinking, as far as the model takes them. Pure.
+"""The settings that tune a reply of the Messages API: sampling, effort and thinking. This module is pure.
 
-What a model refuses is left out with a warning, by the table in `data`. Names that are not in it get what was
-asked for, word for word.
+A setting that the model refuses, by the table in `data`, is left out with a warning. A model that is not in the
+table gets the settings word for word.
 """
 
 from __future__ import annotations

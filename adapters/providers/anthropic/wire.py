@@ -1,13 +1,13 @@
-"""What we read of the Messages API: as little as possible, and that leniently.
+"""The fields of the Messages API that are read here: as few as possible, and any of them may be missing or null.
 
-Every field is optional and may be null. What only some replies need is taken as `object` or left as raw JSON and
-looked at where it is used, so that an odd value in one corner never costs a reply. Content blocks stay plain JSON
-objects: their kinds are open-ended, and those outside our catalogue are kept word for word.
+A field that only some replies need is taken as `object` or left as raw JSON, and is examined where it is used. So
+an odd value in one field never costs a reply. Content blocks stay plain JSON objects, because their kinds are
+open-ended. Blocks outside our catalogue are kept word for word.
 
-Like all structs of our wires these are outside the garbage collector's care (gc=False): they live for one event,
-can't refer to themselves, and a collection costs more than decoding them.
+The garbage collector doesn't track these structs (gc=False), as it tracks no struct of our wires. They live for
+one event and can't refer to themselves, and a collection costs more than their decoding.
 
-Version 2023-06-01 of the API.
+This is version 2023-06-01 of the API.
 """
 
 from __future__ import annotations

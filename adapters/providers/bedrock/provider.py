@@ -1,4 +1,4 @@
-"""Amazon Bedrock among the providers."""
+"""The descriptor of Amazon Bedrock."""
 
 from adapters.provider import Provider, Vendor
 

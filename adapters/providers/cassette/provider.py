@@ -1,4 +1,4 @@
-"""Recordings among the providers: what a recording serves is what was recorded."""
+"""The descriptor of recordings. A recording serves the requests that were recorded."""
 
 from adapters.provider import Provider
 

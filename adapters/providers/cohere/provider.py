@@ -1,4 +1,4 @@
-"""Cohere among the providers."""
+"""The descriptor of Cohere."""
 
 from adapters.provider import Provider, Vendor
 

@@ -1,4 +1,4 @@
-"""What Gemini's models accept, as data: it changes monthly, and code must not.
+"""The parameters that Gemini's models accept, as data, because they change monthly and code must not.
 
 The models are in `models.json`; see `adapters.model_table`.
 """

@@ -1,6 +1,6 @@
-"""Google's reasons and canonical statuses, beside those that mean the same everywhere, and errors inside a reply.
+"""Google's reasons and canonical statuses that have a meaning of their own, and errors inside a reply.
 
-What a waiting caller needs is in the body's details, see `adapters.refusals.details`.
+The time for which a caller should wait is in the body's details; see `adapters.refusals.details`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gemini among the providers."""
+"""The descriptor of Gemini."""
 
 from adapters.provider import Provider, Vendor
 

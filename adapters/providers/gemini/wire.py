@@ -1,9 +1,9 @@
-"""What we read of generateContent: as little as possible, and that leniently.
+"""The fields of generateContent that are read here: as few as possible, and any of them may be missing or null.
 
-Every field is optional and may be null. A reply, and each event of a stream, is one Chunk, decoded once; parts
-that are neither text nor calls of ours are open-ended in kind, and are looked up again, as plain JSON.
+A reply is one Chunk, and so is each event of a stream. A Chunk is decoded once. Parts that are neither text nor
+calls of our tools may be of any kind, and are read again as plain JSON.
 
-Version v1beta of the API. The names are the wire's own.
+This is version v1beta of the API. The names are those of the API.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """LocalAdapter: a model on this machine, by any of the three protocols that llama.cpp speaks.
 
 It has no wire format of its own. The adapter of the chosen protocol is made by name, with the quirks of llama.cpp,
-and works on a transport that starts the server when it is needed. What this file adds is what the model and the
-server can really do, which their protocols do not tell (all found by trying, with no warning from the server):
+and works on a transport that starts the server when it is needed. This file adds the true abilities of the model
+and the server, which the protocols do not tell. All were found by trying, with no warning from the server:
 
-* Tools: a 135M model calls none, whatever `tool_choice` says, so `supports_tools` is False. With
-  ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces; ``tools: native`` is for a
-  larger model whose template knows tools. Both by chat only.
-* A failed tool's result: messages overlooks `is_error`, so the text says it, as by the other two.
-* Structured output: chat enforces a schema; messages and responses take one and ignore it, so they refuse.
-* The context is what the server gives each request, not what the model was trained for.
+* Tools: a model of 135 million parameters calls none, whatever `tool_choice` says, so `supports_tools` is False.
+  With ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces. ``tools: native`` is for
+  a larger model whose template knows tools. Both work by chat only.
+* The result of a tool that failed: messages overlooks `is_error`, so the text says it, as in the other protocols.
+* Structured output: chat enforces a schema. Messages and responses take a schema and ignore it, so they refuse it.
+* Context: it is the window that the server gives each request, and not the one that the model was trained for.
 """
 
 from __future__ import annotations

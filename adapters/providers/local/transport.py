@@ -1,9 +1,9 @@
-"""The way to a server that may not be running yet, or no more.
+"""The transport to a server that may not be running yet, or may have ended.
 
-The adapter of the protocol is made before the server has an address and a key, and outlives servers that die. So
-it is given a placeholder for both, and this transport puts in the ones of the server that runs when a request is
-sent, starting it if need be. Time limits, cancelling, retries and their reports are then the adapter's own, for
-the start of the server as for everything else that a request waits for.
+The adapter of the protocol is made before the server has an address and a key, and it outlives servers that die.
+So the adapter gets a placeholder for both. When a request is sent, this transport starts the server if need be,
+and puts the server's own address and key in place. The adapter's own time limits, cancelling, retries and reports
+then hold for the start of the server as for any other wait of a request.
 """
 
 from __future__ import annotations

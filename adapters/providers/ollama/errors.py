@@ -1,4 +1,4 @@
-"""Ollama's errors have a status and a sentence; inside a stream the sentence is all there is to go by."""
+"""The errors of Ollama. Each has a status and a sentence. An error inside a stream has only the sentence."""
 
 from __future__ import annotations
 

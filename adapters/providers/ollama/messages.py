@@ -1,8 +1,8 @@
-"""A fitted history as Ollama's messages. Pure.
+"""A fitted history as Ollama's messages. This module is pure.
 
-Content is one string, with the images of a message beside it as plain base64. A call's arguments are an object;
-its result names the tool, and the call's id for servers that know ids. Images of a result follow in a user
-message, because templates show them there.
+The content of a message is one string, and its images stand beside it as plain base64. The arguments of a tool
+call are an object. A result names its tool, and for servers that know ids also the id of its call. The images of a
+result follow in a message of the user, because templates show them only there.
 """
 
 from __future__ import annotations

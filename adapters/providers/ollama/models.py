@@ -1,4 +1,4 @@
-"""What a server says about its models: which there are, what each can do, how long its window is."""
+"""A server's answers about its models: their names, their abilities and their context windows."""
 
 from __future__ import annotations
 

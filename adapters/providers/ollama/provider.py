@@ -1,4 +1,4 @@
-"""Ollama among the providers."""
+"""The descriptor of Ollama."""
 
 from adapters.provider import Provider, Vendor
 

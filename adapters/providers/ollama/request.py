@@ -1,9 +1,9 @@
-"""A canonical request as the body of `/api/chat`. Pure.
+"""A canonical request as the body of `/api/chat`. This module is pure.
 
-`truncate: false` and `shift: false` always go along: newer servers then say that a prompt is too long instead of
-dropping its oldest messages, and end a reply at the window's end instead of forgetting while they speak. Older
-ones don't know the fields and need a window that is large enough, see `window`; a prompt that is clearly larger
-than its window is refused here.
+Every request has `truncate: false` and `shift: false`. With them a newer server refuses a prompt that is too long,
+and doesn't drop the oldest messages. It also ends a reply at the end of the window, and doesn't forget the
+beginning. Older servers don't know these fields, so they need a window that is large enough (see `window`). A
+prompt that is clearly larger than its window is refused here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""From lines to content: one reader for whole replies and for streams, because a whole reply is a stream of one.
+"""From lines to content. One reader serves whole replies and streams, because a whole reply is a stream of one
+line.
 
-* Reasoning comes in a field of its own; text and reasoning may close each other.
-* Tool calls come whole, arguments and all, and a reply with calls stops for them although it says ``stop``.
-* A missing reason, from older servers, is the limit if all tokens that were asked for were generated.
-* Counts that are zero are left out. Zero input tokens can't be, so a missing count of them (older servers, when
-  the whole prompt was in their cache) is replaced by an estimate, and the usage says that it is one.
+* Reasoning has a field of its own. Text and reasoning may close each other.
+* A tool call comes whole, with its arguments. A reply with tool calls has the stop reason of tool calls, although
+  the server says ``stop``.
+* Older servers give no stop reason. The limit is then the reason if as many tokens as were allowed were generated.
+* Counts of zero are left out. A prompt of zero tokens can't be. Older servers leave out the count when the whole
+  prompt was in their cache. An estimate then takes its place, and the usage says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The normaliser of a streamed reply: lines of JSON, until one says that it is the last."""
+"""The normaliser of a streamed reply: lines of JSON, of which the last one says that it is the last."""
 
 from __future__ import annotations
 

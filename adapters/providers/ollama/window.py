@@ -1,8 +1,9 @@
-"""How many tokens of context a call asks for (`num_ctx`).
+"""The context window of a call (`num_ctx`), in tokens.
 
-The server's own default is small, and what doesn't fit it drops from the front without a word. So every call asks
-for what its prompt, as estimated, and its output need. Another figure than the last one makes the server load the
-model anew, so windows come in few sizes, and a model's window only grows.
+The server's default window is small, and the server silently drops the beginning of a prompt that doesn't fit. So
+every call asks for a window that holds its estimated prompt and its output. The server loads the model anew when a
+call asks for another window than the last call. So there are few sizes of windows, and a model's window only
+grows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What we read of Ollama's `/api/chat`: as little as possible, and that leniently.
+"""The fields of Ollama's `/api/chat` that are read here: as few as possible, and any of them may be missing.
 
-A streamed reply is such an object on every line, the last of them with `done`; a whole reply is one of them. Go's
-`omitempty` leaves out every zero, so a missing count may mean none.
+A streamed reply has one such object on every line, and the last one has `done`. A whole reply is one such object.
+The server leaves out every zero (Go's `omitempty`), so a missing count may mean zero.
 """
 
 from __future__ import annotations

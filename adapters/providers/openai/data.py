@@ -1,8 +1,8 @@
-"""What OpenAI's models accept, as data: it changes monthly, and code must not.
+"""The parameters that OpenAI's models accept, as data, because they change monthly and code must not.
 
-Effort decides the rest: a model that can't reason takes no reasoning options and no reasoning items, and one that
-is reasoning refuses sampling parameters. Models that are like no row get everything that was asked for. The models
-are in `models.json`; see `adapters.model_table`.
+The efforts of a model decide the rest. A model that can't reason takes no reasoning options and no reasoning
+items. A model that is reasoning refuses sampling parameters. A model that is like no row gets all parameters that
+were asked for. The models are in `models.json`; see `adapters.model_table`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenAI's error codes, beside those that mean the same everywhere, and errors that come inside a reply."""
+"""OpenAI's error codes that have a meaning of their own, and errors inside a reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI among the providers."""
+"""The descriptor of OpenAI."""
 
 from adapters.provider import Provider, Vendor
 

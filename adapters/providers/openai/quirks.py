@@ -1,4 +1,4 @@
-"""How servers of the Responses protocol differ from OpenAI's own, as data."""
+"""The differences between servers of the Responses protocol and OpenAI's own, as data."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Chat Completions: OpenAI's older protocol, and what nearly every other server speaks, differences as data."""
+"""Chat Completions: OpenAI's older protocol, which nearly every other server speaks. The differences are data."""

@@ -1,4 +1,4 @@
-"""What servers of the Chat Completions protocol say of requests that can be mended, as data."""
+"""The words in which servers of Chat Completions refuse requests that can be mended, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codes and types that servers of this protocol put into their errors, and errors inside a reply."""
+"""The codes and types of errors in this protocol, and errors inside a reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat Completions among the providers: a protocol that many vendors speak."""
+"""The descriptor of Chat Completions, a protocol that many vendors speak."""
 
 from adapters.provider import Provider, Vendor
 

@@ -1,4 +1,4 @@
-"""How a reply is played: as a body over a network that isn't there, one line of JSON for each step."""
+"""A scripted reply as the body of an HTTP reply: one line of JSON for each step. There is no network."""
 
 from __future__ import annotations
 

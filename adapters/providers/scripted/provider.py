@@ -1,4 +1,4 @@
-"""Scripts among the providers."""
+"""The descriptor of scripts."""
 
 from adapters.provider import Provider
 

@@ -1,4 +1,4 @@
-"""What a script says: replies, as values in Python or as data in models.yaml."""
+"""The replies of a script, as values in Python or as data in models.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors for tests and demos: the same text has the same one everywhere, and texts that share words are near."""
+"""Vectors for tests and demos. A text has the same vector everywhere; texts that share words are near."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TGI's errors: a sentence and an `error_type`; in a streamed reply they are events, whatever its status."""
+"""The errors of TGI. Each has a sentence and an `error_type`. An error in a streamed reply comes as an event,
+whatever the status of the reply.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A fitted history as one prompt: the text endpoint knows no messages, so the template is ours.
+"""A fitted history as one prompt. The text endpoint knows no messages, so the template is ours.
 
-``plain`` suits base models and any other: each message begins with who speaks, and the reply is stopped where the
-model would go on to speak for the user. Chat models want the template that they were trained with; ``chatml`` and
-``llama3`` are the two most used, and others can be spelled out. Whoever speaks can forge a turn by writing what
-the template writes: text that isn't trusted belongs to the messages API.
+The template ``plain`` suits base models and any other model. Each message begins with its speaker, and the reply
+is stopped where the model would go on to speak for the user. Chat models want the template that they were trained
+with. ``chatml`` and ``llama3`` are the two most used, and a host can spell out another one.
+
+A text can forge a turn by containing the template's own marks. Text that isn't trusted therefore belongs to the
+messages API.
 """
 
 from __future__ import annotations

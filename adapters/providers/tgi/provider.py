@@ -1,4 +1,4 @@
-"""Text Generation Inference among the providers."""
+"""The descriptor of Text Generation Inference."""
 
 from adapters.provider import Provider
 

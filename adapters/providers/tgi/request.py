@@ -1,7 +1,7 @@
-"""A canonical request as the body of `/generate`. Pure.
+"""A canonical request as the body of `/generate`. This module is pure.
 
-What only tunes the reply and isn't known here is left out with a warning. A temperature of zero is refused by the
-server and means that nothing is sampled, which is said instead.
+A setting that only tunes the reply is left out with a warning if the server doesn't know it. The server refuses a
+temperature of zero, which means that nothing is sampled. So the request says that nothing is sampled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From tokens to text: one reader for whole replies and for streams.
+"""From tokens to text. One reader serves whole replies and streams.
 
-Special tokens are no text. The stop sequence that ended a reply is cut off; if it was the template's own, the
-model had simply finished. Without details there is no finish reason, and none is made up.
+Special tokens are left out of the text. The stop sequence that ended a reply is cut off. If that sequence was the
+template's own, the model had simply finished. A reply without details has no finish reason, and none is made up.
 """
 
 from __future__ import annotations

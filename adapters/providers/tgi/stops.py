@@ -1,4 +1,4 @@
-"""Stop sequences stand at the end of what TGI sends; they are none of the reply."""
+"""Stop sequences. TGI sends them at the end of its text, and they are no part of the reply."""
 
 from __future__ import annotations
 

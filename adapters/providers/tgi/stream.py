@@ -1,4 +1,4 @@
-"""The normaliser of a streamed reply: an event for each token, until one brings the whole text."""
+"""The normaliser of a streamed reply. Each token is an event, and the last event has the whole text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What we read of TGI's text endpoints, leniently.
+"""The fields of TGI's text endpoints that are read here. Any of them may be missing.
 
-A streamed reply is one such object for each token; the last of them also has the whole text and the details. A
-whole reply has these alone, and some gateways put it into a list.
+A streamed reply has one such object for each token, and the last object also has the whole text and the details. A
+whole reply has only the text and the details. Some gateways put a whole reply into a list.
 """
 
 from __future__ import annotations

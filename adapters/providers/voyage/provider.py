@@ -1,4 +1,4 @@
-"""Voyage AI among the providers."""
+"""The descriptor of Voyage AI."""
 
 from adapters.provider import Provider, Vendor
 

@@ -1,4 +1,4 @@
-"""What grounding a reply in searches is billed by, apart from its tokens."""
+"""The searches that ground a reply. They are billed apart from its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call's arguments, put together from values at JSONPaths; for streams that were asked to send them so."""
+"""The arguments of a call, put together from values at JSONPaths. Only some streams are asked to send them so."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""From a canonical request to the body of a generateContent call. Pure.
+"""From a canonical request to the body of a generateContent call. This module is pure.
 
-Here is what surrounds the contents: tools, the form of the reply, thinking, sampling. What only tunes the reply
-and isn't taken is left out with a warning. A request's ``provider_options["gemini"]`` is merged into the body,
-object by object, and goes first: safety settings, cached content, the provider's own tools, whatever is to come.
+It writes the parts around the contents: tools, the form of the reply, thinking, sampling. A setting that only
+tunes the reply is left out with a warning if the model doesn't take it. A request's ``provider_options["gemini"]``
+is merged into the body, object by object, and goes before our own values. It may hold safety settings, cached
+content, the provider's own tools, or any field that is new.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A JSON Schema as Gemini takes it: what it can't take is said in words.
+"""A JSON Schema as Gemini takes it.
 
-It takes a part of JSON Schema (in `parametersJsonSchema` and `responseJsonSchema`). What has an equal there is
-rewritten; of any other constraint the description tells the model. Nothing that Gemini takes is touched.
+Gemini takes a part of JSON Schema, in `parametersJsonSchema` and `responseJsonSchema`. A keyword that has an equal
+in that part is rewritten. The description tells the model of any other constraint. Keywords that Gemini takes stay
+as they are.
 """
 
 from __future__ import annotations

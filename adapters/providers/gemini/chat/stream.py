@@ -1,7 +1,7 @@
-"""A stream of generateContent's replies, each the next piece of one reply.
+"""A stream of generateContent's replies, each of which is the next piece of one reply.
 
-Nothing marks the end but the end of the body: a finish reason is not the last word, for usage, grounding and even
-text may follow it. A body that ends without one was cut off.
+The end of the body is the only mark of the end. Usage, grounding and even text may follow a finish reason. A body
+without any finish reason was cut off.
 """
 
 from __future__ import annotations

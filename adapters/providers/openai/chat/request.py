@@ -1,7 +1,8 @@
-"""From a canonical request to the body of a Responses call. Pure.
+"""From a canonical request to the body of a Responses call. This module is pure.
 
-Here are the parameters of the call; `items` writes the history. The call is stateless: nothing is stored, and
-reasoning comes back encrypted. What only tunes the reply and isn't taken is left out with a warning.
+It writes the parameters of the call; `items` writes the history. The call is stateless: nothing is stored, and
+reasoning comes back encrypted. A setting that only tunes the reply is left out with a warning if the model doesn't
+take it.
 """
 
 from __future__ import annotations

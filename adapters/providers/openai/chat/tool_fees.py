@@ -1,7 +1,7 @@
-"""What the Responses API's own tools are billed by, apart from the tokens of the model that called them.
+"""The uses of the Responses API's own tools. They are billed apart from the tokens of the model that called them.
 
-A reply says it in `tool_usage`; where that is missing, its items say it. The names are those of the rates in a
-price table. What an image was drawn with is another model's, and counted apart; see `images`.
+A reply tells them in `tool_usage`. If it has none, its items tell them. The names are those of the rates in a
+price table. The model that drew an image is another one, and is counted apart; see `images`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Responses API's usage, in our disjoint buckets."""
+"""The usage of the Responses API as our token counts, of which no two overlap."""
 
 from __future__ import annotations
 

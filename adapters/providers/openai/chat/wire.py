@@ -1,8 +1,9 @@
-"""The fields of the Responses API that we read, and a lenient way to read them.
+"""The fields of the Responses API that are read here, and a lenient way to read them.
 
-Everything is optional, because the servers of this protocol leave out what they like. A field of the wrong type
-counts as absent instead of failing the reply: `read` first decodes a struct in one go, and only if that fails
-looks at the fields one by one. What is nested stays raw until it is asked for, so one odd part spoils no other.
+Every field is optional, because servers of this protocol leave out any of them. A field of the wrong type counts
+as absent, so that it doesn't fail the reply. For this `read` first decodes a struct in one go. Only if that fails,
+`read` decodes the fields one by one. Nested values stay raw until they are asked for, so one odd part spoils no
+other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Images, audio and documents as parts of a user's message. Pure."""
+"""Images, audio and documents as parts of a user's message. This module is pure."""
 
 from __future__ import annotations
 

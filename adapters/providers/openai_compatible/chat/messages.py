@@ -1,8 +1,8 @@
-"""A fitted history as Chat messages. Pure.
+"""A fitted history as messages of Chat Completions. This module is pure.
 
-What this protocol can't carry, or this server doesn't take, is left out and named among the losses. A result has
-only text here, so its images follow in a user message; and messages of one role are joined where chat templates
-want roles to alternate.
+Content that the protocol or the server doesn't take is left out and named among the losses. A tool's result has
+only text in this protocol, so its images follow in a message of the user. Messages of one role are joined where
+chat templates want the roles to alternate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A canonical request as a Chat Completions body. Pure.
+"""A canonical request as the body of Chat Completions. This module is pure.
 
-Here are the parameters of the call and the system text; `messages` writes the history. What a server doesn't take
-is left out with a warning if it only tunes the reply (sampling, effort, stop), and is a CapabilityError, before
-any network, if the reply would be another one without it (tool choice, schema, images of the current turn).
+It writes the parameters of the call and the system text; `messages` writes the history. A parameter that the
+server doesn't take is left out with a warning if it only tunes the reply (sampling, effort, stop). If the reply
+would be another one without it (tool choice, schema, images of the current turn), a CapabilityError is raised
+before anything is sent.
 """
 
 from __future__ import annotations

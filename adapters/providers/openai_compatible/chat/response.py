@@ -1,14 +1,13 @@
-"""From messages and deltas to content: one reader for whole replies and for streams.
+"""From messages and deltas to content. One reader serves whole replies and streams.
 
-A whole reply is a stream of one delta. `ReplyReader` takes what servers send, in all the ways they send it, and
-tells the Assembler; `tool_calls`, `think_tags` and `usage` each read their part. It holds the rules that the wire
-doesn't state:
+A whole reply is a stream of one delta. `ReplyReader` takes all the forms in which servers send a reply, and tells
+the Assembler. `tool_calls`, `think_tags` and `usage` each read their part. The protocol leaves these rules unsaid:
 
-* Reasoning that stands in two fields at once is read from one of them.
-* The last usage that was seen counts, wherever it stood.
-* A reply with tool calls that ends regularly stops for them, whichever word it has for that.
+* If two fields have the reasoning at once, one of them is read.
+* The last usage counts, wherever it stood.
+* A reply with tool calls that ends regularly has the stop reason of tool calls, whatever the server's word is.
 
-Text, reasoning and calls may close each other (`implicit_end`): this protocol has no end marks for blocks.
+This protocol has no end marks for blocks. So text, reasoning and calls may close each other (`implicit_end`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Searches that a reply shows and its usage doesn't tell: by its citations of the web, or the tools that ran."""
+"""The number of web searches behind a reply whose usage is silent about it: its citations or its tools tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The normaliser of a streamed reply: chunks of the whole, `[DONE]` at the end."""
+"""The normaliser of a streamed reply: chunks of the reply, and `[DONE]` at the end."""
 
 from __future__ import annotations
 

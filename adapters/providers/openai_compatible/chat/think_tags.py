@@ -1,4 +1,4 @@
-"""Reasoning that stands in the text itself, between tags."""
+"""Reasoning that stands between tags in the text itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which fragment belongs to which tool call: the wire doesn't state it, and servers disagree.
+"""The tool call that a fragment belongs to. The protocol leaves this open, and servers disagree.
 
-A call begins where its index, or its id together with its name, is new. Later ids without a name are noise; names
-are never joined; a fragment without an index belongs to the call of its id, else to the last one.
+A call begins with a new index, or with a new id together with a name. A later id without a name is ignored. Names
+are never joined. A fragment without an index belongs to the call of its id, or else to the last call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the wire's usage object to token counts."""
+"""Token counts from the usage of a reply."""
 
 from __future__ import annotations
 

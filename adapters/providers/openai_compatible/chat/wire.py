@@ -1,8 +1,8 @@
-"""What we read of Chat Completions, and no more: every field may be missing or null.
+"""The fields of Chat Completions that are read here. Any field may be missing or null.
 
-Servers disagree about types as well as about fields. What may be of several types is declared as plain JSON and
-looked at where it is used; what we don't use isn't declared, so a surprise there costs nothing. A streamed delta
-and a whole message have the same fields, hence one struct for both.
+Servers disagree about types as well as about fields. A field that comes in several types is declared as plain
+JSON, and is examined where it is used. Other fields are not declared, so a surprise there costs nothing. A
+streamed delta and a whole message have the same fields, so one struct serves both.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How servers of Chat Completions differ, as data."""
+"""The differences between servers of Chat Completions, as data."""

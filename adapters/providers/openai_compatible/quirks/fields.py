@@ -1,4 +1,4 @@
-"""What can differ between servers that speak Chat Completions."""
+"""The possible differences between servers of Chat Completions, one field for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""How the servers that speak Chat Completions differ, as data.
+"""The known servers of Chat Completions, each with its differences, as data.
 
-Only requests depend on a server's name, and the few rules of reading that the wire itself can't tell. Reading is
-otherwise tolerant of every server's habits at once, because gateways change what stands behind an address.
+Requests depend on a server's name, and so do a few rules of reading that a reply itself doesn't tell. Apart from
+them, replies of all servers are read in the same tolerant way, because gateways may put another server behind an
+address.
 """
 
 from __future__ import annotations
