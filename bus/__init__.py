@@ -6,29 +6,10 @@ their supervisors, and the streaming channel. It knows no provider, no price and
 `ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
 """
 
-from .actors.actor import (
-    Actor,
-    ActorContext,
-    ActorRef,
-    ActorStatistics,
-)
-from .actors.restart import (
-    OnLimit,
-    RestartPolicy,
-    RestartType,
-    Strategy,
-    affected,
-)
-from .actors.supervisor import (
-    ChildSpec,
-    ChildStatistics,
-    ShutdownReport,
-    Supervisor,
-    SupervisorStatistics,
-)
-from .actors.task_handle import (
-    TaskHandle,
-)
+from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
+from .actors.restart import OnLimit, RestartPolicy, RestartType, Strategy, affected
+from .actors.supervisor import ChildSpec, ChildStatistics, ShutdownReport, Supervisor, SupervisorStatistics
+from .actors.task_handle import TaskHandle
 from .bus import (
     Bus,
     BusStatistics,
@@ -44,11 +25,7 @@ from .bus import (
     SubscriptionStatistics,
     topic_matches,
 )
-from .clock import (
-    SYSTEM_CLOCK,
-    Clock,
-    SystemClock,
-)
+from .clock import SYSTEM_CLOCK, Clock, SystemClock
 from .errors import (
     AccessDeniedError,
     ActorStopped,
@@ -114,13 +91,8 @@ from .events.sessions import (
 )
 from .events.sessions import TurnStatus as TurnStatus
 from .events.tools import ToolFinished, ToolProgress, ToolStarted
-from .log import (
-    Log,
-)
-from .streams.channel import (
-    StreamChannel,
-    StreamChannelStatistics,
-)
+from .log import Log
+from .streams.channel import StreamChannel, StreamChannelStatistics
 from .streams.events import (
     CallWarning,
     MessageComplete,
@@ -137,12 +109,7 @@ from .streams.events import (
     TurnEvent,
     UserMessage,
 )
-from .streams.log import (
-    ReaderStatistics,
-    StreamLog,
-    StreamReader,
-    StreamReset,
-)
+from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset
 from .values.content import (
     AudioBlock,
     ContentBlock,
@@ -157,10 +124,7 @@ from .values.content import (
     ToolUseBlock,
 )
 from .values.cost_sum import CostSum
-from .values.json import (
-    Json,
-    JsonObject,
-)
+from .values.json import Json, JsonObject
 from .values.messages import (
     Candidate,
     Message,
@@ -175,13 +139,7 @@ from .values.messages import (
 )
 from .values.turn_so_far import StepSoFar as StepSoFar
 from .values.turn_so_far import TurnSoFar as TurnSoFar
-from .values.usage import (
-    Cost,
-    CostSource,
-    StopReason,
-    TokenUsage,
-    UsageSource,
-)
+from .values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from .values.warning_codes import WarningCode
 
 __all__ = [

@@ -28,15 +28,7 @@ from .events.envelope import Envelope, Event
 from .log import Log
 from .observable import BusStatistics, ObservableBus, topic_matches
 from .replay import ReplayBus
-from .subscription import (
-    DropOldest,
-    Gap,
-    Latest,
-    Lossless,
-    Policy,
-    Subscription,
-    SubscriptionStatistics,
-)
+from .subscription import DropOldest, Gap, Latest, Lossless, Policy, Subscription, SubscriptionStatistics
 
 __all__ = [
     "Bus",

@@ -62,12 +62,7 @@ from .tools import (
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingOptions, EmbeddingResult
-    from .functions.objects import (
-        generate_object,
-        generate_object_sync,
-        stream_object,
-        stream_object_sync,
-    )
+    from .functions.objects import generate_object, generate_object_sync, stream_object, stream_object_sync
     from .functions.sync_host import run_sync
     from .functions.sync_object_stream import SyncObjectStream
     from .functions.sync_stream import SyncStreamResult

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 import anyio.to_thread
 
-from bus import (
-    SYSTEM_CLOCK,
-    Bus,
-    Clock,
-    ConfigReloaded,
-    ShutdownReport,
-    StreamChannel,
-)
+from bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
 from tracestore import Capture, PriceTable, Redact, Store
 
 from .budgets.account import AccountState

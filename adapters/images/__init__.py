@@ -1,13 +1,6 @@
 """Images: what an adapter that makes them promises, and how it is driven over HTTP."""
 
-from .contract import (
-    GeneratedImage,
-    ImageAdapter,
-    ImageCapabilities,
-    ImageOperation,
-    ImageRequest,
-    ImageResponse,
-)
+from .contract import GeneratedImage, ImageAdapter, ImageCapabilities, ImageOperation, ImageRequest, ImageResponse
 
 __all__ = [
     "GeneratedImage",

@@ -18,14 +18,7 @@ from typing import Literal
 import msgspec
 
 from bus.clock import Clock
-from bus.values.content import (
-    ContentBlock,
-    ImageBlock,
-    ProviderRaw,
-    TextBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from bus.values.content import ContentBlock, ImageBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.values.runnable_calls import ended_well

@@ -34,14 +34,7 @@ from bus.values.warning_codes import WarningCode
 from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning
 from .content import HttpVideoContent, InlineVideoContent
-from .contract import (
-    VideoCapabilities,
-    VideoContent,
-    VideoJob,
-    VideoRequest,
-    VideoTerms,
-    VideoVariant,
-)
+from .contract import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from .wire import VideoWire, check
 
 T = TypeVar("T")

@@ -41,15 +41,7 @@ from ..events import actors as events
 from ..events.envelope import Event
 from ..log import Log
 from .actor import ActorRef, Incarnation
-from .child import (
-    Child,
-    ChildSpec,
-    ChildStatistics,
-    Life,
-    ShutdownReport,
-    SupervisorLife,
-    SupervisorStatistics,
-)
+from .child import Child, ChildSpec, ChildStatistics, Life, ShutdownReport, SupervisorLife, SupervisorStatistics
 from .endings import Endings
 from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
 from .task_handle import describe, unwrapped

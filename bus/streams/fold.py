@@ -8,14 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
-from .events import (
-    MessageComplete,
-    MessageStart,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-)
+from .events import MessageComplete, MessageStart, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta
 
 MERGE_LIMIT = 16 * 1024
 """Readers get merged deltas of at most so many characters."""

@@ -7,15 +7,7 @@ from operator import add
 
 import msgspec
 
-from adapters import (
-    CallWarning,
-    CanonicalResponse,
-    Message,
-    StopReason,
-    TokenUsage,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
 from bus import Cost, TurnStatus
 from bus.values.cost_sum import CostSum
 

@@ -9,14 +9,7 @@ from functools import partial
 
 import msgspec
 
-from adapters import (
-    AdapterError,
-    CanonicalRequest,
-    Message,
-    MessageMetadata,
-    Role,
-    StopReason,
-)
+from adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
 from adapters.usage.unfinished import NOTHING_USED
 from bus import CallboardError
 from bus.errors import CancelledError

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus import (
-    CallboardError,
-    ConfigurationError,
-    Log,
-    SessionSetup,
-    StoreUnavailable,
-)
+from bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
 from tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, merged

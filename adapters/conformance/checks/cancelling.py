@@ -6,16 +6,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from adapters.conformance.asking import (
-    Heard,
-    calling,
-    first_event,
-    hear,
-    listen,
-    longest,
-    streaming,
-    within,
-)
+from adapters.conformance.asking import Heard, calling, first_event, hear, listen, longest, streaming, within
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage

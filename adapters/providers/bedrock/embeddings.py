@@ -23,10 +23,7 @@ from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, co
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
-from bus.errors import (
-    CapabilityError,
-    StreamError,
-)
+from bus.errors import CapabilityError, StreamError
 from bus.values.json import JsonObject
 
 TOKENS_HEADER = "x-amzn-bedrock-input-token-count"

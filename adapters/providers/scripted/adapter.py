@@ -12,12 +12,7 @@ from typing import TypeAlias
 
 import anyio.lowlevel
 
-from adapters.embeddings.contract import (
-    INPUT_TYPES,
-    EmbeddingCapabilities,
-    EmbeddingRequest,
-    EmbeddingResponse,
-)
+from adapters.embeddings.contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from adapters.health import AdapterHealth
 from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall

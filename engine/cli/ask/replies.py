@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters import (
-    MessageComplete,
-    MessageStart,
-    TextDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
+from adapters import MessageComplete, MessageStart, TextDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
 from bus import StepFinish, StreamReset, TurnComplete
 from bus.streams.events import TurnEvent
 

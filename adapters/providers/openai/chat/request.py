@@ -16,13 +16,7 @@ from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, fit_history
 from adapters.requests.host_options import joined_options, merge_options
-from adapters.requests.settings import (
-    check_tool_choice,
-    digest,
-    may_omit_limit,
-    short_id,
-    write_settings,
-)
+from adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
 from adapters.schemas.strict import StrictSchema
 from adapters.schemas.strict_mode import strict_reply, strict_tool
 from bus.errors import CapabilityError
