@@ -1,8 +1,14 @@
 """The attempts of one request over HTTP: their time limits, and the scope that `cancel()` reaches.
 
-attempt → (wait → attempt)* → end. Each wait for the network, and each backoff, runs under a cancel scope of its
-own. No scope is held across a `yield`, so a reader may leave at any point. What is sent, and what a reply means,
-stands elsewhere: in `call` for conversations, in `embeddings.http` for vectors.
+    attempting    an attempt was reported, and is sent or read
+    waiting       it has failed, and the time until the next attempt passes
+    ended         nothing will be waited for again: a reply came, the last attempt failed, or the reader left
+    draining      the request was cancelled, and its reply is read on for its usage
+
+Attempting and waiting take turns until the end. Each wait for the network, and each wait between attempts, runs
+under a cancel scope of its own. No scope is held across a `yield`, so a reader may leave at any point. This module
+does not know what is sent, or what a reply means: `call` knows it for conversations, and `embeddings.http` for
+vectors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
 """A streamed reply over HTTP, as the iterator that its reader pulls.
 
-There is no task behind it: `__anext__` reads inline. An attempt that fails before its first event leaves no trace
-and is repeated; after it, what came stands, the message is completed as an error, and then the exception comes.
+    sending      no reply is open: the next step sends an attempt
+    reading      a reply is open: the next step reads a piece of its body
+    delivered    the same, after the first event: a failure from now on is final
+    kept         the call was cancelled and its reply is read on for its usage: no more events are delivered
+    ended        the events that are ready are still given out, then the failure if there is one
+
+An attempt that fails before its first event leaves no trace, and is repeated. If it fails later, the events stand,
+the message is completed as an error, and then the exception is raised. There is no task behind the stream:
+`__anext__` reads inline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """One key of an adapter: its value, and the function that gives a new value.
 
-unknown → known → known with a newer value. Only a refusal of the value leads on.
+    unknown    nobody has asked the function yet
+    known      there is a value, which every attempt sends
+    refused    the provider refused the value; the function is asked once, for all calls that sent it
+
+A refused key is known again if the function gives a value. Only a refusal ends a value.
 """
 
 from __future__ import annotations

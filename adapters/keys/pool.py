@@ -1,7 +1,8 @@
-"""Which key of a pool a call uses: deterministic and fair, and the same one for a session as long as it serves.
+"""The choice of a call's key from a pool. It is deterministic and fair, and a session keeps its key.
 
-A key's turn comes when all others that are ready have had theirs since. A session stays with its key, because the
-provider has the session's prompt in a cache of that account, and leaves it for another as soon as it rests.
+It is a key's turn when all other keys that are ready have had theirs since. A session stays with its key, because
+the provider has the session's prompt in a cache of that account. The session leaves the key as soon as the key
+rests.
 """
 
 from __future__ import annotations

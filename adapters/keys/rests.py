@@ -1,14 +1,14 @@
-"""Which keys rest because a provider refused them, and for how long: a state machine without a clock of its own.
+"""The keys that rest because a provider refused or limited them: a state machine without a clock of its own.
 
 A key, or a key for one model, is in one of three states:
 
-    ready    nothing speaks against it
-    resting  it was refused or limited, and is left alone until its rest ends
-    tried    its rest has ended, and one call finds out whether it is taken; for others it rests on meanwhile
+    ready      nothing speaks against it
+    resting    it was refused or limited, and is left alone until its rest ends
+    tried      its rest has ended, and one call finds out whether it is taken; for others it rests on meanwhile
 
-A refused key and an empty account rest for 10 minutes as a whole; a model that a key may not use, for 10 minutes
-for that model; a rate limit, for as long as the provider asks, otherwise 10 seconds, and for that model. A key
-that was taken is ready.
+A refused key rests for 10 minutes, for all models, and so does an empty account. A key that may not use a model
+rests for 10 minutes, for that model. A key that was limited rests for that model as long as the provider asks, or
+else for 10 seconds. A key that was taken is ready.
 """
 
 from __future__ import annotations

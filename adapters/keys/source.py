@@ -1,4 +1,4 @@
-"""Where a key comes from that is no constant: a function of the host's, or a file that somebody replaces."""
+"""The sources of keys that are no constants: a function of the host's, or a file that somebody replaces."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
 """The end of a life, and the handling of a life that doesn't end.
 
-Ask it → 5 s → cancel it → 1 s. A task can't be abandoned: a task that still runs then is reported as stuck, and
-its stack is logged at once and every 5 s. The code that ends a life goes on then; code that needs the life to be
-over waits for `ended`.
+    asked        the life was asked to stop; it has 5 s
+    cancelled    its scope was cancelled; it has 1 s, and 1 s more while its `stopping` runs
+    stuck        it still runs, and is reported, because a task can't be abandoned
+    ended        nothing of it runs any more; this may follow each of the others
+
+The stack of a stuck life is logged at once and every 5 s. The code that ends a life goes on when the life is
+stuck. Code that needs the life to be over waits for `ended`.
 """
 
 from __future__ import annotations

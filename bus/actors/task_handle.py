@@ -1,5 +1,12 @@
 """A task below an actor. It fails alone, and the holder of its handle learns how it ended.
 
+    not begun    the task is made, and its first step has not run
+    running      its coroutine runs; `cancel` asks it to end
+    done         it has a result or an exception, and its waiters go
+
+A task that is cancelled before its first step is done without having run. `abandon` makes a task done for its
+waiters while its coroutine still runs.
+
 This module also tells a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody
 asked for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end every task that
 it reaches, on asyncio even the task's siblings. A cancellation is real if a cancel scope around us, or a

@@ -1,10 +1,16 @@
 """One call of a conversation: one request to one model, with all its attempts, and exactly one end.
 
-The adapter's actor reports attempts as they happen; only the call publishes `llm.call_*` events. A call may end by
-a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each case one `finally`
-without an `await` ends the message and publishes the end that is still missing. Readers of a stream see its end
-when everything published survives the end of this process. The turn sees to that for a caller who waits for a
-whole reply.
+    waiting    for room in budgets and rate limits, and for a slot
+    asking     the adapter works, and reports each attempt and each event
+    ending     the message gets its end, and the missing end of the call is published
+    over       nothing is published any more
+
+A call may end by a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each case
+one `finally` without an `await` does the ending. Only the call publishes `llm.call_*` events; the adapter's actor
+reports its attempts to it.
+
+Readers of a stream see its end when everything published survives the end of this process. For a caller who waits
+for a whole reply, the turn sees to that.
 """
 
 from __future__ import annotations

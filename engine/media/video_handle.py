@@ -1,4 +1,11 @@
-"""The handle of a video's job: wait for the job, look at it, download the video, end the job."""
+"""The handle of a video's job: wait for the job, look at it, download the video, end the job.
+
+    running    the provider works on the job; each look may change its status
+    done       the job is completed, has failed or was cancelled, and no look changes it any more
+    told       its end was published, and the cost of a completed job was counted
+
+`_end` leads from done to told, once. A second task that waits finds the job told.
+"""
 
 from __future__ import annotations
 

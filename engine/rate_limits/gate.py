@@ -1,12 +1,20 @@
-"""The gate of one adapter and key: which request goes next.
+"""The gate of one adapter and key, which decides which request goes next.
+
+A request is in one of these states:
+
+    new        it has not asked yet
+    waiting    a limit has no room for it, or a request before it waits for the same limit
+    held       it was let in, and its amounts are reserved
+    sent       it is under way, and the provider counts it
+    over       it has ended, or was given up
 
 Requests wait in the order of their turns, and within a turn in the order in which they came. A request goes at
 once if all its limits have room and nobody before it waits for one of them. So a model whose limit is used up
-holds up nobody else, a large request isn't overtaken for ever by small ones, and no room is left unused for want
-of a request that fits and has its turn.
+holds up no other model, and small requests can't overtake a large one for ever. No room is left unused while a
+request fits and has its turn.
 
-Pure: it never waits, and never asks the time. Whoever changes it calls `admit` afterwards and wakes the requests
-that it returns.
+The gate is pure: it never waits, and never asks the time. Whoever changes it calls `admit` afterwards and wakes
+the requests that it returns.
 """
 
 from __future__ import annotations
