@@ -18,8 +18,8 @@ from ...support.fake_http import request
 from ...support.virtual_time import FakeClock
 from ..embeddings.wires import MODELS
 from ..embeddings.wires import request as embedding_request
+from ..http.test_wrong_addresses import TALKERS
 from ..media.making import image_request, video_request
-from ..test_wrong_addresses import TALKERS
 
 OLD, NEW = "sk-the-old-key-0123456789", "sk-the-new-key-0123456789"
 

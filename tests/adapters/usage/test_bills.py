@@ -14,9 +14,9 @@ from bus.values.json import Json, JsonObject
 from bus.values.usage import CostSource, TokenUsage, UsageSource
 from tracestore import PriceRow, PriceTable
 
-from ..support.wires import WIRES, chat, gemini, responses
-from ..support.wires import anthropic as messages
-from ..support.wires.reading import Reading, read, read_whole
+from ...support.wires import WIRES, chat, gemini, responses
+from ...support.wires import anthropic as messages
+from ...support.wires.reading import Reading, read, read_whole
 
 CLAUDE, OPENAI, CHAT_WIRE, GOOGLE, *_ = WIRES
 

@@ -31,7 +31,7 @@ from bus.errors import (
     UnsupportedToolChoiceError,
 )
 
-from ..definition_of_done.rows import row
+from ...definition_of_done.rows import row
 
 NOW_US = 1_445_412_480_000_000  # Wed, 21 Oct 2015 07:28:00 GMT
 PLAIN = RetryPolicy(jitter=False)

@@ -18,9 +18,9 @@ from bus.values.content import ToolUseBlock
 from bus.values.json import Json
 from bus.values.messages import Message
 
-from ..support.json_values import json_objects
-from ..support.virtual_time import FakeClock
-from ..support.wires import CALLING_WIRES, WIRES, Wire
+from ...support.json_values import json_objects
+from ...support.virtual_time import FakeClock
+from ...support.wires import CALLING_WIRES, WIRES, Wire
 
 TEXT = "Well, a walrus."
 BROKEN = {

@@ -35,8 +35,8 @@ from adapters.transport.transport import (
 from adapters.transport.unpacking import PIECE_BYTES, unpacked
 from bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
-from ..support.scripted_server import Connection, serving
-from ..support.virtual_time import Backend, backend
+from ...support.scripted_server import Connection, serving
+from ...support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 

@@ -26,9 +26,9 @@ from bus.streams.events import (
 from bus.values.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..support.invariants import check_stream
-from ..support.json_values import JSON_VALUES
-from ..support.virtual_time import FakeClock
+from ...support.invariants import check_stream
+from ...support.json_values import JSON_VALUES
+from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.requests.settings import PORTABLE, put, write_settings
 from bus.values.json import JsonObject
 
-from ..support.fake_http import request
+from ...support.fake_http import request
 
 ALL: dict[str, object] = {
     "temperature": 0.0,

@@ -31,9 +31,9 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
-from ..support.fake_http import HANG, FakeReply, FakeTransport, failing, request
-from ..support.virtual_time import FakeClock
-from .test_http_adapter import read, written
+from ...support.fake_http import HANG, FakeReply, FakeTransport, failing, request
+from ...support.virtual_time import FakeClock
+from ..http.test_http_adapter import read, written
 
 pytestmark = pytest.mark.anyio
 

@@ -18,9 +18,9 @@ from bus.errors import AdapterError, RequestTimeoutError, StreamError
 from bus.streams.events import StreamEvent
 from bus.values.usage import StopReason
 
-from ..support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
-from ..support.invariants import check_stream
-from ..support.virtual_time import FakeClock, VirtualLoop
+from ...support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock, VirtualLoop
 
 pytestmark = pytest.mark.anyio
 

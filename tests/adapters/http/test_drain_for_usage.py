@@ -11,7 +11,7 @@ from bus.errors import NetworkError, RequestTimeoutError
 from bus.streams.events import MessageComplete, StreamEvent, TextDelta
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..support.fake_http import (
+from ...support.fake_http import (
     DONE,
     HANG,
     MORE,
@@ -24,8 +24,8 @@ from ..support.fake_http import (
     request,
     sse,
 )
-from ..support.invariants import check_stream
-from ..support.virtual_time import FakeClock
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
 
 pytestmark = pytest.mark.anyio
 

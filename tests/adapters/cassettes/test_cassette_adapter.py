@@ -16,8 +16,8 @@ from engine.models.config import read_models_yaml
 from examples.adding_a_provider.kit import PARLEY
 from examples.adding_a_provider.parley import ParleyAdapter
 
-from ..support.fake_http import request
-from ..support.virtual_time import FakeClock
+from ...support.fake_http import request
+from ...support.virtual_time import FakeClock
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from adapters.transport.header_values import check_sendable
 from bus.errors import AdapterError, ConfigurationError, InvalidRequestError
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 
-from ..support.fake_http import request
-from ..support.scripted_server import Connection, serving
-from ..support.virtual_time import Backend, backend
+from ...support.fake_http import request
+from ...support.scripted_server import Connection, serving
+from ...support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from adapters.config import AdapterConfig
 from adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
 from bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
 
-from ..support.fake_http import (
+from ...support.fake_http import (
     EVERYTHING,
     HELLO,
     TEXT,
@@ -34,8 +34,8 @@ from ..support.fake_http import (
     sse,
     whole,
 )
-from ..support.invariants import check_stream
-from ..support.virtual_time import FakeClock, run_virtual
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio
 

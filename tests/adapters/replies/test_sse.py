@@ -10,7 +10,7 @@ from adapters.replies import sse
 from adapters.replies.sse import SseDecoder, SseEvent
 from bus.errors import StreamError
 
-from ..support.fake_http import pieces
+from ...support.fake_http import pieces
 
 VECTORS: dict[str, tuple[bytes, list[tuple[bytes, bytes]]]] = {
     "lf": (b"event: a\ndata: 1\n\ndata: 2\n\n", [(b"a", b"1"), (b"", b"2")]),

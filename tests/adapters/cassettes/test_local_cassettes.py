@@ -14,7 +14,7 @@ from bus.streams.events import MessageComplete
 from bus.values.usage import StopReason
 from cassettes.record import CONVERSATIONS, FOLDER, Replies, replaying_adapter
 
-from ..support.invariants import check_stream
+from ...support.invariants import check_stream
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message
 
-from ..support.fake_http import request
+from ...support.fake_http import request
 from .test_repair import body_after, conversation, make, repair_of
 
 VERTEX = (

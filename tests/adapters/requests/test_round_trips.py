@@ -28,9 +28,9 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 from bus.values.usage import TokenUsage
 
-from ..support.json_values import json_objects
-from ..support.virtual_time import FakeClock
-from ..support.wire_history import read_items, read_messages
+from ...support.json_values import json_objects
+from ...support.virtual_time import FakeClock
+from ...support.wire_history import read_items, read_messages
 
 TEXT = st.text(min_size=1, max_size=12).filter(lambda text: bool(text.strip()) and not text.startswith("Error: "))
 ARGUMENTS = json_objects(3)

@@ -10,9 +10,9 @@ from adapters.health import AdapterHealth, ChecksHealth, ReportsStatistics, judg
 from adapters.http.adapter import HttpAdapter
 from bus.errors import NetworkError
 
-from ..support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request
-from ..support.provider_server import provider_server, refusing_url
-from ..support.virtual_time import Backend, backend
+from ...support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request
+from ...support.provider_server import provider_server, refusing_url
+from ...support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 KEY = "sk-the-key-under-test"

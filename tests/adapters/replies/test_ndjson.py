@@ -11,7 +11,7 @@ from adapters.replies.ndjson import NdjsonDecoder
 from adapters.replies.sse import SseEvent
 from bus.errors import StreamError
 
-from ..support.fake_http import pieces
+from ...support.fake_http import pieces
 
 VECTORS: dict[str, tuple[bytes, list[bytes]]] = {
     "lf": (b'{"a":1}\n{"b":2}\n', [b'{"a":1}', b'{"b":2}']),

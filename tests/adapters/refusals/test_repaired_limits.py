@@ -12,10 +12,10 @@ from adapters.providers.tgi.adapter import TGIAdapter
 from adapters.requests.output_limits import stated_limit
 from bus.values.json import Json, JsonObject
 
-from ..support.fake_http import FakeReply, FakeTransport, failing, request
-from ..support.virtual_time import FakeClock
-from ..support.wires.responses import message as said
-from ..support.wires.responses import response
+from ...support.fake_http import FakeReply, FakeTransport, failing, request
+from ...support.virtual_time import FakeClock
+from ...support.wires.responses import message as said
+from ...support.wires.responses import response
 from .test_repair import body_after, make, refused, repair_of
 
 pytestmark = pytest.mark.anyio

@@ -35,7 +35,7 @@ from bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.messages import Message
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..support.fake_http import (
+from ...support.fake_http import (
     CALL,
     CALL_OVER,
     EVERYTHING,
@@ -55,8 +55,8 @@ from ..support.fake_http import (
     sse,
     whole,
 )
-from ..support.invariants import check_stream
-from ..support.virtual_time import FakeClock
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ from adapters.http.adapter import HttpAdapter
 from adapters.provider import providers
 from bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 
-from ..support.fake_http import request
-from ..support.virtual_time import Backend, FakeClock, backend
-from .embeddings.wires import MODELS
-from .embeddings.wires import request as embedding_request
-from .media.making import image_request
+from ...support.fake_http import request
+from ...support.virtual_time import Backend, FakeClock, backend
+from ..embeddings.wires import MODELS
+from ..embeddings.wires import request as embedding_request
+from ..media.making import image_request
 
 pytestmark = pytest.mark.anyio
 

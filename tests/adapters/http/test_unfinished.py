@@ -29,7 +29,7 @@ from bus.errors import (
 from bus.streams.events import StreamEvent
 from bus.values.usage import TokenUsage, UsageSource
 
-from ..support.fake_http import (
+from ...support.fake_http import (
     CALL,
     HALF,
     HANG,
@@ -44,10 +44,10 @@ from ..support.fake_http import (
     sse,
     whole,
 )
-from ..support.invariants import check_stream
-from ..support.virtual_time import FakeClock
-from .embeddings.wires import embedder
-from .embeddings.wires import request as embedding_request
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
+from ..embeddings.wires import embedder
+from ..embeddings.wires import request as embedding_request
 
 COUNTS = st.integers(0, 10**6)
 ESTIMATED, PARTIAL = UsageSource.ESTIMATED, UsageSource.PARTIAL

@@ -19,7 +19,7 @@ from adapters.transport.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSock
 from bus.backend import on_asyncio
 from tests.support.certificate import local_tls
 
-from ..support.virtual_time import Backend, backend
+from ...support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 

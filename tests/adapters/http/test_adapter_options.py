@@ -13,7 +13,7 @@ from bus.errors import ConfigurationError
 from engine import Engine
 from engine.models.config import read_models_yaml
 
-from ..support.virtual_time import Backend, backend
+from ...support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS
 
 

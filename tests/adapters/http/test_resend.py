@@ -13,12 +13,12 @@ import pytest
 from adapters import AdapterConfig, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, create_adapter
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, OutcomeUnknownError
 
-from ..support.fake_http import request
-from ..support.scripted_server import Connection, serving
-from ..support.virtual_time import Backend, backend
-from .embeddings.wires import MODELS
-from .embeddings.wires import request as embedding_request
-from .media.making import image_request, video_request
+from ...support.fake_http import request
+from ...support.scripted_server import Connection, serving
+from ...support.virtual_time import Backend, backend
+from ..embeddings.wires import MODELS
+from ..embeddings.wires import request as embedding_request
+from ..media.making import image_request, video_request
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,1 @@
+"""Recorded HTTP, replayed."""

@@ -1,0 +1,1 @@
+"""Driving one call over HTTP: tries, time limits, health, addresses and keys."""

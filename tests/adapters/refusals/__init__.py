@@ -1,0 +1,1 @@
+"""Errors of providers: told apart, and mended for one more try."""

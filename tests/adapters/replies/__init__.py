@@ -1,0 +1,1 @@
+"""Bytes to events: lines, broken JSON and the assembler."""

@@ -1,0 +1,1 @@
+"""What every wire needs to write: history, settings, schemas, media."""

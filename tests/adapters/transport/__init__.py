@@ -1,0 +1,1 @@
+"""The pool of connections and the sockets under it."""

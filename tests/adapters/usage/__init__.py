@@ -1,0 +1,1 @@
+"""Counting tokens, estimating them, and what a bill is made of."""
