@@ -34,6 +34,7 @@ PARTITIONS = (
                        CALLBOARD_SCHEMA, name, name || '_ts_us_check');
     END $$
     """,
+    "REVOKE EXECUTE ON FUNCTION callboard_make_month FROM PUBLIC",
 )
 """Belongs to the first step. ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal."""
 

@@ -1,0 +1,28 @@
+"""A server that tests may stop, and a database in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.postgres_server import StartedServer, own_server, why_not
+from tests.support.virtual_time import runs_on
+
+anyio_backend = runs_on("asyncio")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StartedServer]:
+    """A server of a module's own. A test that stops it starts it again."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with own_server() as started:
+        yield started
+
+
+@pytest.fixture
+def dsn(server: StartedServer) -> Iterator[str]:
+    """The address of an empty database on it."""
+    with server.database() as address:
+        yield address

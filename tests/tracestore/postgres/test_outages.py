@@ -1,0 +1,227 @@
+"""A server that stops, starts again, or cuts connections: calls go on, and nothing is lost or there twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+
+import anyio
+import psycopg
+import pytest
+
+from bus.errors import StoreError, StoreUnavailable
+from engine import Engine
+from tests.support.engines import registry
+from tests.support.postgres_server import StartedServer
+from tests.support.programs import started
+from tests.support.scripted import Say
+from tests.tracestore.trace_making import Maker
+from tracestore import PostgresStore
+from tracestore.postgres.database import Database
+from tracestore.postgres.statements import Statements
+from tracestore.writing.spill import leftovers
+
+pytestmark = pytest.mark.anyio
+
+
+async def asked(engine: Engine, times: int) -> None:
+    """So many calls, one after the other, of which each has its reply."""
+    for _ in range(times):
+        message = await engine.generate("s:m", "Hello?")
+        assert message.text == "Hello."
+
+
+async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
+    """What happens meanwhile waits in memory and beside the store's place, and is written afterwards, in order."""
+    store = PostgresStore(dsn, path=tmp_path / "trace")
+    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store, capture_content=True) as engine:
+        await asked(engine, 3)
+        await engine.flush()
+        server.stop()
+        try:
+            await asked(engine, 5)
+            with pytest.raises(StoreError):
+                await engine.flush()
+        finally:
+            server.start()
+        await asked(engine, 2)
+        await engine.flush()
+        run_id = engine.bus.run_id
+        calls, events = await store.calls(), await store.events(limit=None)
+        assert [call.status for call in calls] == ["completed"] * 10
+        assert sorted(event.seq for event in events) == sorted({event.seq for event in events})
+        assert await store.committed_seq(run_id) == max(event.seq for event in events)
+    async with PostgresStore(dsn, path=tmp_path / "trace") as again:
+        assert {call.status for call in await again.calls()} == {"completed"}
+        assert await again.sql("SELECT run_id, ending FROM runs") == again_rows(run_id)
+        assert leftovers(again.path) == []
+
+
+def again_rows(run_id: str) -> object:
+    from tracestore import SqlResult
+
+    return SqlResult(("run_id", "ending"), ((run_id, "closed"),), False)
+
+
+async def test_an_engine_starts_while_the_server_is_down(server: StartedServer, dsn: str, tmp_path: Path) -> None:
+    """The first write that can makes the tables."""
+    store = PostgresStore(dsn, path=tmp_path / "trace")
+    server.stop()
+    try:
+        engine = Engine(models=registry(*[Say("Hello.")] * 1000), store=store)
+        async with engine:
+            await asked(engine, 2)
+            server.start()
+            await engine.flush()
+            assert len(await store.calls()) == 2
+    finally:
+        if server.process_id is None:
+            server.start()
+
+
+async def test_what_a_stopped_engine_could_not_write_the_next_one_does(
+    server: StartedServer, dsn: str, tmp_path: Path
+) -> None:
+    """It lies in the spill file beside the store's place."""
+    store = PostgresStore(dsn, path=tmp_path / "trace")
+    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
+        await asked(engine, 1)
+        await engine.flush()
+        server.stop()
+        await asked(engine, 4)
+    assert leftovers(store.path)
+    server.start()
+    async with Engine(
+        models=registry(*[Say("Hello.")] * 1000), store=PostgresStore(dsn, path=tmp_path / "trace")
+    ) as engine:
+        await asked(engine, 1)
+        await engine.flush()
+        async with PostgresStore.open_readonly(dsn) as reader:
+            assert [call.status for call in await reader.calls()] == ["completed"] * 6
+    assert leftovers(store.path) == []
+
+
+_PROGRAM = """
+import asyncio, sys
+from engine import Engine
+from tests.support.engines import registry
+from tests.support.scripted import Say
+from tracestore import PostgresStore
+
+async def main() -> None:
+    store = PostgresStore(sys.argv[1], path=sys.argv[2], lease_seconds=1.0)
+    engine = Engine(models=registry(*[Say("Hello.")] * 1000), store=store)
+    async with engine:
+        while True:
+            await engine.generate("s:m", "Hello?")
+            print("answered", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_process_loses_no_answer(dsn: str, tmp_path: Path) -> None:
+    """What it had handed over is committed, or in its journal, which the next process here adopts."""
+    async with PostgresStore(dsn, path=tmp_path / "trace"):
+        pass
+    with started(_PROGRAM, dsn, tmp_path / "trace") as program:
+        assert program.stdout is not None
+        answers = 0
+        for _ in range(20):
+            answers += await asyncio.to_thread(program.stdout.readline) == "answered\n"
+        program.send_signal(signal.SIGKILL)
+        rest = await asyncio.to_thread(program.stdout.read)
+        answers += rest.count("answered\n")
+    store = PostgresStore(dsn, path=tmp_path / "trace", lease_seconds=1.0)
+    async with Engine(models=registry(*[Say("Hello.")] * 1000), store=store) as engine:
+        await asked(engine, 1)
+        await engine.flush()
+        done = await store.calls(limit=None)
+        assert sum(call.status == "completed" for call in done) >= answers + 1
+        with anyio.fail_after(20):
+            while any(call.status == "started" for call in await store.calls(limit=None)):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+
+
+async def test_a_connection_that_is_cut_in_a_transaction_leaves_nothing_of_it(
+    server: StartedServer, dsn: str, tmp_path: Path, make: Maker
+) -> None:
+    """Whoever wrote is told that it may pass, and the next batch finds a new connection."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        await store.write([make.started("req_1")])
+
+        def cut(statements: Statements) -> None:
+            statements.run("UPDATE calls SET status = 'failed'")
+            server.cut_connections()
+            statements.run("SELECT 1")
+
+        with pytest.raises(StoreUnavailable):
+            await store._database.write(cut)
+        assert [call.status for call in await store.calls()] == ["started"]
+        server.cut_connections()
+        await store.write([make.completed("req_1")])
+        server.cut_connections()
+        assert [call.status for call in await store.calls()] == ["completed"]
+
+
+async def test_connections_that_are_cut_at_random_lose_and_double_nothing(
+    server: StartedServer, dsn: str, tmp_path: Path, make: Maker
+) -> None:
+    """A writer that tries each batch again until it is in leaves every event once."""
+    chance = random.Random(16)
+    written = [make.started(f"req_{number}") for number in range(300)]
+    done = anyio.Event()
+
+    async def cutter() -> None:
+        while not done.is_set():
+            await anyio.sleep(chance.random() / 20)
+            await asyncio.to_thread(server.cut_connections)
+
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store, anyio.create_task_group() as group:
+        group.start_soon(cutter)
+        for begin in range(0, len(written), 5):
+            while True:
+                try:
+                    await store.write(written[begin : begin + 5])
+                    break
+                except StoreUnavailable:
+                    await anyio.sleep(0.001)
+        done.set()
+    async with PostgresStore.open_readonly(dsn) as reader:
+        assert [event.seq for event in await reader.events(limit=None)] == [event.seq for event in written]
+        assert len(await reader.calls(limit=None)) == 300
+
+
+async def test_a_lock_that_is_not_had_may_be_had_later(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """Another writer's transaction that takes too long is no fault of the batch."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        await store._database.alone(lambda connection: connection.execute("SET lock_timeout = 50"))
+        other = Database(dsn)
+        await other.open()
+        entered = anyio.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow(statements: Statements) -> None:
+            loop.call_soon_threadsafe(entered.set)
+            statements.run("SELECT pg_sleep(0.5)")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(other.write, slow)
+            await entered.wait()
+            with pytest.raises(StoreUnavailable):
+                await store.write([make.started()])
+        await store.write([make.started()])
+        await other.close()
+
+
+async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
+    """Neither of a server that isn't there nor of a DSN that is none."""
+    store = PostgresStore("postgresql://me:geheim@127.0.0.1:1/trace", path=tmp_path / "trace")
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.open()
+    with pytest.raises(StoreError) as no_dsn:
+        PostgresStore("postgresql://me:geheim@[::1/trace?no=such", path=tmp_path / "trace")
+    assert "geheim" not in f"{refused.value} {no_dsn.value} {store.name}"
+    assert isinstance(refused.value.__cause__, psycopg.Error)
