@@ -105,10 +105,10 @@ async def test_what_a_stopped_engine_could_not_write_the_next_one_does(
 
 _PROGRAM = """
 import asyncio, sys
-from engine import Engine
+from callboard import Engine
 from tests.support.engines import registry
 from tests.support.scripted import Say
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 async def main() -> None:
     store = PostgresStore(sys.argv[1], path=sys.argv[2], lease_seconds=1.0)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 _OPEN = """
 import asyncio, sys
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 async def main() -> None:
     sys.stdin.readline()
