@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +15,6 @@ from bus.errors import CapabilityError, InvalidRequestError, StreamError
 from bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
-from .vectors import read_vector
 
 
 class EmbeddingReply(msgspec.Struct):
@@ -119,31 +118,3 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
             f"{request.wire_model} was asked for {request.dimensions} dimensions and gave {sizes.pop()}: "
             "the server doesn't know the parameter"
         )
-
-
-class Placed(Protocol):
-    """A vector of a reply with its place."""
-
-    embedding: str | list[float]
-    """The vector, as numbers or in base64."""
-    index: int | None
-    """The place of its input; None if the reply doesn't say."""
-
-
-P = TypeVar("P", bound=Placed)
-
-
-def in_order(items: Sequence[P]) -> list[Vector]:
-    """The vectors by their `index`, or as they came if all have the same index or none.
-
-    Raises:
-        StreamError: The places don't fit the inputs.
-    """
-    places = [item.index for item in items]
-    if len(set(places)) <= 1:
-        return [read_vector(item.embedding) for item in items]
-    if sorted(-1 if place is None else place for place in places) != list(range(len(items))):
-        what = f"the vectors' indices are {places[:10]}, not each from 0 to {len(items) - 1} once"
-        raise StreamError(what, retryable=False)
-    vectors: dict[int | None, Vector] = {item.index: read_vector(item.embedding) for item in items}
-    return [vectors[place] for place in range(len(items))]

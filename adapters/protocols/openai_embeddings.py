@@ -7,17 +7,19 @@ request, and 2048 texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
-from adapters.embeddings.wire import EmbeddingReply, in_order
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
+from adapters.embeddings.vectors import read_vector
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_own_options
 from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import reported_cost
+from bus.errors import StreamError
 from bus.values.json import Json, JsonObject
 
 PATH = "/v1/embeddings"
@@ -110,10 +112,26 @@ def read_reply(body: bytes) -> EmbeddingReply:
         usage = _Usage()
     counted = reported_count(usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens)
     return EmbeddingReply(
-        in_order(reply.data),
+        _in_order(reply.data),
         counted,
         reply.model,
         reply.id,
         usage=bytes(reply.usage) if counted is not None else None,
         cost=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
     )
+
+
+def _in_order(items: Sequence[_Item]) -> list[Vector]:
+    """The vectors by their `index`, or as they came if all have the same index or none.
+
+    Raises:
+        StreamError: The places don't fit the inputs.
+    """
+    places = [item.index for item in items]
+    if len(set(places)) <= 1:
+        return [read_vector(item.embedding) for item in items]
+    if sorted(-1 if place is None else place for place in places) != list(range(len(items))):
+        what = f"the vectors' indices are {places[:10]}, not each from 0 to {len(items) - 1} once"
+        raise StreamError(what, retryable=False)
+    vectors: dict[int | None, Vector] = {item.index: read_vector(item.embedding) for item in items}
+    return [vectors[place] for place in range(len(items))]

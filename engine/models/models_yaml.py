@@ -91,8 +91,7 @@ class Reader:
 
     def _adapter(self, name: str, value: Json) -> AdapterEntry:
         where = f"adapters.{name}"
-        entry = self._mapping(value, where)
-        self._known(entry, _ADAPTER_KEYS, where)
+        entry = self._section(value, _ADAPTER_KEYS, where)
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
@@ -163,8 +162,7 @@ class Reader:
                 raise ConfigurationError(
                     f"{self.path}: {place}: expected a mapping with api_key_env or api_key_file"
                 )
-            given = self._mapping(value, place)
-            self._known(given, _KEY_KEYS, place)
+            given = self._section(value, _KEY_KEYS, place)
             key, missing = self._key(given, place)
             if key is None:
                 source = f"the variable {missing} is not set" if missing else "say api_key_env or api_key_file"
@@ -182,8 +180,7 @@ class Reader:
 
     def _model(self, name: str, value: Json, adapters: Mapping[str, AdapterEntry]) -> ModelEntry:
         where = f"models.{name}"
-        entry = self._mapping(value, where)
-        self._known(entry, _MODEL_KEYS, where)
+        entry = self._section(value, _MODEL_KEYS, where)
         adapter = self._string(entry, "adapter", where)
         if adapter is None:
             self._fail(f"{where}.adapter", "the name of one of adapters", None)
@@ -219,8 +216,7 @@ class Reader:
 
     def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
         where = f"{where}.capabilities"
-        given = self._mapping(entry.get("capabilities") or {}, where)
-        self._known(given, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
+        given = self._section(entry.get("capabilities") or {}, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
         overrides: dict[str, bool | int] = {}
         for key in given:
             if key in CAPABILITY_FLAGS:
@@ -231,8 +227,7 @@ class Reader:
 
     def _defaults(self, entry: JsonObject, where: str) -> ModelDefaults:
         where = f"{where}.defaults"
-        given = self._mapping(entry.get("defaults") or {}, where)
-        self._known(given, _DEFAULT_KEYS, where)
+        given = self._section(entry.get("defaults") or {}, _DEFAULT_KEYS, where)
         limit = self._number(given, "max_output_tokens", where, 0)
         return ModelDefaults(
             max_output_tokens=int(limit) or None,
@@ -242,8 +237,7 @@ class Reader:
 
     def _tools(self, entry: JsonObject, where: str) -> ToolSettings:
         where = f"{where}.tools"
-        given = self._mapping(entry.get("tools") or {}, where)
-        self._known(given, _TOOL_KEYS, where)
+        given = self._section(entry.get("tools") or {}, _TOOL_KEYS, where)
         limit, core = given.get("max"), self._names(given, "core", where)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             self._fail(f"{where}.max", "a whole number, at least 1", limit)
@@ -255,8 +249,9 @@ class Reader:
     def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
         """What is said of retries, on top of a policy."""
         where = f"{where}.retry"
-        given = self._mapping(entry.get("retry") or {}, where)
-        self._known(given, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where)
+        given = self._section(
+            entry.get("retry") or {}, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where
+        )
         said: dict[str, bool | float] = {}
         for key in given:
             flag = isinstance(getattr(policy, key), bool)
@@ -268,6 +263,12 @@ class Reader:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             self._fail(f"{where}.{key}", "a list of names", names)
         return tuple(cast("list[str]", names))
+
+    def _section(self, value: object, known: Collection[str], where: str) -> JsonObject:
+        """A mapping whose keys are all known."""
+        section = self._mapping(value, where)
+        self._known(section, known, where)
+        return section
 
     def _mapping(self, value: object, where: str) -> JsonObject:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
