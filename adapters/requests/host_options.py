@@ -56,8 +56,9 @@ def merge_own_options(
     Raises:
         InvalidRequestError: A field can't be taken, or the fields are no object.
     """
-    for options in own_options(request, protocol, provider):
-        merge_options(body, options, protected=protected)
+    if request.provider_options:
+        for options in own_options(request, protocol, provider):
+            merge_options(body, options, protected=protected)
 
 
 def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonObject:
