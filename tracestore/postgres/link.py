@@ -71,7 +71,8 @@ class Link:
 
     async def close(self) -> None:
         """Close the connection after what is waiting. It may be used again, and connects anew then."""
-        await self._run(self._close)
+        if self._connection is not None:
+            await self._run(self._close)
         self._thread.stop()
 
     async def _run(self, work: Callable[[], _T]) -> _T:

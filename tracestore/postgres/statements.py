@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..sql.connection import Insert, Row, SqlValue
+from .clean import clean_text
 from .dialect import POSTGRES
 from .errors import unstorable
 from .insert import statements_for
@@ -38,7 +39,16 @@ class Statements:
 
     def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """Execute one statement and return all its rows."""
-        cursor = self._execute(translated(sql), parameters)
+        import psycopg
+
+        query = translated(sql)
+        try:
+            cursor = self._execute(query, parameters)
+        except psycopg.DataError as error:
+            if error.sqlstate is not None:
+                raise
+            # A NUL, which psycopg sends to nobody. What was stored of such a text is found by what became of it.
+            cursor = self._execute(query, _cleaned(parameters))
         return [] if cursor.description is None else cursor.fetchall()
 
     def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
@@ -76,6 +86,15 @@ class Statements:
 
     def _execute(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> psycopg.Cursor[Any]:
         return self.connection.execute(_query(sql), parameters)
+
+
+def _cleaned(parameters: Sequence[SqlValue] | Mapping[str, SqlValue]) -> list[SqlValue] | dict[str, SqlValue]:
+    def clean(value: SqlValue) -> SqlValue:
+        return clean_text(value) if isinstance(value, str) else value
+
+    if isinstance(parameters, Mapping):
+        return {name: clean(value) for name, value in parameters.items()}
+    return [clean(value) for value in parameters]
 
 
 def _query(sql: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tracestore.trace_making import Maker
-from tracestore import Store
+from tracestore import CallFilter, Store
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +38,24 @@ async def test_text_that_a_database_does_not_take_stops_no_batch(store: Store, m
     await store.write(awkward)
     assert [call.status for call in await store.calls()] == ["started", "completed"]
     assert sum(row.calls for row in await store.costs(by=("tag:a",))) == 2
+
+
+async def test_what_was_stored_is_found_by_the_text_that_it_had(store: Store, make: Maker) -> None:
+    """Also where the database keeps it as another text."""
+    await store.write([make.started("req_\0", session_id="ses_\0", tags={"a\0": "b\0"})])
+    for where in (
+        CallFilter(session_id="ses_\0"),
+        CallFilter(request_id="req_\0"),
+        CallFilter(tags={"a\0": "b\0"}),
+    ):
+        assert len(await store.calls(where)) == 1
+    assert len(await store.events(session_id="ses_\0")) == 1
+
+
+async def test_groups_of_the_same_cost_come_in_the_order_of_their_names(store: Store, make: Maker) -> None:
+    """By their bytes; the group without a name is the first."""
+    names = ["b", "a", "B", "é", "Z", "a b", "_", ""]
+    await store.write([make.started(f"r{name}", tags={"team": name}) for name in names])
+    await store.write([make.started("none")])
+    rows = await store.costs(by=("tag:team", "model"))
+    assert [row.key[0] for row in rows] == ["", *sorted(names)]

@@ -56,7 +56,7 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
         SELECT {group.listed(",")} {", ".join(f"{total} AS {name}" for name, total in fields.items())}
           FROM keyed
          {"GROUP BY " if by else ""}{group.listed()}
-         ORDER BY cost_nano_usd {"DESC, " if by else ""}{group.listed()}
+         ORDER BY {", ".join(["cost_nano_usd DESC", *(f"{name} NULLS FIRST" for name in group.names)])}
         """,
         [*values, *group.values],
     )
