@@ -10,8 +10,8 @@ from anyio import Path as AsyncPath
 from bus import StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
 from tracestore import Store, TraceStore
+from tracestore.home import home_folder
 
-from .home import home_folder
 from .store_address import StoreAddress, TracePlace, is_address
 
 if TYPE_CHECKING:

@@ -147,11 +147,14 @@ _ASKED_OF_LIMIT = re.compile(
 )
 _NO_MODEL = re.compile(r"invalid model name passed in model=", re.IGNORECASE)  # LiteLLM's
 _NO_MEDIA = re.compile(r"(?:image|audio|video) input is not supported")  # llama.cpp's, with 500
-_OVERFLOW_STATUS = frozenset({None, 400, 413, 422, 424, 500})
-_QUOTA_STATUS = frozenset({None, 400, 402, 403, 429})
-_BAD_KEY_STATUS = frozenset({None, 400, 403})
-_NO_MODEL_STATUS = frozenset({None, 400})
-_NO_MEDIA_STATUS = frozenset({None, 500})
+_BY_MESSAGE: tuple[tuple[frozenset[int | None], re.Pattern[str], ErrorType], ...] = (
+    (frozenset({None, 400, 402, 403, 429}), _QUOTA, QuotaExceededError),
+    (frozenset({None, 400, 413, 422, 424, 500}), _OVERFLOW, ContextOverflowError),
+    (frozenset({None, 400, 403}), _BAD_KEY, AuthError),
+    (frozenset({None, 400}), _NO_MODEL, NotFoundError),
+    (frozenset({None, 500}), _NO_MEDIA, InvalidRequestError),
+)
+"""The words of messages, in the order of their evidence, each with the statuses that it may come with."""
 _EVENT_DATA = re.compile(rb"\s*(?:event:[^\n]*\n)?data:(?P<data>[^\n]*)")
 
 
@@ -265,16 +268,9 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
             return COMMON_CODES[name]
         if name.endswith("_spend_limit_exceeded"):
             return QuotaExceededError
-    if status in _QUOTA_STATUS and _QUOTA.search(body.message):
-        return QuotaExceededError
-    if status in _OVERFLOW_STATUS and _OVERFLOW.search(body.message):
-        return ContextOverflowError
-    if status in _BAD_KEY_STATUS and _BAD_KEY.search(body.message):
-        return AuthError
-    if status in _NO_MODEL_STATUS and _NO_MODEL.search(body.message):
-        return NotFoundError
-    if status in _NO_MEDIA_STATUS and _NO_MEDIA.search(body.message):
-        return InvalidRequestError
+    for statuses, words, kind in _BY_MESSAGE:
+        if status in statuses and words.search(body.message):
+            return kind
     if status is None and re.fullmatch(r"[1-9][0-9]{2}", body.code):
         status = int(body.code)
     if status is not None and status >= 300:

@@ -28,8 +28,8 @@ from adapters.provider import published_vendor
 from adapters.registry import model_table, tabled_vendors
 from bus import SYSTEM_CLOCK, CallboardError, Clock
 from tracestore import PriceTable
+from tracestore.home import home_folder
 
-from ..home import home_folder
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
 from .nearest_names import nearest
 

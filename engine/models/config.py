@@ -9,8 +9,8 @@ from pathlib import Path
 from adapters import AdapterConfig
 from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
+from tracestore.home import home_folder
 
-from ..home import home_folder
 from .entries import AdapterEntry, ModelEntry
 from .models_yaml import Reader
 from .registry import ModelRegistry

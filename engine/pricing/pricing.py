@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bus import Bus, CallboardError, Clock, PricingRepriced, PricingTableLoaded
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
+from tracestore.home import home_folder
 from tracestore.prices.home import price_table, published_table
 
-from ..home import home_folder
 from ..runtime.host import Host
 from ..sessions.costs import costs_of
 from ..sessions.state import SessionState

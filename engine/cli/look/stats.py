@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracestore import ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
+from tracestore.home import home_folder
 from tracestore.prices.home import price_table
 
-from ...home import home_folder
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
 from ..common.money import usd

@@ -15,8 +15,8 @@ from bus import ConfigurationError
 from engine import Check, Engine, HealthReport
 from engine.health import check_store, unreadable
 from engine.health_report import report_of
-from engine.home import home_folder
 from tracestore.health import sqlite_version
+from tracestore.home import home_folder
 
 from ...opening import store_to_write
 from ...store_address import TracePlace, is_address

@@ -6,7 +6,6 @@ import argparse
 from datetime import UTC, datetime
 
 from bus.private_file import write_private
-from engine.home import home_folder
 from engine.models.known_models import (
     FILE_NAME,
     MOST_BYTES,
@@ -17,6 +16,7 @@ from engine.models.known_models import (
     encode,
     known_models,
 )
+from tracestore.home import home_folder
 from tracestore.prices.source import parse
 
 from ..common.harmless import note, say

@@ -9,10 +9,10 @@ from pathlib import Path
 from bus import SYSTEM_CLOCK, ConfigurationError
 from bus.private_file import write_private
 from bus.values.usage import TokenUsage
-from engine.home import home_folder
 from engine.models.config import load_registry
 from engine.models.published_prices import published_name
 from tracestore import PriceRow, PriceTable
+from tracestore.home import home_folder
 from tracestore.prices import snapshot as price_snapshot
 from tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_table
 from tracestore.prices.rows import BUCKETS, US_PER_SECOND

@@ -1,7 +1,0 @@
-"""The folder in which configuration, prices and the default trace file live."""
-
-from __future__ import annotations
-
-from tracestore.home import home_folder
-
-__all__ = ["home_folder"]
