@@ -78,6 +78,7 @@ from .events.operation import (
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
+    StoreShippingChanged,
     StoreStateChanged,
 )
 from .events.sessions import (
@@ -251,6 +252,7 @@ __all__ = [
     "StepFinish",
     "StopReason",
     "StoreError",
+    "StoreShippingChanged",
     "StoreStateChanged",
     "StoreUnavailable",
     "Strategy",

@@ -19,6 +19,7 @@ from .operation import (
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
+    StoreShippingChanged,
     StoreStateChanged,
 )
 from .sessions import (
@@ -63,6 +64,7 @@ CatalogueEvent: TypeAlias = (
     | BudgetSettled
     | BudgetRefused
     | BudgetLow
+    | StoreShippingChanged
     | StoreStateChanged
 )
 """Every event of the bus that Callboard itself publishes."""

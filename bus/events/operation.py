@@ -91,3 +91,22 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
     """The text of the last failure."""
     lost: int = 0
     """The number of events so far that nobody has any more."""
+
+
+class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping_changed"):
+    """The trace file can't be shipped to the shared store any more, or can be again.
+
+    ``shipping``: the shared store takes events. ``retrying``: it can't be reached, and events wait in the trace
+    file. It is said again each time when twice as many wait.
+    """
+
+    previous: Literal["shipping", "retrying"]
+    """The state before."""
+    current: Literal["shipping", "retrying"]
+    """The state from now on."""
+    target: str
+    """The name of the shared store, without user and password."""
+    reason: str
+    """The text of the last failure."""
+    behind: int
+    """The number of events in the trace file that the shared store lacks."""

@@ -97,16 +97,22 @@ class Database:
         with translated_errors(self.name):
             return await uninterrupted(self._reader().snapshot(work))
 
-    async def write(self, work: Callable[[Statements], _T]) -> _T:
+    async def write(
+        self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
+    ) -> _T:
         """Run `work` in one transaction, which is committed when the work returns and undone when it raises.
 
         A caller that is cancelled still waits for it to end.
+
+        Args:
+            work: The work.
+            stage: Fills temporary tables in the same transaction, before it is this one's turn to write.
         """
         self._check_open()
         if self.readonly:
             raise StoreError(f"{self.name} was opened for reading only")
         with translated_errors(self.name):
-            return await uninterrupted(self._writer.transaction(work))
+            return await uninterrupted(self._writer.transaction(work, stage))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""

@@ -54,12 +54,21 @@ class Link:
 
         return await self._run(lambda: self._twice(transaction)())
 
-    async def transaction(self, work: Callable[[Statements], _T]) -> _T:
-        """Run `work` in a transaction that no other writer's overlaps, and commit it."""
+    async def transaction(
+        self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
+    ) -> _T:
+        """Run `work` in a transaction that no other writer's overlaps, and commit it.
+
+        Args:
+            work: The work.
+            stage: Fills temporary tables in the same transaction, while others may write still. It may run twice.
+        """
 
         def begun(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             with _undone(connection):
+                if stage is not None:
+                    stage(self._statements(connection))
                 connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
             return connection
 

@@ -12,7 +12,7 @@ from bus.events.envelope import Envelope
 from ..timestamps import to_us
 from .connection import Dialect, Row, Sql, SqlValue, at_most
 
-_COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not in ("run_id", "data")} | {
+COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not in ("run_id", "data")} | {
     "run_id": "r.run_id",
     "topic": "e.topic",
     "data": "e.data",
@@ -46,7 +46,7 @@ def events_query(
         conditions.append(("e.ts_us < ?", to_us(until)))
     limited, most = at_most(limit)
     sql = f"""
-        SELECT e.id, {", ".join(_COLUMNS.values())}
+        SELECT e.id, {", ".join(COLUMNS.values())}
           FROM events AS e
           JOIN runs AS r ON r.id = e.run
          WHERE {" AND ".join(sql for sql, _ in conditions)}
@@ -58,7 +58,7 @@ def events_query(
 
 def envelope(row: Row) -> Envelope:
     """A row of `events_query`, without its number. One of an unknown topic bears an `UnknownEvent`."""
-    fields = dict(zip(_COLUMNS, row, strict=True))
+    fields = dict(zip(COLUMNS, row, strict=True))
     fields["data"] = decode_event(fields.pop("topic"), fields["data"])
     if fields["tags"] is not None:
         fields["tags"] = _tags.decode(fields["tags"])

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 
 from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.codec import topic_of
-from bus.events.envelope import Envelope
+from bus.events.envelope import Envelope, Event
 from bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 
 from ..codec import encode_event
@@ -52,11 +52,16 @@ _EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = map(_EVENT.index, ("run", "data", "tags")
 _identity = itemgetter(*map(_EVENT.index, IDENTITY))
 INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT DO NOTHING")
 
-_PROJECTED = {
+_PROJECTED: set[type[Event]] = {
     *(LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged),
     *(SessionRenamed, CapturedMessage, CapturedSetup),
 }
 """Events that change other tables than `events`."""
+
+PROJECTED_TOPICS = frozenset(
+    kind.topic_of() for kind in _PROJECTED if not issubclass(kind, CapturedMessage | CapturedSetup)
+)
+"""The topics of those that do so without any content."""
 
 INSERT_TAG = """
     INSERT INTO call_tags (key, value, call_id)
@@ -159,12 +164,15 @@ class Batch:
     def _column(self, name: str) -> list[Any]:
         return self._events[_EVENT.index(name) :: len(_EVENT)]
 
-    def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
+    def write(
+        self, statements: Statements, number_of: Callable[[RunSpan], int], *, events: bool = True
+    ) -> dict[str, int]:
         """Execute the statements that store the batch, once.
 
         Args:
             statements: The connection, in a transaction.
             number_of: Notes a run and returns its number.
+            events: Whether the events are to be stored, too. Without them, they are stored already.
 
         Returns:
             The numbers of the runs, by name.
@@ -176,7 +184,7 @@ class Batch:
             (INSERT_EVENT, self._events, _EVENT_RUN),
             *((*call, RUN) for call in self._calls),
         ):
-            if values:
+            if values and (events or insert is not INSERT_EVENT):
                 column = slice(at, None, len(insert.columns))
                 values[column] = [numbers[str(run)] for run in values[column]]
                 statements.insert(insert, values)

@@ -32,6 +32,7 @@ from bus import (
     SessionRenamed,
     SessionTurnCompleted,
     SessionTurnStarted,
+    StoreShippingChanged,
     StoreStateChanged,
     ToolFinished,
     ToolProgress,
@@ -131,6 +132,8 @@ def _of_the_rest(data: Event) -> str:
             return f"{data.scope} {data.value}: asked {_usd(data.asked_nano_usd)}, left {_usd(data.left_nano_usd)}"
         case BudgetLow():
             return f"{data.scope} {data.value}: left {_usd(data.left_nano_usd)}"
+        case StoreShippingChanged():
+            return f"{data.previous} -> {data.current}: {data.behind} events wait  {data.reason}"
         case StoreStateChanged():
             return f"{data.previous} -> {data.current}: {data.reason}"
         case Gap():

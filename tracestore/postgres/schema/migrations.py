@@ -18,13 +18,17 @@ from ..database import Database
 from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
 from .partitions import PARTITIONS
+from .shipping import SHIPPING
 from .sums import SUMS
 from .tables import TABLES
 
 if TYPE_CHECKING:
     import psycopg
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),)
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),
+    ("shipping", SHIPPING),
+)
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

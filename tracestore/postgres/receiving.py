@@ -1,0 +1,306 @@
+"""The end of shipping in a shared store: what comes from the trace files of other machines.
+
+A batch is copied to a temporary table while others may write. Then, in the same transaction, whatever is new of
+it by (run, seq) becomes events, and these are projected as if they had been written here; the position of the
+batch's end in its file is noted. Costs of repricings don't come along: those of the shared store are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from bus.clock import SYSTEM_CLOCK, Clock
+
+from ..shipping.shipment import START, Ending, Origin, Position, SessionContent, Shipment
+from ..sql.connection import Row, SqlValue, Unstorable
+from ..sql.events import COLUMNS, envelope
+from ..sql.projection import PROJECTED_TOPICS, Batch
+from ..timestamps import US_PER_DAY
+from .clean import clean_envelope, clean_text
+from .database import SCHEMA, Database
+from .errors import unstorable
+from .schema.migrations import migrate
+from .schema.partitions import ensure_months
+from .statements import Statements
+
+_PLACE = {name: place for place, name in enumerate(COLUMNS, 1)}
+_RUN_ID, _SEQ, _TOPIC, _TS_US = (_PLACE[name] for name in ("run_id", "seq", "topic", "ts_us"))
+_NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
+
+_STAGED = ("n", *COLUMNS)
+_STAGE = f"""
+    CREATE TEMP TABLE IF NOT EXISTS shipped_events (
+        n bigint, {", ".join(f"{name} {'bigint' if name in _NUMBERS else 'text'}" for name in COLUMNS)}
+    ) ON COMMIT DELETE ROWS
+"""
+_COPY = f"COPY pg_temp.shipped_events ({', '.join(_STAGED)}) FROM STDIN"
+_OWN = tuple(name for name in COLUMNS if name != "run_id")
+
+_ENTER_RUNS = """
+    INSERT INTO runs (run_id, first_us, last_us, committed_seq, shipped_from)
+    SELECT run_id, min(ts_us), max(ts_us), max(seq), ? FROM pg_temp.shipped_events GROUP BY run_id ORDER BY min(n)
+    ON CONFLICT (run_id) DO UPDATE SET
+        first_us = least(runs.first_us, excluded.first_us), last_us = greatest(runs.last_us, excluded.last_us),
+        committed_seq = greatest(runs.committed_seq, excluded.committed_seq),
+        ended_us = NULL, ending = NULL, shipped_from = excluded.shipped_from
+    RETURNING run_id, id
+"""
+_ENTER_EVENTS = f"""
+    INSERT INTO events (run, {", ".join(_OWN)})
+    SELECT r.id, {", ".join(f"s.{name}" for name in _OWN)}
+      FROM pg_temp.shipped_events AS s JOIN runs AS r ON r.run_id = s.run_id COLLATE "C"
+     ORDER BY s.n
+    ON CONFLICT DO NOTHING
+    RETURNING run, seq
+"""
+_ENTER_SESSIONS = """
+    INSERT INTO sessions (session_id, first_us, last_us)
+    SELECT session_id, min(ts_us), max(ts_us) FROM pg_temp.shipped_events
+     WHERE session_id IS NOT NULL GROUP BY session_id
+    ON CONFLICT (session_id) DO UPDATE SET
+        first_us = least(sessions.first_us, excluded.first_us),
+        last_us = greatest(sessions.last_us, excluded.last_us)
+"""
+_MARK = """
+    INSERT INTO shipping (origin, event, run_id, seq, host, file, shipped_at)
+    VALUES (?, ?, ?, ?, ?, ?, clock_timestamp())
+    ON CONFLICT (origin) DO UPDATE SET
+        event = excluded.event, run_id = excluded.run_id, seq = excluded.seq,
+        host = excluded.host, file = excluded.file, shipped_at = excluded.shipped_at
+"""
+
+
+class Receiver:
+    """A shared store as `tracestore.shipping.shipment.Target`.
+
+    Args:
+        dsn: The database.
+        schema: The schema of its tables.
+        clock: The clock for the moment at which the schema is brought up to date.
+
+    Raises:
+        StoreError: This is no DSN, or the driver is not installed.
+    """
+
+    def __init__(self, dsn: str, *, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = Database(dsn, schema=schema, single=True)
+        self._clock = clock
+        self._days: set[int] = set()  # whose partitions are there
+
+    @property
+    def name(self) -> str:
+        """The name of the database, without user and password."""
+        return self._database.name
+
+    async def open(self) -> None:
+        """Reach the database, and bring its schema up to date. Raises StoreError."""
+        if self._database.is_open:
+            return
+        await self._database.open()
+        try:
+            await migrate(self._database, self._clock.now_us())
+        except BaseException:
+            await self._database.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection. Closing twice is harmless."""
+        self._days.clear()
+        await self._database.close()
+
+    async def position(self, origin: Origin) -> Position:
+        """The place up to which everything of a file is here."""
+        rows = await self._database.read(
+            "SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,)
+        )
+        return Position(*rows[0]) if rows else START
+
+    async def take(self, origin: Origin, shipment: Shipment) -> Position:
+        """Store what is new of a shipment. Raises StoreError, and Unstorable if a value is to blame."""
+        try:
+            return await self._take(origin, shipment, clean=False)
+        except Unstorable:
+            self._days.clear()  # it may be a month that somebody has dropped
+            return await self._take(origin, shipment, clean=True)
+
+    async def _take(self, origin: Origin, shipment: Shipment, *, clean: bool) -> Position:
+        rows = _cleaned(shipment.rows) if clean else shipment.rows
+        days = {row[_TS_US] // US_PER_DAY for row in rows}
+
+        def stage(statements: Statements) -> None:
+            with unstorable():
+                statements.run(_STAGE)
+                with statements.connection.cursor().copy(_COPY) as copy:
+                    copy.write("".join(map(_line, rows)))
+
+        def work(statements: Statements) -> Position:
+            with unstorable():
+                if not days <= self._days:
+                    ensure_months(statements, [day * US_PER_DAY for day in days])
+                return _store(statements, origin, shipment, rows, clean=clean)
+
+        position = await self._database.write(work, stage)
+        self._days |= days
+        return position
+
+    async def open_runs(self, origin: Origin) -> Collection[str]:
+        """The runs of a file that have no end here."""
+        rows = await self._database.read(
+            "SELECT run_id FROM runs WHERE shipped_from = ? AND ended_us IS NULL", (origin.name,)
+        )
+        return [run_id for (run_id,) in rows]
+
+    async def end_runs(self, endings: Mapping[str, Ending]) -> None:
+        """Mark runs as ended."""
+
+        def work(statements: Statements) -> None:
+            statements.run_many(
+                "UPDATE runs SET ended_us = ?, ending = ? WHERE run_id = ?",
+                [(end.ended_us, end.ending, run_id) for run_id, end in endings.items()],
+            )
+
+        await self._database.write(work)
+
+
+# -- In the transaction
+
+
+def _store(
+    statements: Statements, origin: Origin, shipment: Shipment, rows: list[Row], *, clean: bool
+) -> Position:
+    before = statements.run("SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,))
+    numbers: dict[str, int] = dict(statements.run(_ENTER_RUNS, (origin.name,)))
+    inserted = statements.run(_ENTER_EVENTS)
+    if len(inserted) < len(rows):
+        new = set(inserted)
+        rows = [row for row in rows if (numbers[row[_RUN_ID]], row[_SEQ]) in new]
+    else:
+        new = None
+    statements.run(_ENTER_SESSIONS)
+    batch = Batch()
+    projected = (envelope(row[1:]) for row in rows if row[_TOPIC] in PROJECTED_TOPICS)
+    batch.add(map(clean_envelope, projected) if clean else projected)
+    batch.complete(clean_text if clean else None)
+    batch.write(statements, lambda run: numbers[run.run_id], events=False)
+    if shipment.content is not None:
+        _Content(statements, origin, shipment.content, new).store()
+    last = shipment.last
+    if before and before[0][0] > last.event and shipment.after != START:
+        return Position(*before[0])  # another shipper of the same file was quicker
+    statements.run(_MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file))
+    return last
+
+
+class _Content:
+    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
+
+    def __init__(
+        self, statements: Statements, origin: Origin, content: SessionContent, new: set[Row] | None
+    ) -> None:
+        self._statements = statements
+        self._origin = origin
+        self._content = content
+        self._new = new  # of a shipment of which a part was here already; None: all of it is new
+        self._numbers: dict[str, int] = {}
+
+    def store(self) -> None:
+        content = self._content
+        names: dict[str, str] = {setup[0]: self._name_of(setup) for setup in content.setups}
+        branches = {setup[0] for setup in content.setups if not setup[2] and not self._is_known(names[setup[0]])}
+        for setup in content.setups:
+            self._store_setup(names[setup[0]], setup)
+        for message in content.messages:
+            number = self._number(message[2], message[4])
+            if message[0] in branches or self._new is None or (number, message[3]) in self._new:
+                self._store_message(names.get(message[0]) or message[0], number, message)
+        self._statements.run_many(
+            """
+            INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
+            ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > content.last_us
+            """,
+            content.bodies,
+        )
+
+    def _name_of(self, setup: Row) -> str:
+        """The name of a session here: its own, unless a run from elsewhere has a session of that name."""
+        session_id, run_id = setup[:2]
+        owners = self._statements.run(
+            "SELECT r.shipped_from FROM session_setups AS s JOIN runs AS r ON r.id = s.run WHERE s.session_id = ?",
+            (session_id,),
+        )
+        return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
+
+    def _is_known(self, name: str) -> bool:
+        return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))
+
+    def _number(self, run_id: str, ts_us: int) -> int:
+        """The number of a run, which may be one whose events are still to come."""
+        if run_id not in self._numbers:
+            ((number,),) = self._statements.run(
+                """
+                INSERT INTO runs (run_id, first_us, last_us, committed_seq, shipped_from) VALUES (?, ?, ?, 0, ?)
+                ON CONFLICT (run_id) DO UPDATE SET run_id = excluded.run_id RETURNING id
+                """,
+                (run_id, ts_us, ts_us, self._origin.name),
+            )
+            self._numbers[run_id] = int(number)
+        return self._numbers[run_id]
+
+    def _store_setup(self, name: str, setup: Row) -> None:
+        _, run_id, seq, ts_us, history, digest, withheld = setup
+        run = self._number(run_id, ts_us)
+        changed = self._statements.run(
+            """
+            INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
+            VALUES (?, ?, ?, ?, ?, ?, ?)
+            ON CONFLICT (session_id) DO UPDATE SET
+                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
+                hash = excluded.hash, withheld = excluded.withheld
+             WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
+            RETURNING 1
+            """,
+            (name, run, seq, ts_us, history, digest, withheld),
+        )
+        if changed:
+            self._statements.run(
+                "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
+                (name, history, run, seq),
+            )
+
+    def _store_message(self, name: str, run: int, message: Row) -> None:
+        _, position, _, seq, ts_us, digest, message_id, metadata, withheld = message
+        self._statements.run(
+            """
+            INSERT INTO session_messages
+                   (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+            ON CONFLICT (session_id, position) DO UPDATE SET
+                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
+                message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld
+             WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
+            """,
+            (name, position, run, seq, ts_us, digest, message_id, metadata, withheld),
+        )
+
+
+# -- Rows as text
+
+
+def _line(row: Sequence[SqlValue]) -> str:
+    """A row as COPY reads it."""
+    return "\t".join(map(_field, row)) + "\n"
+
+
+def _field(value: SqlValue) -> str:
+    if value is None:
+        return "\\N"
+    text = str(value)
+    if "\\" in text:
+        text = text.replace("\\", "\\\\")
+    if not text.isprintable():
+        text = text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return text
+
+
+def _cleaned(rows: list[Row]) -> list[Row]:
+    return [tuple(clean_text(value) if isinstance(value, str) else value for value in row) for row in rows]

@@ -1,0 +1,120 @@
+"""The decisions of a shipper, without any work: what to do next, and how long to wait. Its states:
+
+- **asking**: nobody knows how far the target is. It is asked first of all, and after every failure, because a
+  connection that broke may have broken before the commit or after it.
+- **shipping**: batch after batch is read behind the position, and sent.
+- **resting**: everything is there. The file is looked at again after a while, or at once when somebody hurries.
+- **retrying**: the target or the file failed. After a while, which doubles from failure to failure, it is asked.
+
+The position moves in two ways only: to the end of a batch that the target has committed, and to what the target
+says when it is asked. So it is never behind an event that the target lacks.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .shipment import START, Position
+
+State: TypeAlias = Literal["asking", "shipping", "resting", "retrying"]
+
+
+class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes and the patience of a shipper."""
+
+    batch_events: int = 1000
+    """The number of events in a transaction of the target."""
+    look_seconds: float = 0.5
+    """The time after which the file is looked at again when everything is shipped, in seconds."""
+    first_retry: float = 0.5
+    """The wait after a first failure, in seconds. It doubles with each further failure."""
+    longest_retry: float = 30.0
+    """The longest such wait, in seconds."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask the target how far it is, and tell `Course.asked`."""
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Read behind a position and send, and tell `Course.sent`, or `Course.unstorable`."""
+
+    after: Position
+    """The position."""
+    limit: int
+    """The number of events at most."""
+
+
+class Rest(msgspec.Struct, frozen=True):
+    """Do nothing for so long, or until somebody hurries."""
+
+    seconds: float
+
+
+Step: TypeAlias = Ask | Send | Rest
+
+
+class Course:
+    """Where a shipper stands, and what it does next. Times are seconds of any clock that never goes back."""
+
+    def __init__(self, options: ShippingOptions) -> None:
+        self._options = options
+        self._until = 0.0
+        self._limit = options.batch_events
+        self.state: State = "asking"
+        self.position = START
+        self.failures = 0
+        """The number of failures in a row."""
+
+    def next(self, now: float) -> Step:
+        """The next step at this time."""
+        if self.state in ("resting", "retrying"):
+            if now < self._until:
+                return Rest(self._until - now)
+            self.state = "shipping" if self.state == "resting" else "asking"
+        return Ask() if self.state == "asking" else Send(self.position, self._limit)
+
+    def asked(self, position: Position) -> None:
+        """The target has everything up to this position."""
+        self.position, self.state = position, "shipping"
+
+    def sent(self, position: Position) -> None:
+        """The target has committed everything up to this position."""
+        self.position, self.failures = position, 0
+        self._limit = min(self._options.batch_events, self._limit * 2)
+
+    def nothing_left(self, now: float) -> None:
+        """There is nothing behind the position."""
+        self.state, self.failures = "resting", 0
+        self._until = now + self._options.look_seconds
+
+    def unstorable(self, events: int, last: Position) -> bool:
+        """The target can't take something in a batch, and would never. Smaller batches single it out.
+
+        Args:
+            events: The number of events in the batch.
+            last: The position of its end.
+
+        Returns:
+            Whether it was a single event, which is passed over.
+        """
+        if events > 1:
+            self._limit = max(1, min(events, self._limit) // 2)
+            return False
+        self.sent(last)
+        return True
+
+    def failed(self, now: float) -> float:
+        """The target or the file could not be used. Returns the seconds until the next attempt."""
+        self.failures += 1
+        options = self._options
+        wait = min(options.first_retry * 2.0 ** min(self.failures - 1, 30), options.longest_retry)
+        self.state, self._until = "retrying", now + wait
+        return wait
+
+    def hurry(self) -> None:
+        """Somebody waits: don't rest. A failing target is left its time."""
+        if self.state == "resting":
+            self._until = 0.0

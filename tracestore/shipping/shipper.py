@@ -1,0 +1,319 @@
+"""The shipper of one trace file: it does what its `Course` decides, and tells how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+import msgspec
+
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import StoreError
+from bus.events.envelope import Event
+from bus.events.operation import StoreShippingChanged
+from bus.log import Log
+
+from ..prices.table import PriceTable
+from ..sql.connection import Unstorable
+from .adoption import LookForFiles
+from .course import Ask, Course, Rest, Send, ShippingOptions
+from .marks import Mark, Turn, first_mark, mark_path, write_mark
+from .shipment import Origin, Target
+from .source import Source
+
+_log = Log("tracestore.shipping")
+
+ShippingState: TypeAlias = Literal["shipping", "retrying"]
+
+_TELL_FROM = 1000
+"""The number of waiting events from which it is said again when it has doubled."""
+
+
+class ShippingStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of a shipper."""
+
+    state: ShippingState
+    """``shipping``, or ``retrying`` while the shared store or the file can't be used."""
+    target: str
+    """The name of the shared store, without user and password."""
+    shipped: int
+    """The events that this shipper has sent."""
+    behind: int
+    """The events that waited when it was last looked at."""
+    passed_over: int
+    """The events that the shared store can't take."""
+    failures: int
+    """Failures in a row."""
+    reason: str
+    """The text of the last failure."""
+
+
+class TraceShipper:
+    """Copies a trace file to a shared store, by (run, seq), batch by batch, while others write the file.
+
+    A batch is one transaction of the shared store: its events, what follows from them, captured content, and how
+    far it goes. So it makes no difference how often a batch is sent, or by how many. Of several shippers of a file
+    one works, and the others wait for its end.
+
+    Args:
+        path: The trace file.
+        to: The shared store: its DSN, or a target.
+        clock: The clock for times and ids.
+        options: The sizes and the patience.
+        on_change: Told when shipping begins to fail, and when it works again.
+        prices: The prices for calls of dead processes, whose files are shipped, too.
+        adopts: The folder where shippers of this machine say which files they ship. The files of dead ones are
+            shipped as well. None is to look at no other file.
+
+    Raises:
+        StoreError: The DSN is none, or the driver is not installed.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        to: str | Target,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        options: ShippingOptions = ShippingOptions(),  # noqa: B008 (frozen)
+        on_change: Callable[[Event], object] | None = None,
+        prices: PriceTable | None = None,
+        adopts: Path | None = None,
+    ) -> None:
+        self._source = Source(Path(path).expanduser())
+        self._target = receiver(to, clock) if isinstance(to, str) else to
+        self._clock = clock
+        self._options = options
+        self._on_change = on_change or (lambda event: None)
+        self._course = Course(options)
+        self._turn = Turn(self._source.path, self._target.name)
+        self._files = (
+            None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
+        )
+        self._mark: Mark | None = None
+        self._open_runs: set[str] = set()
+        self._state: ShippingState = "shipping"
+        self._reason = ""
+        self._shipped = self._behind = self._told = self._passed_over = 0
+        self._wanted = self._served = 0  # of those who wait until all is shipped
+        self._hurry = anyio.Event()
+        self._changed = anyio.Event()
+
+    @property
+    def path(self) -> Path:
+        """The trace file."""
+        return self._source.path
+
+    def statistics(self) -> ShippingStatistics:
+        """A snapshot."""
+        return ShippingStatistics(
+            self._state,
+            self._target.name,
+            self._shipped,
+            self._behind,
+            self._passed_over,
+            self._course.failures,
+            self._reason,
+        )
+
+    async def run(self) -> None:
+        """Ship until cancelled. Failures of the shared store or of the file are waited out."""
+        while True:
+            seconds = await self._step()
+            if seconds:
+                if self._files is not None and self._course.state == "resting" and self._files.due():
+                    await self._adopt()
+                await self._pause(seconds)
+
+    async def ship(self) -> int:
+        """Ship all that is in the file now, whoever else ships it.
+
+        Returns:
+            The number of events that were sent.
+
+        Raises:
+            StoreError: The shared store or the file can't be used now.
+        """
+        before = self._shipped
+        self._wanted += 1
+        mine = self._wanted
+        self._course.hurry()
+        while self._served < mine:
+            await self._step(at_once=True)
+            if self._course.state == "retrying":
+                raise StoreError(self._reason)
+        return self._shipped - before
+
+    async def shipped(self, seconds: float) -> bool:
+        """Wait until all that is in the file now is in the shared store, while `run` runs elsewhere.
+
+        Returns:
+            False if the shared store can't be used, or if it took longer.
+        """
+        self._wanted += 1
+        mine = self._wanted
+        self._course.hurry()
+        self._hurry.set()
+        with anyio.move_on_after(seconds):
+            while self._served < mine and self._state == "shipping":
+                await self._changed.wait()
+        return self._served >= mine
+
+    async def finish(self, seconds: float) -> None:
+        """Ship the rest, if that takes no longer than this, and let go of everything."""
+        try:
+            if self._state == "shipping":
+                with anyio.move_on_after(seconds):
+                    await self.ship()
+                    if self._files is not None:
+                        self._files.done()
+        except (StoreError, OSError) as error:
+            _log.warning("not_all_shipped", file=str(self.path), error=str(error))
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Let go of the file and of the shared store. Closing twice is harmless."""
+        self._turn.give_up()
+        with anyio.CancelScope(shield=True):
+            await self._source.close()
+            await self._target.close()
+
+    # -- Steps
+
+    async def _step(self, *, at_once: bool = False) -> float:
+        """Do the next thing. Returns the seconds to wait until the one after it."""
+        step = self._course.next(anyio.current_time())
+        if isinstance(step, Rest):
+            return step.seconds
+        if not (at_once or self._wanted > self._served or self._turn.take()):
+            return self._options.look_seconds
+        wanted = self._wanted
+        try:
+            if isinstance(step, Ask):
+                await self._ask()
+            else:
+                if await self._send(step):
+                    await self._end_runs()
+                    self._course.nothing_left(anyio.current_time())
+                    self._served = wanted
+                    self._behind = 0
+                self._become("shipping", "")
+        except (StoreError, OSError) as error:
+            self._course.failed(anyio.current_time())
+            await self._note_failure(str(error))
+        self._changed.set()
+        self._changed = anyio.Event()
+        return 0.0
+
+    async def _ask(self) -> None:
+        if self._mark is None:
+            self._mark = first_mark(self.path, self._target.name, self._clock)
+        if self._files is not None:
+            self._files.register()
+        await self._target.open()
+        position = await self._source.confirmed(await self._target.position(self._origin))
+        self._open_runs = set(await self._target.open_runs(self._origin))
+        self._course.asked(position)
+
+    async def _send(self, step: Send) -> bool:
+        """Send what is behind a position. Returns whether that was all."""
+        shipment = await self._source.read(step.after, step.limit)
+        if shipment is None:
+            return True
+        events = len(shipment.rows)
+        try:
+            position = await self._target.take(self._origin, shipment)
+        except Unstorable as error:
+            if self._course.unstorable(events, shipment.last):
+                self._passed_over += 1
+                _log.error("event_unstorable", event=shipment.last.event, file=str(self.path), error=str(error))
+            return False
+        if position != shipment.last and await self._source.confirmed(position) != position:
+            position = shipment.last
+        self._course.sent(position)
+        self._shipped += events
+        self._open_runs |= shipment.runs
+        self._keep_mark()
+        return events < step.limit
+
+    async def _end_runs(self) -> None:
+        if self._open_runs:
+            endings = await self._source.endings(self._open_runs)
+            if endings:
+                await self._target.end_runs(endings)
+                self._open_runs -= endings.keys()
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._hurry.wait()
+        if self._hurry.is_set():
+            self._hurry = anyio.Event()
+
+    # -- Telling
+
+    @property
+    def _origin(self) -> Origin:
+        assert self._mark is not None
+        return Origin(self._mark.origin, socket.gethostname(), str(self.path))
+
+    def _keep_mark(self) -> None:
+        assert self._mark is not None
+        self._mark = msgspec.structs.replace(
+            self._mark, position=self._course.position, shipped_us=self._clock.now_us(), failing=self._reason
+        )
+        write_mark(mark_path(self.path, self._target.name), self._mark)
+
+    async def _note_failure(self, reason: str) -> None:
+        self._reason = reason
+        with contextlib.suppress(StoreError, OSError):
+            self._behind = await self._source.behind(self._course.position)
+        if self._state == "shipping" or self._behind >= max(_TELL_FROM, 2 * self._told):
+            self._told = self._behind
+            self._become("retrying", reason, again=True)
+
+    def _become(self, state: ShippingState, reason: str, *, again: bool = False) -> None:
+        previous, self._state = self._state, state
+        if previous == state and not again:
+            return
+        level = _log.info if state == "shipping" else _log.warning
+        level("shipping_state", current=state, target=self._target.name, reason=reason, behind=self._behind)
+        if self._mark is not None:
+            self._mark = msgspec.structs.replace(self._mark, failing=reason)
+            try:
+                write_mark(mark_path(self.path, self._target.name), self._mark)
+            except OSError as error:
+                _log.warning("mark_not_written", error=str(error))
+        self._on_change(
+            StoreShippingChanged(
+                previous=previous, current=state, target=self._target.name, reason=reason, behind=self._behind
+            )
+        )
+
+    # -- Files of dead processes
+
+    async def _adopt(self) -> None:
+        assert self._files is not None
+        for path in self._files.found():
+            other = TraceShipper(path, self._target, clock=self._clock, options=self._options)
+            try:
+                if await self._files.take_over(path, other._turn):
+                    await other.ship()
+                    self._files.forget(path)
+                    _log.info("file_adopted", file=str(path), events=other._shipped)
+            except (StoreError, OSError) as error:
+                _log.warning("file_not_adopted", file=str(path), error=str(error))
+            finally:
+                other._turn.give_up()
+                await other._source.close()
+
+
+def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
+    """The receiving end of the shared store behind a DSN. Raises StoreError."""
+    from ..postgres.receiving import Receiver
+
+    return Receiver(dsn, clock=clock)
