@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from .prompt_caches import CacheSavings, cache_savings
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
+    from .shipping.course import ShippingOptions
+    from .shipping.shipper import ShippingStatistics, TraceShipper
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -58,6 +60,8 @@ else:
             ".prompt_caches": ("CacheSavings", "cache_savings"),
             ".replay": ("StoredEvents",),
             ".saved_replies": ("SavedReplies",),
+            ".shipping.course": ("ShippingOptions",),
+            ".shipping.shipper": ("ShippingStatistics", "TraceShipper"),
         },
     )
 
@@ -89,12 +93,15 @@ __all__ = [
     "SavedSession",
     "SessionReprice",
     "SessionRow",
+    "ShippingOptions",
+    "ShippingStatistics",
     "SqlResult",
     "StatisticsRow",
     "Store",
     "StoreState",
     "StoredEvents",
     "StoredJob",
+    "TraceShipper",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

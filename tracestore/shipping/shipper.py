@@ -314,6 +314,6 @@ class TraceShipper:
 
 def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
     """The receiving end of the shared store behind a DSN. Raises StoreError."""
-    from ..postgres.receiving import Receiver
+    from ..postgres.receiving.receiver import Receiver
 
     return Receiver(dsn, clock=clock)

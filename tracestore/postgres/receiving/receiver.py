@@ -1,4 +1,4 @@
-"""The end of shipping in a shared store: what comes from the trace files of other machines.
+"""A shared store as the target of shippers.
 
 A batch is copied to a temporary table while others may write. Then, in the same transaction, whatever is new of
 it by (run, seq) becomes events, and these are projected as if they had been written here; the position of the
@@ -11,17 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bus.clock import SYSTEM_CLOCK, Clock
 
-from ..shipping.shipment import START, Ending, Origin, Position, SessionContent, Shipment
-from ..sql.connection import Row, SqlValue, Unstorable
-from ..sql.events import COLUMNS, envelope
-from ..sql.projection import PROJECTED_TOPICS, Batch
-from ..timestamps import US_PER_DAY
-from .clean import clean_envelope, clean_text
-from .database import SCHEMA, Database
-from .errors import unstorable
-from .schema.migrations import migrate
-from .schema.partitions import ensure_months
-from .statements import Statements
+from ...shipping.shipment import START, Ending, Origin, Position, Shipment
+from ...sql.connection import Row, SqlValue, Unstorable
+from ...sql.events import COLUMNS, envelope
+from ...sql.projection import PROJECTED_TOPICS, Batch
+from ...timestamps import US_PER_DAY
+from ..clean import clean_envelope, clean_text
+from ..database import SCHEMA, Database
+from ..errors import unstorable
+from ..schema.migrations import migrate
+from ..schema.partitions import ensure_months
+from ..statements import Statements
+from .content import ContentStoring
 
 _PLACE = {name: place for place, name in enumerate(COLUMNS, 1)}
 _RUN_ID, _SEQ, _TOPIC, _TS_US = (_PLACE[name] for name in ("run_id", "seq", "topic", "ts_us"))
@@ -183,104 +184,12 @@ def _store(
     batch.complete(clean_text if clean else None)
     batch.write(statements, lambda run: numbers[run.run_id], events=False)
     if shipment.content is not None:
-        _Content(statements, origin, shipment.content, new).store()
+        ContentStoring(statements, origin, shipment.content, new).store()
     last = shipment.last
     if before and before[0][0] > last.event and shipment.after != START:
         return Position(*before[0])  # another shipper of the same file was quicker
     statements.run(_MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file))
     return last
-
-
-class _Content:
-    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
-
-    def __init__(
-        self, statements: Statements, origin: Origin, content: SessionContent, new: set[Row] | None
-    ) -> None:
-        self._statements = statements
-        self._origin = origin
-        self._content = content
-        self._new = new  # of a shipment of which a part was here already; None: all of it is new
-        self._numbers: dict[str, int] = {}
-
-    def store(self) -> None:
-        content = self._content
-        names: dict[str, str] = {setup[0]: self._name_of(setup) for setup in content.setups}
-        branches = {setup[0] for setup in content.setups if not setup[2] and not self._is_known(names[setup[0]])}
-        for setup in content.setups:
-            self._store_setup(names[setup[0]], setup)
-        for message in content.messages:
-            number = self._number(message[2], message[4])
-            if message[0] in branches or self._new is None or (number, message[3]) in self._new:
-                self._store_message(names.get(message[0]) or message[0], number, message)
-        self._statements.run_many(
-            """
-            INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-            ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > content.last_us
-            """,
-            content.bodies,
-        )
-
-    def _name_of(self, setup: Row) -> str:
-        """The name of a session here: its own, unless a run from elsewhere has a session of that name."""
-        session_id, run_id = setup[:2]
-        owners = self._statements.run(
-            "SELECT r.shipped_from FROM session_setups AS s JOIN runs AS r ON r.id = s.run WHERE s.session_id = ?",
-            (session_id,),
-        )
-        return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
-
-    def _is_known(self, name: str) -> bool:
-        return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))
-
-    def _number(self, run_id: str, ts_us: int) -> int:
-        """The number of a run, which may be one whose events are still to come."""
-        if run_id not in self._numbers:
-            ((number,),) = self._statements.run(
-                """
-                INSERT INTO runs (run_id, first_us, last_us, committed_seq, shipped_from) VALUES (?, ?, ?, 0, ?)
-                ON CONFLICT (run_id) DO UPDATE SET run_id = excluded.run_id RETURNING id
-                """,
-                (run_id, ts_us, ts_us, self._origin.name),
-            )
-            self._numbers[run_id] = int(number)
-        return self._numbers[run_id]
-
-    def _store_setup(self, name: str, setup: Row) -> None:
-        _, run_id, seq, ts_us, history, digest, withheld = setup
-        run = self._number(run_id, ts_us)
-        changed = self._statements.run(
-            """
-            INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
-            VALUES (?, ?, ?, ?, ?, ?, ?)
-            ON CONFLICT (session_id) DO UPDATE SET
-                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
-                hash = excluded.hash, withheld = excluded.withheld
-             WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
-            RETURNING 1
-            """,
-            (name, run, seq, ts_us, history, digest, withheld),
-        )
-        if changed:
-            self._statements.run(
-                "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
-                (name, history, run, seq),
-            )
-
-    def _store_message(self, name: str, run: int, message: Row) -> None:
-        _, position, _, seq, ts_us, digest, message_id, metadata, withheld = message
-        self._statements.run(
-            """
-            INSERT INTO session_messages
-                   (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-            ON CONFLICT (session_id, position) DO UPDATE SET
-                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
-                message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld
-             WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
-            """,
-            (name, position, run, seq, ts_us, digest, message_id, metadata, withheld),
-        )
 
 
 # -- Rows as text
