@@ -72,7 +72,7 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep.backup", "sql.expiry", "sqlite.upkeep.pruning", "sqlite.free_sql"),
+        *("sqlite.upkeep.backup", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.free_sql"),
         *("replay", "saved_replies", "sql.calls.statistics"),
     ),
     "engine": (

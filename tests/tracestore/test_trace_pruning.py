@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
 from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
-from tracestore.sqlite.upkeep import pruning
+from tracestore.sql.upkeep import pruning
 
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, sql

@@ -190,12 +190,12 @@ class PostgresStore(SqlStore):
         return claimed
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.expiry import delete_session
+        from ..sql.upkeep.expiry import delete_session
 
         return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.expiry import forget_content
+        from ..sql.upkeep.expiry import forget_content
 
         before_us = to_us(before)
         return await self._database.write(lambda statements: forget_content(statements, before_us))

@@ -101,12 +101,12 @@ class TraceStore(SqlStore):
         return await self._database.write(work)
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.expiry import delete_session
+        from ..sql.upkeep.expiry import delete_session
 
         return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.expiry import forget_content
+        from ..sql.upkeep.expiry import forget_content
 
         before_us = to_us(before)
         return await self._database.write(lambda statements: forget_content(statements, before_us))
@@ -131,10 +131,10 @@ class TraceStore(SqlStore):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        from .upkeep.pruning import Pruning
+        from .upkeep.pruning import FilePruning
 
         moment = None if before is None else to_us(before)
-        pruning = Pruning(self._database, progress)
+        pruning = FilePruning(self._database, progress)
         try:
             return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
         finally:

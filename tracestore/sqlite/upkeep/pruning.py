@@ -1,16 +1,4 @@
-"""Retention: old rows leave the file, in small steps between which other writers get their turn.
-
-A call is deleted as a whole once all its attempts ended before the cutoff: its attempts, tags, events and the
-costs of every repricing, in one transaction. Other events are deleted by their own time. Then sessions and ended
-runs without any rows left are deleted. With a session its captured content is deleted, except for messages that
-another session has, too. So the sums over the remaining rows stay correct.
-
-Some rows stay whatever their age: calls without an end, runs that have not ended, and price tables and the history
-of repricings, which hold no call. The last call and the last event of the file stay as well. So no number is given
-twice, and a reader that continues behind the last number misses nothing.
-
-Events and costs are append-only. Triggers refuse every DELETE, unless a row of the table `pruning` allows it for
-rows of that age. Such a row exists only inside the transaction of a step, so nobody else ever sees it.
+"""Retention in a trace file, see `tracestore.sql.upkeep.pruning`.
 
 The next writes use the pages that become free. So a file that is pruned regularly stops growing. Files of this
 version also give free pages back to the disk, in small steps. A file of version 1 keeps its size until `vacuum`
@@ -19,290 +7,49 @@ has rewritten it once. The rewriting needs the size of the file again on the dis
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Literal
-
 import anyio
-import msgspec
 
-from ...reports import PruneReport
-from ...sql.expiry import delete_sessions, delete_unneeded, needed_bodies
+from ...sql.upkeep import pruning
 from ..database import Database
-from ..statements import Statements
 
-CALLS_AT_ONCE = 250
-SESSIONS_AT_ONCE = 250
-ROWS_AT_ONCE = 2000
 PAGES_AT_ONCE = 1000
-_ROUNDS = 12
-_LONGEST_PAUSE = 0.1
-
-Progress = Callable[[PruneReport], object]
-
-# What else belongs to calls: statements with :ids, a JSON array of ids of calls.
-GOES_WITH_CALLS = (
-    """
-    DELETE FROM call_tags WHERE (key, value, call_id) IN (
-        SELECT j.key, j.value, c.id
-          FROM calls AS c
-          JOIN events AS e ON e.request_id = c.request_id AND e.tags IS NOT NULL, json_each(e.tags) AS j
-         WHERE c.id IN (SELECT value FROM json_each(:ids))
-    )
-    """,
-    """
-    DELETE FROM call_cost
-     WHERE run IN (SELECT id FROM reprice_run)
-       AND call_id IN (SELECT value FROM json_each(:ids))
-    """,
-    """
-    DELETE FROM events
-     WHERE request_id IN (SELECT request_id FROM calls WHERE id IN (SELECT value FROM json_each(:ids)))
-    """,
-)
-_OLD_SESSIONS = """
-    SELECT s.session_id FROM sessions AS s
-     WHERE s.last_us < :before_us
-       AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.session_id = s.session_id)
-       AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.session_id = s.session_id)
-"""
-_OLD_RUNS = """
-    SELECT r.id FROM runs AS r
-     WHERE r.last_us < :before_us AND r.ended_us IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.run = r.id)
-       AND r.id NOT IN (SELECT run FROM session_setups)
-"""
-
-# The requests of the last call and of the last event stay, with all that belongs to them.
-_KEPT_REQUESTS = """
-    SELECT request_id FROM calls WHERE id = (SELECT max(id) FROM calls)
-     UNION
-    SELECT request_id FROM events WHERE id = (SELECT max(id) FROM events) AND request_id IS NOT NULL
-"""
-_OLD_CALLS = f"""
-    FROM calls AS c
-   WHERE c.ts_us < :before_us
-     AND c.request_id NOT IN ({_KEPT_REQUESTS})
-     AND NOT EXISTS (
-            SELECT 1 FROM calls AS k
-             WHERE k.request_id = c.request_id
-               AND (k.status = 'started' OR coalesce(k.finished_us, k.ts_us) >= :before_us)
-         )
-     AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = c.request_id AND e.ts_us >= :before_us)
-"""
-_OLD_EVENTS = """
-    FROM events AS e
-   WHERE e.id > :low AND e.id <= :high AND e.ts_us < :before_us
-     AND e.id < (SELECT max(id) FROM events)
-     AND (e.request_id IS NULL OR NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id))
-"""
-# Of calls within a range of ids: how many, and how many events and costs go with them. Events belong to a request,
-# and are counted with its first attempt.
-_COUNT_OLD_CALLS = f"""
-    WITH old AS (SELECT c.id, c.request_id {_OLD_CALLS} AND c.id > :low AND c.id <= :high)
-    SELECT (SELECT count(*) FROM old),
-           (SELECT count(*)
-              FROM old AS o JOIN events AS e ON e.request_id = o.request_id
-             WHERE o.id = (SELECT min(k.id) FROM calls AS k WHERE k.request_id = o.request_id)),
-           (SELECT count(*)
-              FROM call_cost
-             WHERE run IN (SELECT id FROM reprice_run) AND call_id IN (SELECT id FROM old))
-"""
+_INCREMENTAL = 2
 
 
-class Pruning:
-    """One pruning of one file.
+class FilePruning(pruning.Pruning):
+    """One pruning of one file."""
 
-    Args:
-        progress: Called after every step with the report of all that was deleted so far.
-    """
-
-    def __init__(self, database: Database, progress: Progress | None) -> None:
-        self._database = database
-        self._progress = progress
-        self._report = PruneReport(dry_run=False, before_us=0)
-
-    async def run(self, before_us: int | None, max_bytes: int | None, *, dry: bool, vacuum: bool) -> PruneReport:
-        """Delete what ended before `before_us`, then the oldest until at most `max_bytes` are in use."""
-        used, file_bytes = await self._sizes()
-        self._report = PruneReport(
-            dry_run=dry, before_us=before_us or 0, bytes_before=used, bytes_after=used, file_bytes=file_bytes
+    # Tags are found by the key, which the events of the calls have.
+    _delete_tags = """
+        DELETE FROM call_tags WHERE (key, value, call_id) IN (
+            SELECT j.key, j.value, c.id
+              FROM calls AS c
+              JOIN events AS e ON e.request_id = c.request_id AND e.tags IS NOT NULL, json_each(e.tags) AS j
+             WHERE c.id IN ({calls})
         )
-        if dry:
-            return await self._measure(before_us, max_bytes)
-        if before_us is not None:
-            await self._delete(before_us)
-        if max_bytes is not None:
-            await self._shrink_to(max_bytes)
-        if vacuum:
-            await self._database.vacuum()
-        else:
-            await self._give_back()
-        used, file_bytes = await self._sizes()
-        self._report = msgspec.structs.replace(self._report, bytes_after=used, file_bytes=file_bytes)
-        return self._report
+    """
+    _events_with_calls = True
 
-    # -- By age
-
-    async def _measure(self, before_us: int | None, max_bytes: int | None) -> PruneReport:
-        report = self._report
-        if max_bytes is not None and report.bytes_before > max_bytes:
-            guess = await self._cutoff(1 - max_bytes / report.bytes_before)
-            before_us = max(before_us or 0, guess)
-        if before_us is None:
-            return report
-        attempts = events = costs = 0
-        for span in _spans(before_us, *await self._numbers("calls")):
-            ((calls, of_calls, priced),) = await self._database.read(_COUNT_OLD_CALLS, span)
-            attempts, events, costs = attempts + calls, events + of_calls, costs + priced
-        for span in _spans(before_us, *await self._numbers("events")):
-            ((others,),) = await self._database.read(f"SELECT count(*) {_OLD_EVENTS}", span)
-            events += others
-        return msgspec.structs.replace(report, before_us=before_us, attempts=attempts, events=events, costs=costs)
-
-    async def _delete(self, before_us: int) -> int:
-        """The number of events and attempts that went."""
-        self._report = msgspec.structs.replace(self._report, before_us=before_us)
-        began = self._report.events + self._report.attempts
-        while await self._step(partial(_delete_calls, before_us=before_us)):
-            pass
-        for span in _spans(before_us, *await self._numbers("events")):
-            # Looking takes no lock, and most of a file is mostly young.
-            if await self._database.read(f"SELECT 1 {_OLD_EVENTS} LIMIT 1", span):
-                await self._step(partial(_delete_events, span=span))
-        while await self._step(partial(_delete_sessions, before_us=before_us)):
-            pass
-        await self._step(partial(_delete_runs, before_us=before_us))
-        await self._delete_bodies(before_us)
-        return self._report.events + self._report.attempts - began
-
-    async def _delete_bodies(self, before_us: int) -> None:
-        """What was captured and belongs to no session any more."""
-        old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
-        if not old:
-            return
-        needed = await self._database.look(lambda statements: needed_bodies(statements, before_us))
-        last = 0
-
-        def work(statements: Statements) -> dict[str, int]:
-            nonlocal last
-            gone, last = delete_unneeded(statements, before_us, needed, last)
-            return {"bodies": gone}
-
-        while await self._step(work) or last:
-            pass
-
-    async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
-        """One transaction, and then as long a pause as it took, in which others can write."""
-        began = time.monotonic()
-        gone = await self._database.write(work)
-        if not any(gone.values()):
-            return False
-        counts = {name: getattr(self._report, name) + count for name, count in gone.items()}
-        self._report = msgspec.structs.replace(self._report, **counts)
-        if self._progress is not None:
-            self._progress(self._report)
-        await anyio.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
-        return True
-
-    async def _numbers(self, table: Literal["calls", "events"]) -> tuple[int, int]:
-        """The numbers of its rows lie above the first and up to the second."""
-        ((low, last),) = await self._database.read(
-            f"SELECT coalesce((SELECT min(id) FROM {table}), 1) - 1, coalesce((SELECT max(id) FROM {table}), 0)"
-        )
-        return int(low), int(last)
-
-    # -- By size
-
-    async def _shrink_to(self, max_bytes: int) -> None:
-        for _ in range(_ROUNDS):
-            used, _file = await self._sizes()
-            if used <= max_bytes:
-                return
-            cutoff = await self._cutoff(1 - max_bytes / used)
-            if not await self._delete(max(cutoff, self._report.before_us)):
-                return
-
-    async def _cutoff(self, share: float) -> int:
-        """A moment before which about this share of the events lies, and at least one."""
-        low, last = await self._numbers("events")
-        place = low + 1 + int((last - low) * share)
-        rows = await self._database.read(
-            "SELECT max(ts_us) + 1 FROM (SELECT ts_us FROM events WHERE id <= ? ORDER BY id DESC LIMIT 100)",
-            (place,),
-        )
-        return int(rows[0][0] or 0)
-
-    # -- Space
+    def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
+        super().__init__(database, progress)
+        self._file = database
 
     async def _sizes(self) -> tuple[int, int]:
-        """Bytes in use, and of the file."""
-        ((page, pages, free),) = await self._database.read(
+        ((page, pages, free),) = await self._file.read(
             "SELECT page_size, page_count, freelist_count FROM"
             " pragma_page_size, pragma_page_count, pragma_freelist_count"
         )
         return page * (pages - free), page * pages
 
+    async def _vacuum(self) -> None:
+        await self._file.vacuum()
+
     async def _give_back(self) -> None:
         """Free pages to the disk, where the file was made for that."""
-        ((mode,),) = await self._database.read("PRAGMA auto_vacuum")
+        ((mode,),) = await self._file.read("PRAGMA auto_vacuum")
         if mode != _INCREMENTAL:
             return
-        ((free,),) = await self._database.read("PRAGMA freelist_count")
+        ((free,),) = await self._file.read("PRAGMA freelist_count")
         for _ in range(0, free, PAGES_AT_ONCE):
-            await self._database.give_back(PAGES_AT_ONCE)
+            await self._file.give_back(PAGES_AT_ONCE)
             await anyio.sleep(0.01)
-
-
-def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, int]]:
-    """Parameters for all rows of a table, some thousands at a time."""
-    for start in range(low, last, ROWS_AT_ONCE):
-        yield {"before_us": before_us, "low": start, "high": start + ROWS_AT_ONCE}
-
-
-_INCREMENTAL = 2
-
-
-@contextlib.contextmanager
-def _allowed(statements: Statements, before_us: int) -> Iterator[None]:
-    """Inside, and inside this transaction only, events and costs from before that moment may be deleted."""
-    statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
-    yield
-    statements.run("DELETE FROM pruning")
-
-
-def _delete_calls(statements: Statements, before_us: int) -> dict[str, int]:
-    found = statements.run(
-        f"SELECT c.id {_OLD_CALLS} ORDER BY c.ts_us LIMIT {CALLS_AT_ONCE}", {"before_us": before_us}
-    )
-    if not found:
-        return {}
-    # All attempts of a request go together, also those that the limit has cut off.
-    ids = statements.run(
-        """
-        SELECT json_group_array(id) FROM calls
-         WHERE request_id IN (SELECT request_id FROM calls WHERE id IN (SELECT value FROM json_each(?)))
-        """,
-        (msgspec.json.encode([number for (number,) in found]).decode(),),
-    )[0][0]
-    with _allowed(statements, before_us):
-        _, costs, events = (statements.change(sql, {"ids": ids}) for sql in GOES_WITH_CALLS)
-        attempts = statements.change("DELETE FROM calls WHERE id IN (SELECT value FROM json_each(?))", (ids,))
-    return {"attempts": attempts, "events": events, "costs": costs}
-
-
-def _delete_events(statements: Statements, span: dict[str, int]) -> dict[str, int]:
-    with _allowed(statements, span["before_us"]):
-        gone = statements.change(f"DELETE FROM events WHERE id IN (SELECT e.id {_OLD_EVENTS})", {**span})
-    return {"events": gone}
-
-
-def _delete_sessions(statements: Statements, before_us: int) -> dict[str, int]:
-    found = statements.run(f"{_OLD_SESSIONS} LIMIT {SESSIONS_AT_ONCE}", {"before_us": before_us})
-    return {"sessions": delete_sessions(statements, [name for (name,) in found])}
-
-
-def _delete_runs(statements: Statements, before_us: int) -> dict[str, int]:
-    return {"runs": statements.change(f"DELETE FROM runs WHERE id IN ({_OLD_RUNS})", {"before_us": before_us})}

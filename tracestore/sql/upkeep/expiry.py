@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from .connection import Database, Row, Statements, placeholders
+from ..connection import Database, Row, Statements, placeholders
 
 BODIES_AT_ONCE = 500
 
