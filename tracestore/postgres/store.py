@@ -12,7 +12,6 @@ from typing import Self
 import anyio
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import StoreError
 from bus.events.envelope import Envelope
 
 from ..filters import CallFilter
@@ -201,10 +200,14 @@ class PostgresStore(SqlStore):
         return await self._database.write(lambda statements: forget_content(statements, before_us))
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
-        raise StoreError("PostgresStore.check: not yet")
+        from .upkeep.condition import check
+
+        return await check(self._database, seconds)
 
     async def condition(self) -> StoreCondition:
-        raise StoreError("PostgresStore.condition: not yet")
+        from .upkeep.condition import condition
+
+        return await condition(self._database, self._path, self._living.lease_seconds)
 
     async def journal_mode(self) -> str:
         return "wal"  # PostgreSQL has no other
@@ -218,12 +221,18 @@ class PostgresStore(SqlStore):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        raise StoreError("PostgresStore.prune: not yet")
+        from .upkeep.pruning import ServerPruning
+
+        moment = None if before is None else to_us(before)
+        try:
+            return await ServerPruning(self._database, progress).run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
+        finally:
+            self._months.clear()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        raise StoreError(
-            f"{self.name}: a trace in PostgreSQL is copied by PostgreSQL's own means: pg_dump, or a base backup"
-        )
+        from .upkeep.backup import refuse_backup
+
+        raise refuse_backup(self._database, path)
 
     async def reprice(
         self,

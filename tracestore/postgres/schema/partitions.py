@@ -49,6 +49,15 @@ def month_of(ts_us: int) -> tuple[int, int, str] | None:
     return to_us(begin), to_us(end), f"events_{moment:%Y%m}"
 
 
+def month_named(name: str) -> tuple[int, int] | None:
+    """The begin and the end of the month of a partition; None if it isn't a month's."""
+    digits = name.removeprefix("events_")
+    if len(digits) != len("YYYYMM") or not digits.isdecimal():
+        return None
+    month = month_of(to_us(datetime(int(digits[:4]), int(digits[4:]), 1, tzinfo=UTC)))
+    return None if month is None else month[:2]
+
+
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
     """Make the partitions that events of these moments go into. Call it in the transaction that writes them.
 

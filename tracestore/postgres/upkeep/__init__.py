@@ -1,1 +1,1 @@
-"""What keeps a trace in PostgreSQL in order, and says how it does."""
+"""Retention, backup, and the condition of a trace in PostgreSQL."""
