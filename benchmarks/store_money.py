@@ -31,11 +31,11 @@ from .table import Row, against, micros
 
 CALLS = 1_000_000
 _WRITTEN = 1_000  # by the store itself; SQL makes the others of them
-_DAYS = 90
+DAYS = 90
 _TURN = 25  # chunks
 _ROUNDS = 3  # of a repricing over the costs at call time, and one over that
-_FIRST_US = 1_770_000_000_000_000
-_MODELS = [
+FIRST_US = 1_770_000_000_000_000
+MODELS = [
     *("openai:gpt-5", "openai:gpt-5-mini", "openai:gpt-4.1", "anthropic:claude-sonnet-4-5", "xai:grok-4"),
     *(
         "anthropic:claude-haiku-4-5",
@@ -60,13 +60,13 @@ _FLOOR = """
       JOIN temp.price AS p ON p.provider = c.provider AND p.model = c.model
      WHERE c.id > ? AND c.id <= ?
 """
-_FULL_SCAN = "SELECT count(*), sum(input_tokens), sum(output_tokens), sum(cost_nano) FROM calls"
+FULL_SCAN = "SELECT count(*), sum(input_tokens), sum(output_tokens), sum(cost_nano) FROM calls"
 
 
-def _table(number: int) -> PriceTable:
+def table_of_prices(number: int) -> PriceTable:
     rows = [
         PriceRow(model=model, input=number * 1_000_000 + place, output=5_000_000, cache_read=100_000)
-        for place, model in enumerate(_MODELS)
+        for place, model in enumerate(MODELS)
     ]
     return PriceTable(rows, label=f"table {number}")
 
@@ -84,9 +84,9 @@ async def _fill(path: Path, calls: int) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
         columns = [name for _, name, *_ in file.execute("PRAGMA table_info(calls)") if name != "id"]
         file.execute("CREATE TEMP TABLE model (n INTEGER PRIMARY KEY, model TEXT)")
-        file.executemany("INSERT INTO model VALUES (?, ?)", enumerate(_MODELS))
+        file.executemany("INSERT INTO model VALUES (?, ?)", enumerate(MODELS))
         file.execute("CREATE TEMP TABLE made AS SELECT * FROM calls")
-        began = f"({_FIRST_US} + k.n * {_DAYS * 86_400_000_000 // calls})"
+        began = f"({FIRST_US} + k.n * {DAYS * 86_400_000_000 // calls})"
         ids = {name: f"printf('{name[:3]}_%026d', k.n)" for name in ("request_id", "turn_id", "message_id")}
         values = {name: f"c.{name}" for name in columns} | ids
         values["session_id"] = "printf('ses_%026d', k.n / 20)"
@@ -104,7 +104,7 @@ async def _fill(path: Path, calls: int) -> None:
             SELECT k.n + 1, {", ".join(values[name] for name in columns)}
               FROM k
              CROSS JOIN made AS c ON c.rowid = k.n % {_WRITTEN} + 1
-             CROSS JOIN model AS m ON m.n = k.n * 7919 / 10 % {len(_MODELS)}
+             CROSS JOIN model AS m ON m.n = k.n * 7919 / 10 % {len(MODELS)}
             """
         )
         file.execute("COMMIT")
@@ -126,7 +126,7 @@ def _bare(path: Path) -> sqlite3.Connection:
         """
     )
     prices = [
-        (model.partition(":")[0], model, 1_000_000 + n, 5_000_000, 100_000, 0) for n, model in enumerate(_MODELS)
+        (model.partition(":")[0], model, 1_000_000 + n, 5_000_000, 100_000, 0) for n, model in enumerate(MODELS)
     ]
     bare.executemany("INSERT INTO price VALUES (?, ?, ?, ?, ?, ?)", prices)
     return bare
@@ -134,7 +134,7 @@ def _bare(path: Path) -> sqlite3.Connection:
 
 async def _reprice(store: TraceStore, bare: sqlite3.Connection, number: int) -> tuple[float, float, int]:
     """CPU seconds of a repricing and of its floor, and how many bytes the process had more at the most."""
-    table = _table(number)
+    table = table_of_prices(number)
     most, before = 0, _resident()
     floor = 0.0
     waiting: list[int] = []  # the ends of the chunks that the floor has yet to do
@@ -173,7 +173,7 @@ async def _asked(store: TraceStore, bare: sqlite3.Connection, where: CallFilter,
         await store.costs(where, (by,))
         spent.append(time.process_time() - began)
         began = time.process_time()
-        bare.execute(_FULL_SCAN).fetchall()
+        bare.execute(FULL_SCAN).fetchall()
         scanned.append(time.process_time() - began)
     return min(spent), min(scanned)
 
@@ -189,7 +189,7 @@ async def money_rows(calls: int = CALLS) -> list[Row]:
                 began = time.process_time()
                 await store._database.write(sum_up)
                 summed = time.process_time() - began
-                bare.execute(_FULL_SCAN).fetchall()
+                bare.execute(FULL_SCAN).fetchall()
                 over_call_time, over_version = [], []
                 for number in range(1, 2 * _ROUNDS, 2):
                     await store.use_prices(None)
@@ -203,7 +203,7 @@ async def money_rows(calls: int = CALLS) -> list[Row]:
                     found.append(against(f"{title}, per call", spent / calls, floor / calls, gate=2))
                 most = max(of for *_, of in (*over_call_time, *over_version))
                 found.append(Row("  memory that it took, at the most", f"{most / 2**20:.0f} MiB"))
-                middle = CallFilter(since=_FIRST_US + 86_400_000_000 * _DAYS // 3, provider="openai")
+                middle = CallFilter(since=FIRST_US + 86_400_000_000 * DAYS // 3, provider="openai")
                 for where, by in ((CallFilter(), "model"), (CallFilter(), "day"), (middle, "model")):
                     which = "of a provider since some hour" if where == middle else "of all"
                     title = f"what calls cost by {by}, {which} (floor: a full scan)"
