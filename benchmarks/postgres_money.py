@@ -3,8 +3,9 @@
     python -m benchmarks.postgres_money [CALLS]
 
 The floors are those of `store_money`: an ``INSERT ... SELECT`` of as many calls at a time with a join on the price
-of the model into a table like the store's, and a full scan. The two take turns. What counts is the CPU time of this
-process and of all processes of the server. The server is that of the tests, on this machine.
+of the model into a table like the store's, and a full scan. The two take turns. What counts is the CPU time of
+this process and of all processes of the server, which is the wheel's. It runs without autovacuum, whose time would
+fall on whoever is measured just then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import psycopg
 
 from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
-from tests.support.postgres_server import shared_server
+from tests.support.postgres_server import own_server
 from tracestore import CallFilter, PostgresStore
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sql.repricing import repricing
@@ -188,8 +189,10 @@ async def _asked(store: PostgresStore, bare: Bare, where: CallFilter, by: str, t
 async def postgres_rows(calls: int = CALLS) -> list[Row]:
     """Repricing over the costs at call time and over a version, and what the grouped query takes after it."""
     found: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder, shared_server().database() as dsn:
+    with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder, own_server() as server:
         path = Path(folder) / "trace"
+        server.execute("ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "CREATE DATABASE bench")
+        dsn = server.dsn_of("bench")
         async with PostgresStore(dsn, path=path):
             bare = Bare(dsn)
         await _fill(dsn, path, bare, calls)

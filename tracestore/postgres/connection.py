@@ -43,6 +43,7 @@ def connect(dsn: str, schema: str) -> psycopg.Connection:
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
         connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
         connection.execute("SET TIME ZONE 'UTC'")
+        connection.execute("SET jit = off")  # compiling takes longer than any statement here
         connection.execute("SET standard_conforming_strings = on")
     except BaseException:
         connection.close()

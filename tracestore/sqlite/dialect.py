@@ -36,6 +36,10 @@ class SqlitePricing:
         """A statement that deletes all rows of a temporary table."""
         return f"DELETE FROM temp.{table}"
 
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """None: there is one way to the rows."""
+        return ()
+
     def same(self, one: str, other: str) -> str:
         """Whether two values are equal, or both NULL."""
         return f"{one} IS {other}"

@@ -33,6 +33,10 @@ class PostgresPricing:
         """A statement that deletes all rows of a temporary table. DELETE would leave them to be walked over."""
         return f"TRUNCATE pg_temp.{table}"
 
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """A statement that looks at the rows, which nothing else does with a temporary table."""
+        return (f"ANALYZE pg_temp.{table}",)
+
     def same(self, one: str, other: str) -> str:
         """Whether two values are equal, or both NULL."""
         return f"{one} IS NOT DISTINCT FROM {other}"

@@ -103,6 +103,8 @@ class PriceStatements(NamedTuple):
     """Statements that make the temporary tables, or empty them."""
     empty: str
     """Deletes the costs of the last calls."""
+    learned: tuple[str, ...]
+    """Statements for when models have been added."""
     plain: str
     """Prices the calls with numbers above the first parameter and up to the second."""
     left: str
@@ -122,6 +124,7 @@ def price_statements(dialect: PricingDialect) -> PriceStatements:
     return PriceStatements(
         prepare=tuple(sql for table in _TABLES for sql in (*dialect.made(table), dialect.emptied(table.name))),
         empty=dialect.emptied("reprice_cost"),
+        learned=dialect.surveyed("reprice_plain"),
         plain=_plain(dialect),
         left=f"SELECT 1 FROM reprice_cost AS a WHERE {left} LIMIT 1",
         new_models=_NEW_MODELS.format(left=left),

@@ -72,6 +72,8 @@ class Pricer:
         found = statements.run(self._sql.new_models)
         for names in found:
             self._add_model(statements, names)
+        for sql in self._sql.learned if found else ():
+            statements.run(sql)
         return bool(found)
 
     def _add_model(self, statements: Statements, names: Row) -> None:

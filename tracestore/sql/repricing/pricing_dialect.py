@@ -45,6 +45,10 @@ class PricingDialect(Protocol):
         """A statement that deletes all rows of a temporary table."""
         ...
 
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """Statements that let the database know what a temporary table holds now, before it plans on it."""
+        ...
+
     def same(self, one: str, other: str) -> str:
         """Whether two values are equal, or both NULL."""
         ...
