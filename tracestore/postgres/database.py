@@ -27,7 +27,7 @@ from ..sql.uninterrupted import uninterrupted
 from .connection import name_of
 from .dialect import POSTGRES
 from .errors import translated_errors
-from .link import Link
+from .link import Link, Reach
 from .statements import Statements
 
 if TYPE_CHECKING:
@@ -64,9 +64,10 @@ class Database:
         self.schema = schema
         self.readonly = readonly
         self.name = _named(dsn)
-        self._writer = Link(dsn, schema, "callboard-postgres-writer")
+        reach = Reach()
+        self._writer = Link(dsn, schema, "callboard-postgres-writer", reach)
         self._readers = [
-            self._writer if single else Link(dsn, schema, f"callboard-postgres-reader-{number}")
+            self._writer if single else Link(dsn, schema, f"callboard-postgres-reader-{number}", reach)
             for number in range(1 if single else _READERS)
         ]
         self.is_open = False

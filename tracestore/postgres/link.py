@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +21,42 @@ _T = TypeVar("_T")
 WRITERS_LOCK = 0x43414C42_57524954
 """The advisory lock (``CALBWRIT``) of whoever writes. It is held to the end of the transaction."""
 
+_SLOW_SECONDS = 1.0
+"""The time that a failed attempt to connect has taken if the server doesn't answer, rather than refuse."""
+
+_ASKED_AGAIN = 3.0
+"""After how many times that time a server that doesn't answer is asked again."""
+
 _log = Log("tracestore.postgres")
+
+
+class Reach:
+    """Whether a server can be reached, so that not everybody waits for one that doesn't answer.
+
+    A server that refuses is asked again each time. Where connecting has taken its time and failed, the next ones
+    fail at once with the same error, for a while.
+    """
+
+    def __init__(self) -> None:
+        self._failed: psycopg.Error | None = None
+        self._ask_at = 0.0
+
+    def connection(self, make: Callable[[], psycopg.Connection]) -> psycopg.Connection:
+        """What `make` makes. Raises psycopg's errors."""
+        import psycopg
+
+        begun = time.monotonic()
+        if self._failed is not None and begun < self._ask_at:
+            raise psycopg.OperationalError(str(self._failed))
+        try:
+            made = make()
+        except psycopg.Error as error:
+            took = time.monotonic() - begun
+            self._failed = error if took >= _SLOW_SECONDS else None
+            self._ask_at = time.monotonic() + _ASKED_AGAIN * took
+            raise
+        self._failed = None
+        return made
 
 
 class Link:
@@ -30,11 +66,13 @@ class Link:
         dsn: The database.
         schema: The schema of the tables.
         name: The name of the thread.
+        reach: What is known of whether the server can be reached, shared by the links of one database.
     """
 
-    def __init__(self, dsn: str, schema: str, name: str) -> None:
+    def __init__(self, dsn: str, schema: str, name: str, reach: Reach) -> None:
         self._dsn = dsn
         self._schema = schema
+        self._reach = reach
         self._thread = WorkThread(name)
         self._connection: psycopg.Connection | None = None
         self._types: dict[str, dict[str, str]] = {}
@@ -80,7 +118,7 @@ class Link:
 
     async def close(self) -> None:
         """Close the connection after what is waiting. It may be used again, and connects anew then."""
-        if self._connection is not None:
+        if self._connection is not None or self.waiting:
             await self._run(self._close)
         self._thread.stop()
 
@@ -97,9 +135,15 @@ class Link:
         return Statements(connection, self._types)
 
     def _to_its_end(self, connection: psycopg.Connection, work: Callable[[Statements], _T]) -> _T:
-        with _undone(connection):
-            result = work(self._statements(connection))
-            connection.execute("COMMIT")
+        import psycopg
+
+        try:
+            with _undone(connection):
+                result = work(self._statements(connection))
+                connection.execute("COMMIT")
+        except psycopg.errors.ReadOnlySqlTransaction:
+            self._close()  # a primary that became a standby: a DSN of several hosts leads to the next one
+            raise
         return result
 
     def _twice(self, work: Callable[[psycopg.Connection], _T]) -> _T:
@@ -117,7 +161,7 @@ class Link:
 
     def _connected(self) -> psycopg.Connection:
         self._close()
-        self._connection = connect(self._dsn, self._schema)
+        self._connection = self._reach.connection(lambda: connect(self._dsn, self._schema))
         return self._connection
 
     def _is_broken(self) -> bool:

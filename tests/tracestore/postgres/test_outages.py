@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import socket
+import time
 from pathlib import Path
 
 import anyio
@@ -229,3 +231,33 @@ async def test_a_password_is_in_no_message(tmp_path: Path) -> None:
         PostgresStore("postgresql://me:geheim@[::1/trace?no=such", path=tmp_path / "trace")
     assert "geheim" not in f"{refused.value} {no_dsn.value} {store.name}"
     assert isinstance(refused.value.__cause__, psycopg.Error)
+
+
+async def test_nobody_waits_twice_for_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    """The first one waits for as long as connecting may take; for a while after that, others are told at once."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        database = Database(f"postgresql://me@127.0.0.1:{port}/trace?connect_timeout=2")
+        with pytest.raises(StoreUnavailable):
+            await database.open()
+        database.is_open = True
+        begun = time.monotonic()
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable):
+                await database.read("SELECT 1")
+            with pytest.raises(StoreUnavailable):
+                await database.write(lambda statements: statements.run("SELECT 1"))
+        assert time.monotonic() - begun < 1
+        await database.close()
+
+
+async def test_a_primary_that_became_a_standby_is_left(dsn: str, tmp_path: Path, make: Maker) -> None:
+    """What it refuses may work on the next connection."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        await store._database.alone(
+            lambda connection: connection.execute("SET default_transaction_read_only = on")
+        )
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await store.write([make.started()])
+        await store.write([make.started()])
+        assert len(await store.calls()) == 1
