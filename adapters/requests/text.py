@@ -28,7 +28,7 @@ def join_text(content: Iterable[ContentBlock]) -> str:
 
 
 def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What follows the last reply, and so is new to the model."""
+    """The messages after the last reply. The model must be able to take them; earlier ones are fitted to it."""
     begin = len(messages)
     while begin and messages[begin - 1].role is not Role.ASSISTANT:
         begin -= 1

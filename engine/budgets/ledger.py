@@ -89,14 +89,14 @@ class Ledger:
         self._holds[hold_id] = _Hold(asked, places)
         return []
 
-    def settle(self, hold_id: str, spent: Amount, counted: Collection[Budget] = ()) -> list[Account]:
+    def settle(self, hold_id: str, spent: Amount | None, counted: Collection[Budget] = ()) -> list[Account]:
         """Count what a call did cost in place of what it reserved. Returns its accounts; none if it has no hold.
 
         A call that was lost may be settled when something better is known.
 
         Args:
             hold_id: The reservation's name.
-            spent: What the call did cost.
+            spent: The cost and the tokens of the call; None if it was never sent.
             counted: The budgets that count this end already, because they were counted from the trace since.
         """
         hold = self._holds.pop(hold_id, None)
@@ -104,7 +104,7 @@ class Ledger:
             return []
         for account, found in hold.places:
             account.add(found, found.unknown if hold.lost else found.held, hold.asked, -1)
-            if account.budget not in counted:
+            if spent is not None and account.budget not in counted:
                 account.add(found, found.spent, spent)
         return [account for account, _ in hold.places]
 
@@ -136,12 +136,7 @@ class Ledger:
 
     def release(self, hold_id: str) -> list[Account]:
         """Give back what a call reserved, because it was never sent. Returns its accounts."""
-        hold = self._holds.pop(hold_id, None)
-        if hold is None:
-            return []
-        for account, found in hold.places:
-            account.add(found, found.unknown if hold.lost else found.held, hold.asked, -1)
-        return [account for account, _ in hold.places]
+        return self.settle(hold_id, None)
 
     def account(self, budget: Budget, value: str) -> Account:
         """The account of a session, provider, model or value of a tag under one of the budgets."""

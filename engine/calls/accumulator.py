@@ -1,11 +1,10 @@
-"""Turns the events of a stream back into a message, and a whole reply into the events of a stream."""
+"""Turns the events of a stream back into a message."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
 from adapters import CanonicalResponse
-from adapters.replies.whole import content_events
 from bus import CallboardError, StreamReset
 from bus.streams.events import (
     MessageComplete,
@@ -164,15 +163,3 @@ class StreamAccumulator:
         content = with_whole_calls(self.content, stop_reason)
         events.append(MessageComplete(content, stop_reason, None, usage, self.message_id))
         return events
-
-
-def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
-    """The events of a reply that was not streamed. Each block comes in one piece."""
-    model = response.model.partition(":")[2]
-    return [
-        MessageStart(message_id, model, response.provider, response.warnings),
-        *content_events(message_id, response.content),
-        MessageComplete(
-            response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
-        ),
-    ]

@@ -38,6 +38,7 @@ from adapters import (
 )
 from adapters.actor import AdapterActor, CallHandle, start_call
 from adapters.contract import MeteredAdapter, ProviderAdapter
+from adapters.replies.whole import whole_events
 from adapters.usage.unfinished import NOTHING_USED
 from bus import ActorRef, LlmCallCompleted, StreamLog
 from bus.errors import CancelledError
@@ -49,7 +50,7 @@ from bus.values.usage import UsageSource
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..middleware.contract import EventFilter
-from .accumulator import StreamAccumulator, whole_reply_events
+from .accumulator import StreamAccumulator
 from .adapter_call import AdapterCall
 from .events import CallContext
 from .outcome import CallOutcome
@@ -172,7 +173,7 @@ class Call(AdapterCall):
             raise self.cancelled_error()
         response = await self._in_slot(self._start, self._response)
         if not self.streamed and self._filter is not None:
-            self._through_filter(self._filter, whole_reply_events(self.request.message_id, response))
+            self._through_filter(self._filter, whole_events(response, self.request.message_id))
         if self._filter_error is not None:
             error = self.cancelled_error()
             error.usage = response.usage  # paid for, whatever becomes of it

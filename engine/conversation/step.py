@@ -10,13 +10,13 @@ from functools import partial
 import msgspec
 
 from adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
+from adapters.replies.whole import whole_events
 from adapters.usage.unfinished import NOTHING_USED
 from bus import CallboardError
 from bus.errors import CancelledError
 from bus.log import Log
 from bus.values.runnable_calls import with_whole_calls
 
-from ..calls.accumulator import whole_reply_events
 from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
@@ -100,7 +100,7 @@ class Step:
             outcome = await self._send(request, route)
         outcome = _settled(outcome)
         if not self._delivered:
-            self._turn.log.extend(whole_reply_events(self._message_id, outcome.response))
+            self._turn.log.extend(whole_events(outcome.response, self._message_id))
         self._models.answered_by = route.decision.model
         return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
 

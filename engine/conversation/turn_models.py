@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
+from adapters import AdapterError, CallWarning, CapabilityError, Message
 from adapters.contract import ProviderAdapter
+from adapters.requests.text import current_turn
 
 from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
@@ -203,7 +204,7 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
     """What a turn asks of any model."""
     state, options = turn.state, turn.options
     return Asked(
-        new=_unanswered(said),
+        new=current_turn(tuple(said)),
         tools=tuple([tool.definition for tool in state.tools]),
         tool_choice=options.get("tool_choice"),
         parallel_tool_calls=options.get("parallel_tool_calls"),
@@ -215,11 +216,3 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
             each for each in (state.requires, options.get("requires"), plan.requires) if each is not None
         ),
     )
-
-
-def _unanswered(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages after the last reply. The model must be able to take them; earlier ones are fitted to it."""
-    begin = len(messages)
-    while begin and messages[begin - 1].role is not Role.ASSISTANT:
-        begin -= 1
-    return tuple(messages[begin:])

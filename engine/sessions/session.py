@@ -135,7 +135,7 @@ class Session:
             AdmissionError: The trace writer is too far behind.
             StoreError: The trace can't be used.
         """
-        turn = self._new_turn(content, model, streamed=False, options=options)
+        turn = self._new_turn((Message.user(content),), model, streamed=False, options=options)
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
@@ -151,7 +151,7 @@ class Session:
         It begins when it is entered, or first asked for anything. The arguments are as in `send`. The exceptions
         of `send` are raised on entering and by iterating.
         """
-        turn = self._new_turn(content, model, streamed=True, options=options)
+        turn = self._new_turn((Message.user(content),), model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
 
     def rename(self, name: str) -> None:
@@ -221,7 +221,7 @@ class Session:
         Raises:
             CallboardError: An answer belongs to no open call, or is no answer; then nothing has been run.
         """
-        turn = self._continued(answers, model, streamed=False, options=options)
+        turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
@@ -229,7 +229,8 @@ class Session:
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]
     ) -> TurnStream:
         """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
-        return TurnStream(self._runtime, self._continued(answers, model, streamed=True, options=options))
+        turn = self._new_turn((), model, streamed=True, options=options, answers=dict(answers))
+        return TurnStream(self._runtime, turn)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Say something more to the model while it is at work. Any thread may call this.
@@ -277,30 +278,19 @@ class Session:
 
     def _new_turn(
         self,
-        content: str | Sequence[ContentBlock],
+        new: Sequence[Message],
         model: Model | None,
         *,
         streamed: bool,
         options: TurnOptions,
+        answers: Mapping[str, Answer] | None = None,
     ) -> Turn:
         return Turn(
             runtime=self._runtime,
             state=self._state,
-            new=(Message.user(content),),
+            new=new,
             model=model,
             options=options_among(options, advice=_ADVICE),
             streamed=streamed,
-        )
-
-    def _continued(
-        self, answers: Mapping[str, Answer], model: Model | None, *, streamed: bool, options: TurnOptions
-    ) -> Turn:
-        return Turn(
-            runtime=self._runtime,
-            state=self._state,
-            new=(),
-            model=model,
-            options=options_among(options, advice=_ADVICE),
-            streamed=streamed,
-            answers=dict(answers),
+            answers=answers,
         )

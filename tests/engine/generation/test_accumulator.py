@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
+from adapters.replies.whole import whole_events
 from bus import CallboardError, StreamReset
 from bus.streams.events import MessageComplete, MessageStart, ProviderBlock, TextDelta, ThinkingDelta, ToolUseStart
 from bus.streams.fold import fold
@@ -14,7 +15,6 @@ from bus.values.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, 
 from bus.values.usage import TokenUsage
 from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
 from engine import StreamAccumulator
-from engine.calls.accumulator import whole_reply_events
 
 from ...support.virtual_time import runs_on
 
@@ -69,7 +69,7 @@ def reply() -> list[StreamEvent]:
         stop_reason=StopReason.END_TURN,
         usage=TokenUsage(10, 5),
     )
-    return whole_reply_events("msg_1", response)
+    return whole_events(response, "msg_1")
 
 
 def test_blocks_of_one_kind_stay_apart() -> None:
@@ -125,4 +125,4 @@ def test_redacted_thinking_of_a_whole_reply_reaches_readers_as_it_came() -> None
         stop_reason=StopReason.END_TURN,
         usage=TokenUsage(),
     )
-    assert whole_reply_events("msg", response)[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg")
+    assert whole_events(response, "msg")[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg")
