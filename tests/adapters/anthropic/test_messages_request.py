@@ -23,7 +23,7 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.messages import Message, Role, ToolDefinition
 from tests.support.logs import captured_logs
 
 from ...support.fake_http import request
@@ -102,13 +102,6 @@ def test_the_contracts_first_example() -> None:
         "tools": [{"name": "read_file", "description": "Reads.", "input_schema": READ_FILE.input_schema}],
         "stream": True,
     }
-
-
-def test_system_text_is_hoisted_and_joined() -> None:
-    """The prompt, then SYSTEM, then DEVELOPER messages, a blank line between them."""
-    wire = write(Message.developer("Three."), Message.user("Hi"), Message.system("Two."), system_prompt="One.")
-    assert written(wire)["system"] == "One.\n\nTwo.\n\nThree."
-    assert written(wire)["messages"] == [user(says("Hi"))]
 
 
 def test_all_results_of_a_turn_go_into_one_user_message_before_its_text() -> None:
@@ -353,59 +346,12 @@ def test_a_reply_to_be_continued_may_not_end_in_white_space() -> None:
     assert messages == [user(says("Go")), assistant(says("a ")), user(says("On")), assistant(says("b"))]
 
 
-def test_output_schema_and_effort_share_one_object() -> None:
-    """Both live in output_config, beside what the caller puts there."""
-    wire = write(
-        output_schema={"type": "object", "properties": {}},
-        reasoning_effort="high",
-        provider_options={"anthropic": {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}},
-    )
-    assert written(wire)["output_config"] == {
-        "effort": "high",
-        "format": {
-            "type": "json_schema",
-            "schema": {"type": "object", "properties": {}, "additionalProperties": False},
-        },
-        "task_budget": {"type": "tokens", "total": 9},
-    }
-
-
-def test_sampling_and_stop_sequences() -> None:
-    """What this wire can't take is adapted with a warning."""
-    wire = write(temperature=1.5, top_p=0.9, stop_sequences=("END", "\n"))
-    body = written(wire)
-    assert (body["temperature"], body["top_p"], body["stop_sequences"]) == (1.0, 0.9, ["END"])
-    assert codes(wire) == ["stop_sequence_dropped", "temperature_lowered"]
-    plain = written(write())
-    assert not {"temperature", "top_p", "stop_sequences", "tools", "system", "output_config"} & plain.keys()
-
-
-def test_provider_options_are_merged_into_the_body() -> None:
-    """Tools are added to ours, other keys stand over ours, and beta names become a header."""
-    search: JsonObject = {"type": "web_search_20250305", "name": "web_search"}
-    asked = request(
-        model="claude-test",
-        tools=(READ_FILE,),
-        tool_choice=ToolChoice("named", "web_search"),
-        provider_options={
-            "anthropic": {
-                "tools": [search],
-                "thinking": {"type": "adaptive"},
-                "max_tokens": 9,
-                "beta_headers": ["b", "c", "b"],
-            },
-            "openai": {"store": True},
-        },
-    )
+def test_names_of_betas_become_a_header() -> None:
+    """Those of the configuration and of the request, each once."""
+    asked = request(model="claude-test", provider_options={"anthropic": {"beta_headers": ["b", "c", "b"]}})
     wire = write_request(asked, provider="anthropic", options={"beta_headers": "a, b"}, stream=False)
-    body = written(wire)
     assert wire.headers["anthropic-beta"] == "a,b,c"
-    assert body["tools"] == [
-        {"name": "read_file", "description": "Reads.", "input_schema": READ_FILE.input_schema},
-        search,
-    ]
-    assert (body["thinking"], body["max_tokens"]) == ({"type": "adaptive"}, 9)
-    assert not {"beta_headers", "store"} & body.keys()
+    assert "beta_headers" not in written(wire)
 
 
 def test_an_adapter_of_another_name_keeps_its_own_blocks_apart() -> None:

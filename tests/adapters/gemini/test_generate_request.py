@@ -11,7 +11,6 @@ from adapters.contract import CanonicalRequest
 from adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
 from adapters.providers.gemini.chat.request import BuiltRequest, build_request
 from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
-from bus.errors import InvalidRequestError
 from bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -83,11 +82,6 @@ def ours(**data: Json) -> ProviderRaw:
 
 def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, **arguments: Json) -> ToolUseBlock:
     return ToolUseBlock(call_id, name, arguments, provider_raw=raw)
-
-
-def test_the_smallest_request() -> None:
-    """The model is in the address, and nothing is said that was not asked for."""
-    assert build().body == {"contents": [user(text("Hi"))], "generationConfig": {"maxOutputTokens": 64}}
 
 
 def test_roles() -> None:
@@ -368,27 +362,6 @@ def test_a_reply_goes_back_as_it_came() -> None:
 # -- tools
 
 
-def test_tools_are_declared_with_their_schemas() -> None:
-    """Fitted; and one without parameters has none."""
-    tools = (
-        READ_FILE,
-        ToolDefinition("now"),
-        ToolDefinition("odd", "", {"type": "object", "properties": {"a": {"const": 1}}}),
-    )
-    assert build(tools=tools).body["tools"] == [
-        {
-            "functionDeclarations": [
-                {"name": "read_file", "description": "Reads.", "parametersJsonSchema": PATH},
-                {"name": "now"},
-                {
-                    "name": "odd",
-                    "parametersJsonSchema": {"type": "object", "properties": {"a": {"enum": [1]}}},
-                },
-            ]
-        }
-    ]
-
-
 def test_strict_tools_are_validated_where_that_exists() -> None:
     """On newer models, unless something else is chosen."""
     strict = ToolDefinition("a", "", PATH, strict=True)
@@ -401,14 +374,6 @@ def test_strict_tools_are_validated_where_that_exists() -> None:
 # -- the reply's form, and tuning
 
 
-def test_structured_output() -> None:
-    """A schema, or any object at all."""
-    json_only = {"responseMimeType": "application/json"}
-    assert config(output_schema=PATH) == {**json_only, "responseJsonSchema": PATH}
-    assert config(output_schema={"type": "object", "title": "T"}) == json_only
-    assert config(output_schema=PATH, tools=(READ_FILE,)) == {**json_only, "responseJsonSchema": PATH}
-
-
 def test_structured_output_beside_tools_on_older_models() -> None:
     """They refuse it, so the system text asks for it, with a warning."""
     built = build(output_schema=PATH, tools=(READ_FILE,), model=OLDER, system_prompt="Be brief.")
@@ -419,61 +384,7 @@ def test_structured_output_beside_tools_on_older_models() -> None:
     assert [warning.code for warning in built.warnings] == ["schema_as_instruction"]
 
 
-def test_sampling() -> None:
-    """All that there is; zero is a value."""
-    assert config(
-        temperature=0.0, top_p=0.5, frequency_penalty=-1.0, presence_penalty=0.0, seed=0, stop_sequences=("a", "")
-    ) == {
-        "temperature": 0.0,
-        "topP": 0.5,
-        "frequencyPenalty": -1.0,
-        "presencePenalty": 0.0,
-        "seed": 0,
-        "stopSequences": ["a"],
-    }
-
-
-def test_what_is_not_taken_is_left_out_with_a_warning() -> None:
-    """Too many stop sequences, and what has no field."""
-    assert config(stop_sequences=tuple("abcdef"))["stopSequences"] == list("abcde")
-    asked = {
-        "stop_sequences": tuple("abcdef"),
-        "verbosity": "low",
-        "user": "u",
-        "tools": (READ_FILE,),
-        "parallel_tool_calls": False,
-    }
-    assert sorted(codes(**asked)) == ["parameter_dropped"] * 4
-
-
 # -- the provider's own options
-
-
-def test_provider_options_are_merged_and_go_first() -> None:
-    """Objects field by field, tools beside ours, under either name."""
-    options = {
-        "gemini": {
-            "safetySettings": [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}],
-            "generationConfig": {"topK": 3, "temperature": 1, "thinkingConfig": {"thinkingBudget": -1}},
-            "tools": [{"googleSearch": {}}],
-        }
-    }
-    built = build(
-        provider_options=options, temperature=0.5, reasoning_effort="low", tools=(READ_FILE,), model=OLDER
-    )
-    assert built.body["safetySettings"] == options["gemini"]["safetySettings"]
-    assert built.body["generationConfig"] == {
-        "maxOutputTokens": 64,
-        "temperature": 1,
-        "topK": 3,
-        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": -1},
-    }
-    tools = built.body["tools"]
-    assert isinstance(tools, list)
-    assert [list(tool) for tool in tools if isinstance(tool, dict)] == [["functionDeclarations"], ["googleSearch"]]
-    assert "toolConfig" not in built.body
-    with pytest.raises(InvalidRequestError, match="must be an object"):
-        build(provider_options={"gemini": 3})
 
 
 def test_tools_of_both_kinds_on_newer_models() -> None:

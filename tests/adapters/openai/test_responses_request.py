@@ -78,31 +78,9 @@ def codes(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[str]:
     return [warning.code for warning in build(asked, quirks).warnings]
 
 
-def test_smallest_request() -> None:
-    """Nothing is sent that was not asked for, but that nothing be stored."""
-    assert body(request()) == {
-        "model": "gpt-test",
-        "input": [{"role": "user", "content": "Hi"}],
-        "max_output_tokens": 1000,
-        "store": False,
-        "include": ["reasoning.encrypted_content"],
-    }
-    assert "stream" in build(request(), stream=True).body
-
-
 def test_empty_input_is_an_empty_user_message() -> None:
     """The API refuses an empty input."""
     assert items(Message.user(" ")) == [{"role": "user", "content": ""}]
-
-
-def test_system_text_is_instructions_and_developer_text_stays() -> None:
-    """System messages are hoisted and joined; developer messages keep their place."""
-    asked = request(
-        Message.system("A"), Message.user("u"), Message.developer("d"), Message.system("B"), system_prompt="S"
-    )
-    assert body(asked)["instructions"] == "S\n\nA\n\nB"
-    assert body(asked)["input"] == [{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}]
-    assert body(asked, QUIRKS["llama.cpp"])["instructions"] == "S\n\nA\n\nB\n\nd"
 
 
 def test_images() -> None:
@@ -447,37 +425,6 @@ def test_tools_are_strict_where_that_loses_nothing() -> None:
         body(request(tools=(msgspec.structs.replace(free, strict=True),)))
 
 
-def test_output_schema() -> None:
-    """A schema goes flat into `text.format`, strict only if it is strict as it stands; its title is its name."""
-    schema: JsonObject = {
-        "title": "My Reply!",
-        "type": "object",
-        "properties": {"a": {"type": "string"}},
-        "required": ["a"],
-    }
-    written = body(request(output_schema=schema))["text"]
-    assert isinstance(written, dict)
-    form = written["format"]
-    assert isinstance(form, dict)
-    assert (form["type"], form["name"], form["strict"]) == ("json_schema", "My_Reply_", True)
-    loose = {**schema, "required": []}
-    assert body(request(output_schema=loose))["text"] == {
-        "format": {"type": "json_schema", "name": "My_Reply_", "schema": loose, "strict": False}
-    }
-
-
-def test_json_mode_mentions_json() -> None:
-    """The API refuses JSON mode unless an input item says the word."""
-    found = body(request(output_schema={"type": "object"}))
-    assert found["text"] == {"format": {"type": "json_object"}}
-    assert found["input"] == [
-        {"role": "developer", "content": "Answer with a JSON object."},
-        {"role": "user", "content": "Hi"},
-    ]
-    said = body(request(Message.user("As JSON, please"), output_schema={"type": "object"}))["input"]
-    assert said == [{"role": "user", "content": "As JSON, please"}]
-
-
 def test_schema_where_the_server_ignores_it() -> None:
     """llama.cpp takes a schema on this API and does nothing with it."""
     with pytest.raises(CapabilityError):
@@ -507,31 +454,10 @@ def test_sampling_while_reasoning(model: str, effort: str | None, sent: bool) ->
     assert codes(asked) == ([] if sent else ["parameter_dropped"] * 2)
 
 
-def test_what_the_api_lacks_is_left_out_with_a_warning() -> None:
-    """There are no stop sequences, and fewer than 16 tokens are refused."""
-    asked = request(stop_sequences=("X",), max_output_tokens=3)
-    assert body(asked)["max_output_tokens"] == 16
-    assert codes(asked) == ["parameter_changed", "parameter_dropped"]
-    assert body(asked, QUIRKS["llama.cpp"])["max_output_tokens"] == 3
-
-
-def test_provider_options_go_into_the_body() -> None:
-    """They stand over ours; objects are merged, tools and includes added."""
-    options: JsonObject = {
-        "reasoning": {"summary": "auto"},
-        "tools": [{"type": "web_search"}],
-        "include": ["web_search_call.action.sources"],
-        "store": True,
-        "metadata": {"a": "b"},
-    }
-    found = body(request(tools=(WEATHER,), reasoning_effort="low", provider_options={"openai": options}))
-    assert found["reasoning"] == {"effort": "low", "summary": "auto"}
-    assert found["include"] == ["reasoning.encrypted_content", "web_search_call.action.sources"]
-    assert (found["store"], found["metadata"]) == (True, {"a": "b"})
-    assert isinstance(found["tools"], list)
-    assert len(found["tools"]) == 2
-    with pytest.raises(InvalidRequestError):
-        body(request(provider_options={"openai": "x"}))
+def test_llama_cpp_has_one_place_for_system_texts_and_no_least_output() -> None:
+    asked = request(Message.developer("d"), Message.user("u"), system_prompt="S", max_output_tokens=3)
+    sent = body(asked, QUIRKS["llama.cpp"])
+    assert (sent["instructions"], sent["max_output_tokens"]) == ("S\n\nd", 3)
 
 
 def test_llama_cpp_gets_only_what_it_takes() -> None:
