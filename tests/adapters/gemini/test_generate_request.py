@@ -111,62 +111,6 @@ def test_a_conversation_begins_and_ends_with_the_user() -> None:
 # -- media
 
 
-@pytest.mark.parametrize(
-    ("block", "part"),
-    [
-        (ImageBlock(data=PNG), {"inlineData": {"mimeType": "image/png", "data": PNG_64}}),
-        (
-            ImageBlock(data=b"x", media_type="image/jpg"),
-            {"inlineData": {"mimeType": "image/jpeg", "data": "eA=="}},
-        ),
-        (
-            ImageBlock(url=f"data:image/png;base64,{PNG_64}"),
-            {"inlineData": {"mimeType": "image/png", "data": PNG_64}},
-        ),
-        (
-            ImageBlock(url="https://x.test/a.webp?b=c"),
-            {"fileData": {"mimeType": "image/webp", "fileUri": "https://x.test/a.webp?b=c"}},
-        ),
-        (ImageBlock(url="https://x.test/files/abc"), {"fileData": {"fileUri": "https://x.test/files/abc"}}),
-        (
-            ImageBlock(url="gs://b/a", media_type="image/png"),
-            {"fileData": {"mimeType": "image/png", "fileUri": "gs://b/a"}},
-        ),
-        (AudioBlock(data=b"ID3"), {"inlineData": {"mimeType": "audio/mp3", "data": "SUQz"}}),
-        (
-            AudioBlock(data=b"x", media_type="audio/x-wav"),
-            {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}},
-        ),
-        (DocumentBlock(data=b"%PDF-"), {"inlineData": {"mimeType": "application/pdf", "data": "JVBERi0="}}),
-        (
-            DocumentBlock(data=b"{}", media_type="application/json"),
-            {"inlineData": {"mimeType": "text/plain", "data": "e30="}},
-        ),
-    ],
-)
-def test_media(block: ContentBlock, part: JsonObject) -> None:
-    """Bytes inline, addresses as they are."""
-    assert contents(Message.user([TextBlock("See"), block])) == [user(text("See"), part)]
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        ImageBlock(data=b"GIF89a"),
-        ImageBlock(url="data:image/gif;base64,R0lG"),
-        ImageBlock(url="data:image/png;base64,x"),
-        ImageBlock(url="file:///etc/passwd"),
-        AudioBlock(data=b"x", media_type="audio/midi"),
-        DocumentBlock(data=b"x", media_type="application/zip"),
-    ],
-)
-def test_media_that_are_not_taken_are_reported(block: ContentBlock) -> None:
-    """The rest of the message goes on without them."""
-    message = Message.user([TextBlock("See"), block])
-    assert contents(message) == [user(text("See"))]
-    assert codes(messages=(message,)) == ["content_dropped"]
-
-
 def test_media_for_a_model_that_takes_none() -> None:
     """Only images, for Gemma."""
     message = Message.user([ImageBlock(data=PNG), AudioBlock(data=b"ID3"), DocumentBlock(data=b"%PDF-")])

@@ -19,7 +19,6 @@ from adapters.providers.ollama.window import Windows, window_size
 from adapters.usage.estimate import at_most
 from bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
 from bus.values.content import (
-    AudioBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -134,13 +133,6 @@ def test_a_conversation_with_everything() -> None:
     ]
 
 
-def test_images_are_plain_base64() -> None:
-    """From bytes and from data addresses, whatever the encoding of these."""
-    for url in (f"data:image/png;base64,{BASE64}", "data:image/png,%89PNG%0D%0A%1A%0A"):
-        (message,) = messages(Message.user([ImageBlock(url=url)]))
-        assert message == {"role": "user", "content": "", "images": [BASE64]}
-
-
 def test_images_of_results_follow_in_a_users_message() -> None:
     """After all results, which must directly follow their calls."""
     call_both = Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "clock", {})])
@@ -157,25 +149,6 @@ def test_images_of_results_follow_in_a_users_message() -> None:
         {"role": "tool", "content": "noon", "tool_name": "clock", "tool_call_id": "tu_2"},
         {"role": "user", "content": "Result of look:", "images": [BASE64]},
     ]
-
-
-ELSEWHERE = ImageBlock(url="https://example.com/a.png")
-
-
-def test_what_can_t_be_shown_is_refused_now_and_lost_later() -> None:
-    """The current turn needs it; of older ones the response tells."""
-    cases: list[tuple[ImageBlock | AudioBlock, ModelFacts | None]] = [
-        (ELSEWHERE, None),
-        (ImageBlock(url="data:image/png;base64,iVBO?Rw0KGgo="), None),
-        (ImageBlock(data=PNG), PLAIN),
-        (ImageBlock(data=b"GIF89a"), None),
-        (AudioBlock(url="data:,x"), None),
-    ]
-    for block, facts in cases:
-        with pytest.raises(CapabilityError):
-            wired(ask(Message.user([block])), facts)
-        past = ask(Message.user([block, TextBlock("?")]), Message.assistant("So."), Message.user("And?"))
-        assert codes(past, facts) == ["content_dropped"]
 
 
 def test_what_only_others_understand_is_lost() -> None:
@@ -195,6 +168,14 @@ def test_tool_choices() -> None:
     for choice in (ToolChoice("required"), ToolChoice("named", "look")):
         with pytest.raises(UnsupportedToolChoiceError):
             wired(ask(tools=(LOOK,), tool_choice=choice))
+
+
+def test_a_model_that_is_known_to_be_blind_is_shown_nothing() -> None:
+    """An image of the current turn is refused; an older one is lost."""
+    seen = Message.user([ImageBlock(data=PNG), TextBlock("?")])
+    with pytest.raises(CapabilityError):
+        wired(ask(seen), PLAIN)
+    assert codes(ask(seen, Message.assistant("So."), Message.user("And?")), PLAIN) == ["content_dropped"]
 
 
 def test_a_model_without_tools_is_not_asked_to_call_any() -> None:

@@ -14,7 +14,7 @@ from adapters.providers.openai_compatible.chat.request import ChatBody, build_bo
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
 from adapters.requests.encoding import encode_json
 from adapters.schemas.strict_mode import input_cleaner
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
@@ -104,32 +104,6 @@ def test_a_session_that_comes_from_another_provider() -> None:
 def test_system_texts_may_have_to_be_the_users() -> None:
     wire = wire_messages(Message.user("U"), system_prompt="P", quirks=Quirks(system_role="user"))
     assert wire[0] == {"role": "user", "content": "P"}
-
-
-def test_images_go_as_addresses_or_data() -> None:
-    """A user's parts are a list only if there is more than text."""
-    (message,) = wire_messages(
-        Message.user(
-            [TextBlock("What?"), ImageBlock(data=PNG, detail="low"), ImageBlock(url="https://x.test/a.png")]
-        )
-    )
-    assert message["content"] == [
-        {"type": "text", "text": "What?"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}},
-        {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}},
-    ]
-
-
-def test_images_that_can_t_be_sent() -> None:
-    """In the current turn they are an error before any network; in older turns a loss."""
-    asked = Message.user([TextBlock("What?"), ImageBlock(url="https://x.test/a.png")])
-    blind = AdapterCapabilities(supports_images=False)
-    for quirks, capabilities in ((QUIRKS["ollama"], ALL), (DEFAULT, blind)):
-        with pytest.raises(CapabilityError):
-            built(ask(asked), quirks, capabilities)
-        later = built(ask(asked, Message.assistant("A cat."), Message.user("Sure?")), quirks, capabilities)
-        assert codes(later) == ["content_dropped"]
-        assert b"x.test" not in encode_json(later.body)
 
 
 def test_tool_results_follow_their_calls() -> None:
