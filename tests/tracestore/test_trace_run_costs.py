@@ -12,8 +12,8 @@ from callboard import CallFilter, StoreError, TraceStore
 from tracestore.sql.repricing import repricing
 from tracestore.sql.repricing.run_costs import Difference, difference
 
+from .contract.test_repricing import FIRST, SECOND, fill
 from .test_trace_call_sums import assert_in_step
-from .test_trace_repricing import FIRST, SECOND, fill
 from .trace_making import Maker, copy_by_version, make_file_before
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,323 @@
+"""Repricing: the SQL and the table agree to the nano-dollar, and nothing is ever edited."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
+from tests.support.present import present
+from tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
+from tracestore.sql.repricing import repricing
+
+from ..trace_making import T0, Maker
+from .conftest import Place
+
+pytestmark = pytest.mark.anyio
+
+FIRST = PriceTable.from_rows([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], "first")
+SECOND = PriceTable.from_rows([PriceRow(model="openai:*", input=3_000_000, output=5_000_000)], "second")
+USAGE = TokenUsage(input_tokens=100, output_tokens=10)
+
+
+async def fill(store: Store, make: Maker, calls: int = 4) -> None:
+    """Calls of two models, priced by FIRST when they were made; one model is in no table."""
+    batch = []
+    for number in range(calls):
+        model = "openai:gpt-5" if number % 2 else "other:thing"
+        cost = FIRST.price(model, USAGE, T0)
+        ids = {"session_id": f"s{number}"}
+        batch += [make.started(f"r{number}", model, **ids), make.completed(f"r{number}", model, cost=cost, **ids)]
+    await store.write([*batch, make.started("running")])
+
+
+def costs_of(rows: list[object]) -> list[Cost | None]:
+    return [row.cost for row in rows]  # type: ignore[attr-defined]
+
+
+async def test_repricing_adds_and_never_edits(store: Store, make: Maker) -> None:
+    """The new cost stands beside the one at call time, and both can be had."""
+    await fill(store, make)
+    events = await store.events()
+    report = await store.reprice(SECOND)
+    assert (report.calls, report.unpriced, report.unpriced_before) == (4, 2, 2)
+    assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (2 * 120_000, 2 * 350_000)
+    assert [(m.model, m.calls, m.after_nano_usd) for m in report.models] == [
+        ("openai:gpt-5", 2, 700_000),
+        ("other:thing", 2, 0),
+    ]
+    assert await store.events() == events
+    (row,) = await store.calls(CallFilter(request_id="r1"))
+    assert row.at_call_time == Cost(120_000, CostSource.COMPUTED, FIRST.version)
+    assert row.cost == Cost(350_000, CostSource.COMPUTED, SECOND.version)
+    (row,) = await store.calls(CallFilter(request_id="r0"))
+    assert row.cost == Cost(None, CostSource.UNPRICED, SECOND.version, "no price for other:thing")
+    assert await store.current_version() == SECOND.version
+
+
+async def test_there_and_back_restores_every_cost(store: Store, make: Maker) -> None:
+    """v1 to v2 and back, and back to the costs at call time, gives the same rows as before."""
+    await fill(store, make)
+    at_call_time = await store.calls()
+    await store.reprice(FIRST)
+    first = await store.calls()
+    report = await store.reprice(SECOND)
+    assert await store.calls() != first
+    await store.use_prices(report.previous_version)
+    assert await store.calls() == first
+    await store.use_prices(None)
+    assert await store.calls() == at_call_time
+    assert costs_of(await store.calls(under=FIRST.version)) == costs_of(first)
+
+
+async def test_the_same_version_again_is_a_zero_diff(store: Store, make: Maker) -> None:
+    """Repricing under the prices in force changes nothing, the first time and the second."""
+    await fill(store, make)
+    for _ in range(2):
+        report = await store.reprice(FIRST)
+        assert report.sum_before_nano_usd == report.sum_after_nano_usd
+        assert all(model.before_nano_usd == model.after_nano_usd for model in report.models)
+
+
+async def test_a_dry_run_leaves_the_file_alone(store: Store, make: Maker) -> None:
+    """It reports what the real run then reports, and writes nothing."""
+    await fill(store, make)
+    before = await store.calls()
+    dry = await store.reprice(SECOND, dry_run=True)
+    assert await store.calls() == before
+    assert await store.price_tables() == []
+    assert await store.reprice_runs() == []
+    real = await store.reprice(SECOND)
+    assert dry.dry_run
+    assert not real.dry_run
+    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (real.calls, real.sum_after_nano_usd, real.models)
+
+
+async def test_a_filter_limits_what_is_repriced(store: Store, make: Maker) -> None:
+    """The calls outside keep the cost they had, even that of another repricing."""
+    await fill(store, make)
+    await store.reprice(FIRST)
+    report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+    assert (report.calls, report.sum_before_nano_usd, report.sum_after_nano_usd) == (1, 120_000, 350_000)
+    (inside,) = await store.calls(CallFilter(session_id="s1"))
+    (outside,) = await store.calls(CallFilter(session_id="s3"))
+    assert present(inside.cost).pricing_version == SECOND.version
+    assert present(outside.cost).pricing_version == FIRST.version
+    (run, _) = await store.reprice_runs()
+    assert (run.where, run.calls, run.sum_after_nano_usd) == (CallFilter(session_id="s1"), 1, 350_000)
+
+
+async def test_calls_made_later_keep_their_own_cost(store: Store, make: Maker) -> None:
+    """A call that came after the repricing shows its cost at call time."""
+    await fill(store, make)
+    await store.reprice(SECOND)
+    late = Cost(1, CostSource.COMPUTED, "eeeeeeeeeeee")
+    later = SYSTEM_CLOCK.now_us() + 2_000_000
+    await store.write([make.started("late", ts_us=later), make.completed("late", cost=late, ts_us=later)])
+    (row,) = await store.calls(CallFilter(request_id="late"))
+    assert row.cost == late
+
+
+async def test_what_would_it_have_cost_on_another_model(store: Store, make: Maker) -> None:
+    """as_model prices every call as that model, and keeps nothing."""
+    await fill(store, make)
+    table = PriceTable.from_rows([PriceRow(model="big:one", input=10, output=20)])
+    report = await store.reprice(table, as_model="big:one")
+    assert report.dry_run
+    assert report.as_model == "big:one"
+    assert (report.calls, report.unpriced) == (4, 0)
+    assert report.total.all_after_nano_usd == 4 * 1  # 100*10 + 10*20 = 1200 pico
+    assert await store.current_version() is None
+    unknown = await store.reprice(table, as_model="big:two")
+    assert unknown.unpriced == 4
+
+
+async def test_a_version_can_be_named(store: Store, make: Maker) -> None:
+    """A table that was used once is in the file, whole; an unknown version is refused with the known ones."""
+    await fill(store, make)
+    await store.reprice(SECOND)
+    await store.use_prices(None)
+    report = await store.reprice(SECOND.version)
+    assert (report.version, report.label) == (SECOND.version, "second")
+    (table,) = await store.price_tables()
+    assert table.rows == SECOND.rows
+    for attempt in (store.reprice("nope"), store.use_prices("nope")):
+        with pytest.raises(StoreError, match=f"nope.*{SECOND.version}"):
+            await attempt
+
+
+async def test_an_interrupted_repricing_is_taken_up(
+    store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that died between two chunks has changed nothing anyone sees; the next one completes it."""
+    monkeypatch.setattr(repricing, "CHUNK", 2)
+    await fill(store, make, 10)
+    before = await store.calls()
+    price, chunks = repricing.Repricing._price, []
+
+    def dies(self: repricing.Repricing, *arguments: object) -> object:
+        chunks.append(arguments)
+        if len(chunks) == 3:
+            raise StoreError("the power is gone")
+        return price(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(repricing.Repricing, "_price", dies)
+    with pytest.raises(StoreError, match="power"):
+        await store.reprice(SECOND)
+    assert await store.calls() == before
+    report = await store.reprice(SECOND)
+    assert (report.calls, report.sum_after_nano_usd) == (10, 5 * 350_000)
+    died, done = reversed(await store.reprice_runs())
+    assert died.finished_us is None
+    assert done.finished_us is not None
+
+
+async def test_writing_goes_on_between_chunks(store: Store, make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repricing holds the file for a chunk at a time only, and two of them take turns."""
+    monkeypatch.setattr(repricing, "CHUNK", 1)
+    await fill(store, make, 20)
+    async with anyio.create_task_group() as group:
+        group.start_soon(store.reprice, FIRST)
+        group.start_soon(store.reprice, SECOND)
+        for number in range(20):
+            await store.write([make.started(f"new{number}")])
+    assert await store.current_version() == SECOND.version
+    assert len(await store.price_tables()) == 2
+
+
+counts = st.one_of(st.integers(0, 300_000), st.integers(50_000, 300_000), st.integers(0, 2**62))
+MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
+DETAILS = st.sampled_from(
+    ["audio_input", "audio_output", "audio_cache_read", "image_cache_read", "web_search", "audio_second"]
+)
+EXTRA_RATES = ["audio_input", "image_input", "image_output", "audio_cache_read", "web_search"]
+PATTERNS = ["a:x", "a:*", "*:x", "a:x-*", "b:x", "*:*"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PriceTable:
+    """Rows with gaps in time, tiers, missing rates and patterns that compete."""
+    rate = st.one_of(st.integers(1, 999), st.integers(1_000, 20_000_000), st.none())
+    rows = []
+    patterns = st.tuples(st.sampled_from(PATTERNS), st.sampled_from(["", "", "batch", "*"]))
+    for pattern, tier in draw(st.lists(patterns, min_size=1, max_size=4, unique=True)):
+        cuts = sorted(draw(st.sets(st.integers(0, 20), max_size=3)))
+        spans = list(zip([None, *cuts], [*cuts, None], strict=True))
+        hours = draw(st.sampled_from([(None, None), (None, None), (0, 48_002), (48_003, 86_400)]))
+        reference, names = draw(st.booleans()), st.sampled_from(EXTRA_RATES)
+        extra = draw(st.dictionaries(names, st.integers(0, 10**9), max_size=2))
+        for above in draw(st.sets(st.sampled_from([0, 100, 100_000]), min_size=1)):
+            for low, high in spans:
+                if draw(st.integers(0, 3)):
+                    names = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
+                    rows.append(
+                        PriceRow(
+                            model=pattern,
+                            valid_from=None if low is None else T0 + low * 1_000_000,
+                            valid_to=None if high is None else T0 + high * 1_000_000,
+                            above=above,
+                            per_request=draw(st.integers(0, 2000)),
+                            service_tier=tier,
+                            daily_from=hours[0],
+                            daily_to=hours[1],
+                            reference=reference,
+                            extra=extra,
+                            **{name: draw(rate) for name in names},
+                        )
+                    )
+    aliases = [PriceAlias("b:*", "a:*"), PriceAlias("a:y", "b:x"), PriceAlias("*:q*", "a:x", reference=True)]
+    return PriceTable(rows, aliases=draw(st.lists(st.sampled_from(aliases), unique=True)))
+
+
+@st.composite
+def any_usage(draw: st.DrawFn) -> TokenUsage:
+    """Usage that may contradict itself."""
+    return TokenUsage(
+        *(draw(counts) for _ in range(4)),
+        draw(st.integers(0, 1000)),
+        draw(st.none() | st.integers(0, 1000)),
+        details=draw(st.none() | st.dictionaries(DETAILS, st.integers(-1, 500) | counts, max_size=3)),
+        service_tier=draw(st.sampled_from([None, "batch", "flex", "Default"])),
+        source=draw(st.sampled_from([*[UsageSource.REPORTED] * 4, UsageSource.INCONSISTENT])),
+    )
+
+
+def another(place: Place, folder: Path) -> Store:
+    """A store on an empty trace of the same kind."""
+    if place.dsn is None:
+        return TraceStore(folder / "t.db")
+    return PostgresStore(place.dsn, path=folder / "trace", schema=f"s{next(_schemas)}")
+
+
+_schemas = count()
+
+
+@given(
+    table=tables(),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(MODELS),
+            st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]),
+            st.none() | st.sampled_from(["a:x", "b:y", "c:x"]),
+            any_usage(),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_sql_and_table_agree_to_the_nano_dollar(
+    place: Place,
+    tmp_path_factory: pytest.TempPathFactory,
+    table: PriceTable,
+    calls: list[tuple[str, str | None, str | None, TokenUsage]],
+) -> None:
+    """For every table and call: the same cost, the same reason, and the report's sums are theirs."""
+    make = Maker()
+    async with another(place, tmp_path_factory.mktemp("agree")) as store:
+        expected = {}
+        for number, (model, served, priced_as, usage) in enumerate(calls):
+            start = make.started(f"r{number}", model, priced_as=priced_as)
+            await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
+            billed = served or model.partition(":")[2]
+            expected[f"r{number}"] = table.price(
+                model, usage, start.ts_us, served_model=billed, priced_as=priced_as
+            )
+        report = await store.reprice(table)
+        assert {row.request_id: row.cost for row in await store.calls()} == expected
+        assert (await store.price_tables())[0] == table
+        assert (await store.price_tables())[0].rows == table.rows
+        nano = [cost.nano_usd for cost in expected.values()]
+        assert report.total.all_after_nano_usd == sum(cost for cost in nano if cost is not None)
+        assert report.unpriced == nano.count(None)
+
+
+@pytest.mark.parametrize(
+    ("usage", "nano"),
+    [
+        (TokenUsage(input_tokens=4), 0),  # 400 pico-USD
+        (TokenUsage(input_tokens=5), 1),  # 500
+        (TokenUsage(input_tokens=99_990, cached_input_tokens=10), 9_999),
+        (TokenUsage(input_tokens=99_991, cached_input_tokens=10), 19_998),
+        (TokenUsage(input_tokens=2**62, cache_creation_input_tokens=2**62), None),
+    ],
+)
+async def test_sql_and_table_agree_at_the_edges(
+    store: Store, make: Maker, usage: TokenUsage, nano: int | None
+) -> None:
+    """Half a nano, the threshold of a tier and the end of 64 bits, which random calls seldom meet."""
+    rows = [
+        PriceRow(model="openai:*", input=100, cache_read=0),
+        PriceRow(model="openai:*", input=200, cache_read=0, above=100_000),
+    ]
+    table = PriceTable(rows)
+    await store.write([make.started(), make.completed(usage=usage)])
+    await store.reprice(table)
+    (row,) = await store.calls()
+    assert row.cost == table.price("openai:gpt-5", usage, T0)
+    assert present(row.cost).nano_usd == nano
