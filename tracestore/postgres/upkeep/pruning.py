@@ -32,7 +32,7 @@ _log = Log("tracestore.pruning")
 KEPT_AT_MOST = 20_000
 """The events that are put back when a month is dropped. Of a month with more, rows are deleted."""
 
-_LOCK_TIMEOUT = "2s"
+LOCK_TIMEOUT = "2s"
 """The time that a drop waits for those who read events. Whoever comes after it waits as well."""
 
 _MONTHS = """
@@ -94,7 +94,7 @@ class ServerPruning(pruning.Pruning):
 
 
 def _drop_month(statements: Statements, name: str, first_us: int) -> dict[str, int]:
-    statements.run(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+    statements.run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
     ((events, kept),) = statements.run(f"SELECT count(*), count(*) FILTER (WHERE {_STAYS}) FROM {name} AS e")
     if kept > min(events / 2, KEPT_AT_MOST):
         return {}

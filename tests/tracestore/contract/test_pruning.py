@@ -1,0 +1,90 @@
+"""Retention: what is old goes as a whole, what stays keeps its sums, whatever month it is of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from bus import ActorStarted, SessionCreated
+from tracestore import PriceRow, PriceTable, Store
+from tracestore.timestamps import to_us
+
+from ..test_trace_pruning import call
+from ..trace_making import T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+SECOND = 1_000_000
+PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
+AUGUST, OCTOBER, NOVEMBER = (to_us(datetime(2026, month, 15, tzinfo=UTC)) for month in (8, 10, 11))
+
+
+def at(ts_us: int) -> int:
+    """The seconds from T0 to a moment."""
+    return (ts_us - T0) // SECOND
+
+
+async def fill(store: Store) -> None:
+    """An ended run of August, calls of three months, one of which has no end, and a session of each month."""
+    old, new = Maker("run_old"), Maker("run_new")
+    await store.write(
+        [
+            old(SessionCreated(model="m"), session_id="gone", ts_us=AUGUST),
+            *call(old, 1, at(AUGUST), session="gone"),
+            old(ActorStarted(actor="x"), ts_us=AUGUST),
+        ]
+    )
+    await store.close_lost_runs()
+    still = new.started("req_open", ts_us=AUGUST)
+    await store.write([still, *call(new, 2, at(AUGUST)), *call(new, 3, at(OCTOBER)), *call(new, 4, at(NOVEMBER))])
+    await store.reprice(PRICES)
+
+
+async def test_months_of_calls_go_with_all_that_is_theirs(store: Store) -> None:
+    """Events, costs, a session and a run; a call without an end stays with its event, and so do all sums."""
+    await fill(store)
+    before = {row.request_id: row.cost for row in await store.calls()}
+    dry = await store.prune(before=OCTOBER + 60 * SECOND, dry_run=True)
+    done = await store.prune(before=OCTOBER + 60 * SECOND)
+    assert (dry.attempts, dry.events, dry.costs) == (done.attempts, done.events, done.costs) == (3, 8, 3)
+    assert (done.sessions, done.runs) == (1, 1)
+    left = await store.calls()
+    assert {row.request_id: row.cost for row in left} == {name: before[name] for name in ("req_open", "req_4")}
+    assert [event.request_id for event in await store.events()] == ["req_open", "req_4", "req_4"]
+    (total,) = await store.costs(by=())
+    assert (total.calls, total.cost_nano_usd) == (2, left[0].cost and left[0].cost.nano_usd)
+    assert {row.session_id for row in await store.sessions()} == {"s"}
+    assert (await store.prune(before=OCTOBER + 60 * SECOND)).events == 0
+
+
+async def test_what_stays_can_be_added_to(store: Store) -> None:
+    """Events of a month that was pruned are taken, and numbers of events go on."""
+    await fill(store)
+    last = await store.last_event_id()
+    await store.prune(before=OCTOBER)
+    late = Maker("run_late")
+    await store.write([*call(late, 7, at(AUGUST)), *call(late, 8, at(NOVEMBER))])
+    assert [event.request_id for _, event in await store.numbered_events(after_id=last)] == [
+        *("req_7", "req_7"),
+        *("req_8", "req_8"),
+    ]
+    assert {row.request_id for row in await store.calls()} == {"req_open", *(f"req_{n}" for n in (3, 4, 7, 8))}
+
+
+async def test_the_last_event_stays_however_old(store: Store, make: Maker) -> None:
+    """So does the last call, and no number comes twice."""
+    await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
+    last = await store.last_event_id()
+    await store.prune(before=NOVEMBER)
+    assert [row.request_id for row in await store.calls()] == ["req_2"]
+    assert await store.last_event_id() == last
+
+
+async def test_a_condition_tells_size_and_runs(store: Store) -> None:
+    """Runs that nobody holds are lost, and their calls are open."""
+    await fill(store)
+    condition = await store.condition()
+    assert (condition.living, condition.lost, condition.open_calls) == (0, 1, 1)
+    assert condition.file_bytes > 0
+    assert await store.check() == []
