@@ -40,8 +40,10 @@ def flag(condition: str) -> str:
 
 
 def total_input(row: str) -> str:
-    """All input tokens of a call."""
-    return f"({row}.input_tokens + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
+    """All input tokens of a call. The sum of absurd counts is no error: elsewhere than in SQLite, numeric has no
+    bounds.
+    """
+    return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
 
 
 def sums_of(row: str) -> dict[str, str]:
