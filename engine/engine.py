@@ -54,6 +54,12 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             environment's keys.
         store: A trace store, or the path of its file. None is $CALLBOARD_HOME/trace.db.
         trace: Whether to keep a trace.
+        ship_to: The address of a trace on a server to which the trace file is copied, as
+            ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls go on, and the file keeps
+            what is to be copied.
+        ship: When: ``behind`` the calls, or ``before_reply``, so that an answer is handed over when its events are
+            on the server. Then it waits for the server for 5 seconds at most, and not at all while the server is
+            known to be out of reach.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
         redact: A function that gets each message before it is stored, and returns the message to store, or None
             for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
@@ -77,6 +83,8 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         models: ModelRegistry | Path | None = None,
         store: Store | Path | None = None,
         trace: bool = True,
+        ship_to: str | None = None,
+        ship: Literal["behind", "before_reply"] = "behind",
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
@@ -95,6 +103,8 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             registry=models if isinstance(models, ModelRegistry) else load_registry(models),
             store=store_for(store, clock) if trace else None,
             prices=load_prices(prices),
+            ship_to=ship_to,
+            ships_before_reply=ship == "before_reply",
             capture=Capture(redact) if capture_content else None,
             middleware=Chain(middleware),
             budgets=budgets,

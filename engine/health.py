@@ -28,6 +28,7 @@ from .models.registry import ModelRegistry
 from .opening import server_store, store_to_read
 from .runtime.runtime import Runtime
 from .server_health import check_server, leftovers
+from .shipping_health import check_shipping
 from .statistics import live_adapter
 
 FILE_SECONDS = 30.0
@@ -214,6 +215,8 @@ async def check_store(store: Store | None, writer: WriterStatistics | None = Non
         return [Check("store", True, "no trace is kept")]
     on_server = server_store(store)
     checks = await (_in_file(store.path) if on_server is None else check_server(on_server))
+    if on_server is None and store.path.exists() and checks[0].ok:
+        checks += await check_shipping(store.path)
     if writer is not None:
         checks.append(_writer(writer))
     return checks

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from anyio import Path as AsyncPath
 
-from bus import StoreError
+from bus import Bus, ConfigurationError, StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
-from tracestore import Store, TraceStore
+from tracestore import PriceTable, Store, TraceStore
 from tracestore.home import home_folder
 
 from .store_address import StoreAddress, TracePlace, is_address
 
 if TYPE_CHECKING:
-    from tracestore import PostgresStore
+    from tracestore import PostgresStore, TraceShipper
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
@@ -67,6 +67,54 @@ async def existing_store(place: TracePlace) -> Store:
     if not await AsyncPath(place).exists():
         raise StoreError(f"there is no trace file at {place}")
     return store_to_write(place)
+
+
+def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, prices: PriceTable) -> TraceShipper:
+    """The shipper of an engine.
+
+    Raises:
+        ConfigurationError: The trace isn't in a file, or the address can't be read.
+        StoreError: The driver is not installed.
+    """
+    from tracestore import TraceShipper
+
+    if not isinstance(store, TraceStore):
+        raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
+    dsn = StoreAddress(ship_to).dsn
+    return TraceShipper(
+        store.path, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=home_folder() / "shipping"
+    )
+
+
+async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
+    """Ship a trace file, and what dead processes left beside it.
+
+    Args:
+        trace: The file.
+        target: Where to.
+        once: Whether to end when everything is there. Otherwise it goes on until it is cancelled.
+
+    Returns:
+        The number of events that were sent.
+
+    Raises:
+        StoreError: The file or, once, the server can't be used.
+    """
+    from tracestore import TraceShipper
+    from tracestore.shipping.adoption import take_over
+
+    from .pricing.pricing import load_prices
+
+    prices = load_prices(None)
+    shipper = TraceShipper(trace, target.dsn, prices=prices, adopts=home_folder() / "shipping")
+    try:
+        async with TraceStore(trace, clock=SYSTEM_CLOCK) as store:
+            await take_over(store, prices)
+        if not once:
+            await shipper.run()
+        return await shipper.ship()
+    finally:
+        await shipper.close()
 
 
 def _on_server(address: StoreAddress, clock: Clock) -> Store:

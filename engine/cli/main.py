@@ -46,6 +46,7 @@ COMMANDS = {
     "export": "look.export:add_command",
     "prune": "manage.upkeep:add_prune",
     "backup": "manage.upkeep:add_backup",
+    "ship": "manage.ship:add_command",
 }
 """The function that adds each command to the parser, in the order of ``--help``. Only needed ones are imported."""
 

@@ -56,6 +56,13 @@ MEMORY_EVENTS = 100_000
 """How many stored events are looked through for them, so that a start on a large trace stays quick."""
 
 
+SHIPPING_SECONDS = 5.0
+"""The longest wait of an answer for the shared store, where answers wait for it."""
+
+LAST_SHIPPING_SECONDS = 2.0
+"""The time in which the rest is shipped when the engine ends."""
+
+
 def _seen(task: asyncio.Task[None]) -> None:
     """Mark the task's exception as seen. The callers that start, use or close the engine get it, and the
     supervisor has logged it.
@@ -144,6 +151,19 @@ class Life:
             await self.writer.adopted()
             await self.writer.flush()
 
+    async def ship(self) -> None:
+        """Return when everything published so far is in the shared store, or that can't be had now."""
+        shipper = self._runtime.shipper
+        if shipper is None or self.writer is None:
+            return
+        try:
+            await self.writer.flush()
+        except StoreError as error:
+            _log.warning("not_shipped_before_reply", error=str(error))
+            return
+        if not await shipper.shipped(SHIPPING_SECONDS):
+            _log.warning("not_shipped_before_reply", error=shipper.statistics().reason or "it takes too long")
+
     async def _root(self) -> None:
         try:
             await self._live()
@@ -168,6 +188,8 @@ class Life:
                 if self.writer is not None:
                     await self.writer.close()  # what was published while the actors stopped
                 await store.close()
+                if self._runtime.shipper is not None:
+                    await self._runtime.shipper.finish(LAST_SHIPPING_SECONDS)
 
     async def _supervise(self) -> None:
         runtime = self._runtime
@@ -201,6 +223,10 @@ class Life:
                 runtime.store, bus, capture=runtime.capture, prices=runtime.prices
             )
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
+        if (shipper := runtime.shipper) is not None:
+            from tracestore.shipping.actor import ShippingActor
+
+            await root.start_child(ChildSpec("trace shipper", lambda: ShippingActor(shipper), on_limit="stop"))
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
         table, providers = runtime.availability, self._providers
@@ -331,6 +357,8 @@ class EngineHost:
         writer = self._life.writer if self._life is not None else None
         if writer is not None:
             await writer.secure()
+        if self._life is not None and self._runtime.ships_before_reply:
+            await self._life.ship()
 
     def secure_now(self) -> None:
         writer = self._life.writer if self._life is not None else None

@@ -16,6 +16,7 @@ from ..budgets.budgets import Budgets
 from ..budgets.from_trace import loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
+from ..opening import shipper_for
 from ..pricing.pricing import Pricing
 from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable
@@ -40,6 +41,8 @@ class Runtime:
         registry: ModelRegistry,
         store: Store | None,
         prices: PriceTable,
+        ship_to: str | None,
+        ships_before_reply: bool,
         capture: Capture | None,
         middleware: Chain,
         budgets: Sequence[Budget],
@@ -54,6 +57,8 @@ class Runtime:
         self.limits = limits
         self.timeouts = timeouts
         self.bus = Bus(clock=clock)
+        self.shipper = None if ship_to is None else shipper_for(store, ship_to, self.bus, clock, prices)
+        self.ships_before_reply = ships_before_reply and self.shipper is not None
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )

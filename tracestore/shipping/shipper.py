@@ -264,7 +264,7 @@ class TraceShipper:
     def _keep_mark(self) -> None:
         assert self._mark is not None
         self._mark = msgspec.structs.replace(
-            self._mark, position=self._course.position, shipped_us=self._clock.now_us(), failing=self._reason
+            self._mark, position=self._course.position, shipped_us=self._clock.now_us(), failing=""
         )
         write_mark(mark_path(self.path, self._target.name), self._mark)
 
@@ -280,6 +280,7 @@ class TraceShipper:
         previous, self._state = self._state, state
         if previous == state and not again:
             return
+        self._reason = reason
         level = _log.info if state == "shipping" else _log.warning
         level("shipping_state", current=state, target=self._target.name, reason=reason, behind=self._behind)
         if self._mark is not None:
