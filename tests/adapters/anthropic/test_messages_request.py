@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-
 import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
 from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic.request import write_request
-from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
+from adapters.requests.history import BEGINNING, FAILED_SILENTLY
 from bus.values.content import (
     ContentBlock,
     DocumentBlock,
-    ImageBlock,
     OpaqueBlock,
     ProviderRaw,
     RedactedThinkingBlock,
@@ -104,68 +101,6 @@ def test_the_contracts_first_example() -> None:
     }
 
 
-def test_all_results_of_a_turn_go_into_one_user_message_before_its_text() -> None:
-    """Split or late results are gathered directly after the calls; what the user says comes after them."""
-    call_1 = ToolUseBlock("tu_1", "f", {"a": 1}, provider_raw=ours(id="toolu_1", caller={"type": "direct"}))
-    call_2 = ToolUseBlock("tu_2", "g", {}, provider_raw=ProviderRaw("openai", {"id": "call_2"}))
-    assert sent(
-        Message.user("Go"),
-        Message.assistant((TextBlock("Both"), call_1, call_2)),
-        Message.tool_result("tu_2", "two"),
-        Message.tool_result("tu_1", (TextBlock("one"), ImageBlock(data=PNG), TextBlock(" "))),
-        Message.user("And now?"),
-    ) == [
-        user(says("Go")),
-        assistant(
-            says("Both"),
-            {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}},
-            {"type": "tool_use", "id": "tu_2", "name": "g", "input": {}},
-        ),
-        user(
-            {
-                "type": "tool_result",
-                "tool_use_id": "toolu_1",
-                "content": [
-                    says("one"),
-                    {
-                        "type": "image",
-                        "source": {
-                            "type": "base64",
-                            "media_type": "image/png",
-                            "data": base64.b64encode(PNG).decode(),
-                        },
-                    },
-                ],
-            },
-            {"type": "tool_result", "tool_use_id": "tu_2", "content": "two"},
-            says("And now?"),
-        ),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "is_error", "expected"),
-    [
-        ("", False, {}),
-        (" \n", False, {}),
-        ((TextBlock(""),), False, {}),
-        ("no such file", True, {"content": "no such file", "is_error": True}),
-        ("", True, {"content": FAILED_SILENTLY, "is_error": True}),
-        ((ImageBlock(data=PNG),), True, {"content": FAILED_SILENTLY, "is_error": True}),
-        ((TextBlock("bad"), ImageBlock(data=PNG)), True, {"content": [says("bad")], "is_error": True}),
-    ],
-)
-def test_a_results_content_is_what_the_wire_accepts(
-    content: str | tuple[TextBlock | ImageBlock, ...], is_error: bool, expected: JsonObject
-) -> None:
-    """Nothing is sent for no content, but a failure must say something, and only in text."""
-    call = ToolUseBlock("tu_1", "f", {})
-    messages = sent(
-        Message.user("Go"), Message.assistant((call,)), Message.tool_result("tu_1", content, is_error=is_error)
-    )
-    assert messages[-1] == user({"type": "tool_result", "tool_use_id": "tu_1", **expected})
-
-
 @pytest.mark.parametrize(
     ("content", "is_error", "expected"),
     [
@@ -192,15 +127,6 @@ def test_a_server_that_overlooks_failures_is_told_in_words(
     (result,) = msgspec.json.decode(call.body)["messages"][-1]["content"]
     assert result["content"] == expected
     assert result.get("is_error", False) is is_error
-
-
-def test_a_call_without_a_result_is_answered() -> None:
-    """A cancelled call would make every later request fail."""
-    call = ToolUseBlock("tu_1", "f", {}, raw_arguments='{"a": ', incomplete=True)
-    _, _, answer = sent(Message.user("Go"), Message.assistant((call,)), Message.user("Hello?"))
-    assert answer == user(
-        {"type": "tool_result", "tool_use_id": "tu_1", "content": NOT_EXECUTED, "is_error": True}, says("Hello?")
-    )
 
 
 def test_reasoning_goes_back_word_for_word() -> None:

@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import CanonicalRequest
 from adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
 from adapters.providers.gemini.chat.request import BuiltRequest, build_request
-from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
+from adapters.requests.history import BEGINNING
 from bus.values.content import (
     AudioBlock,
     ContentBlock,
@@ -120,43 +120,6 @@ def test_media_for_a_model_that_takes_none() -> None:
 
 
 # -- calls and results
-
-
-def test_results_stand_together_in_the_order_of_the_calls() -> None:
-    """Alone in their content, with the calls' ids and names; what the user says next is another content."""
-    found = contents(
-        Message.user("Hi"),
-        Message.assistant([TextBlock("So"), use("tu_1", path="a"), use("tu_2", "list", raw=ours(id="own"))]),
-        Message(Role.TOOL, (ToolResultBlock("tu_2", "two"), ToolResultBlock("tu_1", "gone", is_error=True))),
-        Message.user("And?"),
-        model=OLDER,
-    )
-    assert found == [
-        user(text("Hi")),
-        model(
-            text("So"),
-            {"functionCall": {"id": "tu_1", "name": "read_file", "args": {"path": "a"}}},
-            {"functionCall": {"id": "own", "name": "list", "args": {}}},
-        ),
-        user(
-            {"functionResponse": {"id": "tu_1", "name": "read_file", "response": {"error": "gone"}}},
-            {"functionResponse": {"id": "own", "name": "list", "response": {"output": "two"}}},
-        ),
-        user(text("And?")),
-    ]
-
-
-def test_a_result_is_never_missing_nor_silent() -> None:
-    """A call that was not executed, and one that failed without a word."""
-    found = contents(
-        Message.user("Hi"),
-        Message.assistant([use("a"), use("b")]),
-        Message.tool_result("b", "", is_error=True),
-        model=OLDER,
-    )
-    assert isinstance(found, list)
-    errors = [part["functionResponse"]["response"] for part in found[2]["parts"]]
-    assert errors == [{"error": NO_RESULT}, {"error": FAILED_SILENTLY}]
 
 
 def test_images_in_results() -> None:

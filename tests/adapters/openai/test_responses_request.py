@@ -14,7 +14,6 @@ from bus.errors import CapabilityError, InvalidRequestError
 from bus.values.content import (
     ContentBlock,
     DocumentBlock,
-    ImageBlock,
     OpaqueBlock,
     ProviderRaw,
     TextBlock,
@@ -81,34 +80,6 @@ def codes(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[str]:
 def test_empty_input_is_an_empty_user_message() -> None:
     """The API refuses an empty input."""
     assert items(Message.user(" ")) == [{"role": "user", "content": ""}]
-
-
-def test_call_and_result() -> None:
-    """A call and its output are paired by call id; a foreign call's id is ours where that is legal."""
-    found = items(
-        Message.user("?"),
-        Message.assistant([ToolUseBlock("tu_1", "weather", {"city": "Köln"})]),
-        Message.tool_result("tu_1", "12°", is_error=True),
-    )
-    assert found[1:] == [
-        {"type": "function_call", "call_id": "tu_1", "name": "weather", "arguments": '{"city":"Köln"}'},
-        {"type": "function_call_output", "call_id": "tu_1", "output": "Error: 12°"},
-    ]
-
-
-def test_image_in_a_result() -> None:
-    """Results may hold images, and still say that they are errors."""
-    content: list[TextBlock | ImageBlock] = [TextBlock("bad"), ImageBlock(data=PNG)]
-    found = items(
-        Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.tool_result("tu_1", content, is_error=True)
-    )
-    output = found[-1]["output"]
-    assert isinstance(output, list)
-    assert [part["type"] for part in output if isinstance(part, dict)] == [
-        "input_text",
-        "input_text",
-        "input_image",
-    ]
 
 
 def test_names_that_the_model_made_up_are_made_legal() -> None:
