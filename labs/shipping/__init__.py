@@ -1,0 +1,1 @@
+"""Shipping a trace file to a server that is stopped, cut off, filled up, by shippers that are killed."""

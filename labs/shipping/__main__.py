@@ -1,0 +1,64 @@
+"""Faults while a trace file is shipped, by seeds.
+
+    python -m labs.shipping [--rounds N] [--seed N]
+
+A round is a file that a writer fills with calls and captured content, and one or two shippers of it: processes
+that are killed with -9, or shippers here whose connections are cut and whose server is restarted between copy and
+insert, between insert and commit, and after the commit. The server is stopped and restarted meanwhile. Every tenth
+round fills the disk of the server, where a small one can be mounted. Afterwards the shared store must have each
+event once, the sums of the file, those that follow from the events alone, and all content. Exits with 1 if a round
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import anyio
+
+from tests.support.postgres_server import own_server
+
+from .full_disk import run_full_disk
+from .round import run_round
+
+FULL_DISK_EVERY = 10
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    options = parser.parse_args()
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
+    total, failed = play(options.seed, options.rounds)
+    for what, number in sorted(total.items()):
+        print(f"{number:10,}  {what}")
+    print(f"{options.rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
+    return 1 if failed else 0
+
+
+def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
+    """All rounds; what befell, and the seeds of those that failed."""
+    total: Counter[str] = Counter()
+    failed: list[int] = []
+    with own_server() as server:
+        for seed in range(first, first + rounds):
+            began = time.monotonic()
+            play_round = run_full_disk if seed % FULL_DISK_EVERY == 0 else run_round
+            with server.database() as dsn, tempfile.TemporaryDirectory(prefix="callboard-shipping-") as folder:
+                seen, failures = anyio.run(play_round, seed, server, dsn, Path(folder) / "trace.db")
+            total += seen
+            if failures:
+                failed.append(seed)
+            told = "; ".join(failures) or "ok"
+            print(f"seed {seed}: {told} ({time.monotonic() - began:.1f} s)", flush=True)
+    return total, failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

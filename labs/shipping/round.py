@@ -1,0 +1,219 @@
+"""One round: a file that grows, shippers, and what befalls them, all by a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from bus.errors import StoreError
+from bus.events.calls import LlmCallCompleted, LlmCallStarted
+from bus.events.envelope import Envelope, Event
+from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.values.messages import Message, SessionSetup
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from tests.support.postgres_server import StartedServer
+from tracestore import Capture, TraceShipper, TraceStore
+from tracestore.postgres.database import Database
+from tracestore.postgres.receiving.receiver import Receiver
+from tracestore.postgres.statements import Statements
+
+from .checks import failures_of
+from .shipper import EAGER
+
+T = TypeVar("T")
+MODEL = "openai:gpt-5"
+
+
+class Run:
+    """The events of one run, as random as its seed."""
+
+    def __init__(self, run_id: str, dice: random.Random) -> None:
+        self._run_id = run_id
+        self._dice = dice
+        self._seqs = count(1)
+        self._now = 1_790_000_000_000_000
+        self._session = f"ses_{run_id}"
+        self._said = 0
+        self._capture = Capture()
+        setup = SessionSetup(model=MODEL, system_prompt="Be brief.")
+        self._waiting = [
+            self._event(SessionCreated(model=MODEL, tags={"team": "lab"})),
+            self._event(SessionConfigured(history=0, begins=True, setup=setup)),
+        ]
+
+    def _event(self, event: Event, **ids: Any) -> Envelope:
+        self._now += self._dice.randrange(1_000_000, 40_000_000_000)  # so that some runs go through months
+        seq = next(self._seqs)
+        envelope = Envelope(seq, self._run_id, self._now, seq, event, session_id=self._session, **ids)
+        return self._capture.apply(envelope)
+
+    def call(self) -> list[Envelope]:
+        """The events of one more call."""
+        request = f"req_{self._run_id}_{self._said}"
+        cost = Cost(self._dice.randrange(10**6), CostSource.COMPUTED, "000000000000")
+        usage = TokenUsage(self._dice.randrange(1000), self._dice.randrange(1000))
+        events, self._waiting = self._waiting, []
+        events.append(self._said_by("user", f"Question {self._said}? \\ \t\u2028\n"))
+        about: dict[str, Any] = {"provider": "openai", "model": MODEL, "requested_model": MODEL}
+        events.append(self._event(LlmCallStarted(**about, streamed=True), request_id=request, attempt=1))
+        end = LlmCallCompleted(
+            provider="openai",
+            model=MODEL,
+            served_model="gpt-5",
+            raw_stop_reason="stop",
+            stop_reason=StopReason.END_TURN,
+            usage=usage,
+            cost=cost,
+            latency_ms=5,
+        )
+        events.append(self._event(end, request_id=request, attempt=1))
+        events.append(self._said_by("assistant", "Answer. " * self._dice.randrange(300)))
+        return events
+
+    def _said_by(self, who: str, text: str) -> Envelope:
+        message = Message.user(text) if who == "user" else Message.assistant(text)
+        event = SessionMessageAppended(position=self._said, message=message)
+        self._said += 1
+        return self._event(event)
+
+
+class FaultyDatabase(Database):
+    """A database where something may befall a batch: when it is staged, when it is stored, and afterwards."""
+
+    befall: Callable[[str], None] = staticmethod(lambda place: None)
+
+    async def write(self, work: Callable[[Statements], T], stage: Callable[[Statements], None] | None = None) -> T:
+        def staged(statements: Statements) -> None:
+            if stage is not None:
+                stage(statements)
+            self.befall("between copy and insert")
+
+        def worked(statements: Statements) -> T:
+            result = work(statements)
+            self.befall("between insert and commit")
+            return result
+
+        result = await super().write(worked, staged)
+        await anyio.to_thread.run_sync(self.befall, "after the commit")
+        return result
+
+
+async def run_round(seed: int, server: StartedServer, dsn: str, trace: Path) -> tuple[Counter[str], list[str]]:
+    """Play one round. Returns what befell, and what was wrong afterwards."""
+    dice = random.Random(seed)
+    seen: Counter[str] = Counter()
+    async with TraceStore(trace) as store, anyio.create_task_group() as group:
+        group.start_soon(_write, store, seed, dice.randrange(20, 60))
+        if dice.random() < 0.5:
+            await _killed_shippers(dice, server, dsn, trace, seen)
+        else:
+            await _faulty_shippers(dice, server, dsn, trace, seen)
+    with contextlib.suppress(subprocess.CalledProcessError):
+        server.start()  # if it is stopped
+    shipper = TraceShipper(trace, dsn, options=EAGER)
+    for attempt in range(20):
+        try:
+            await shipper.ship()
+            break
+        except StoreError:
+            if attempt == 19:
+                raise
+            await anyio.sleep(0.5)
+    await shipper.close()
+    return seen, await failures_of(trace, dsn)
+
+
+async def _write(store: TraceStore, seed: int, batches: int) -> None:
+    dice = random.Random(f"writer {seed}")
+    runs = [Run(f"run_{seed}_{number}", dice) for number in range(3)]
+    for _ in range(batches):
+        events = [event for _ in range(dice.randrange(1, 12)) for event in dice.choice(runs).call()]
+        await store.write(events)
+        await anyio.sleep(dice.random() * 0.1)
+
+
+async def _killed_shippers(
+    dice: random.Random, server: StartedServer, dsn: str, trace: Path, seen: Counter[str]
+) -> None:
+    """Processes that ship are killed and begin anew; the server is stopped, and connections are cut."""
+    number = dice.choice((1, 2))
+    with contextlib.ExitStack() as stack:
+        shippers = [stack.enter_context(_process(trace, dsn)) for _ in range(number)]
+        seen[f"{number} shippers in processes of their own"] += 1
+        for _ in range(dice.randrange(2, 6)):
+            await anyio.sleep(dice.random() * 1.2)
+            what = dice.choice(("kill", "kill", "cut", "restart", "stop"))
+            seen[f"processes: {what}"] += 1
+            if what == "kill":
+                place = dice.randrange(number)
+                shippers[place].kill()
+                shippers[place] = stack.enter_context(_process(trace, dsn))
+            else:
+                await anyio.to_thread.run_sync(_trouble, server, what, dice.random())
+
+
+@contextlib.contextmanager
+def _process(trace: Path, dsn: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = (sys.executable, "-m", "labs.shipping.shipper", str(trace), dsn)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _trouble(server: StartedServer, what: str, seconds: float) -> None:
+    import time
+
+    with contextlib.suppress(subprocess.CalledProcessError, Exception):
+        if what == "cut":
+            server.cut_connections()
+        elif what == "restart":
+            server.restart("immediate")
+        else:
+            server.stop("immediate")
+            time.sleep(seconds * 2)
+            server.start()
+
+
+async def _faulty_shippers(
+    dice: random.Random, server: StartedServer, dsn: str, trace: Path, seen: Counter[str]
+) -> None:
+    """One or two shippers here, whose batches meet with trouble at places that the seed decides."""
+
+    def befall(place: str) -> None:
+        if dice.random() < 0.12:
+            what = dice.choice(("cut", "cut", "restart", "stop"))
+            seen[f"{what} {place}"] += 1
+            _trouble(server, what, 0.2)
+
+    async with contextlib.AsyncExitStack() as stack, anyio.create_task_group() as group:
+        for _ in range(dice.choice((1, 2))):
+            group.start_soon((await stack.enter_async_context(_shipper(trace, dsn, befall))).run)
+        await anyio.sleep(1 + dice.random() * 4)
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _shipper(trace: Path, dsn: str, befall: Callable[[str], None]) -> AsyncIterator[TraceShipper]:
+    receiver = Receiver(dsn)
+    faulty = FaultyDatabase(dsn, single=True)
+    faulty.befall = befall
+    receiver._database = faulty
+    shipper = TraceShipper(trace, receiver, options=EAGER)
+    try:
+        yield shipper
+    finally:
+        await shipper.close()
