@@ -58,12 +58,6 @@ def contents(*messages: Message, **changes: object) -> Json:
     return build(*messages, **changes).body["contents"]
 
 
-def config(**changes: object) -> JsonObject:
-    found = build(**changes).body["generationConfig"]
-    assert isinstance(found, dict)
-    return {name: value for name, value in found.items() if name != "maxOutputTokens"}
-
-
 def codes(**changes: object) -> list[str]:
     return [warning.code for warning in build(**changes).warnings]
 

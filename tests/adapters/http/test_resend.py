@@ -14,7 +14,7 @@ from adapters import AdapterConfig, AttemptObserver, AttemptReport, AttemptResen
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, OutcomeUnknownError
 
 from ...support.fake_http import request
-from ...support.scripted_server import Connection, serving
+from ...support.scripted_server import Connection, Script, serving
 from ...support.virtual_time import Backend, backend
 from ..embeddings.wires import MODELS
 from ..embeddings.wires import request as embedding_request
@@ -129,10 +129,8 @@ async def test_a_server_that_drops_a_new_connection_sees_one_request(kind: str) 
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind: str) -> None:
-    """The second request arrives over another connection, within the same attempt."""
-    sent: list[int] = []
+def drops_the_second(sent: list[int]) -> Script:
+    """A server that drops the second request that it counts, and refuses the others; notes their connections."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -142,7 +140,14 @@ async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind:
                 raise anyio.EndOfStream
         await refuse(connection)
 
-    async with serving(script) as server:
+    return script
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind: str) -> None:
+    """The second request arrives over another connection, within the same attempt."""
+    sent: list[int] = []
+    async with serving(drops_the_second(sent)) as server:
         reports, error = await asked(server.url, KINDS[kind], 2)
     assert isinstance(error, InvalidRequestError)
     assert [type(report) for report in reports] == [AttemptStarted, AttemptResent]
@@ -153,16 +158,7 @@ async def test_a_kept_connection_that_is_dropped_is_replaced_once_and_told(kind:
 async def test_what_must_not_arrive_twice_is_never_sent_again(kind: str) -> None:
     """It has a connection of its own, which was never kept."""
     sent: list[int] = []
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        if is_counted(connection):
-            sent.append(connection.number)
-            if len(sent) == 2:
-                raise anyio.EndOfStream
-        await refuse(connection)
-
-    async with serving(script) as server:
+    async with serving(drops_the_second(sent)) as server:
         reports, error = await asked(server.url, ONCE[kind], 2)
     assert isinstance(error, OutcomeUnknownError)
     assert AttemptResent(1) not in reports

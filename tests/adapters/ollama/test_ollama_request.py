@@ -45,7 +45,6 @@ PLAIN = ModelFacts(frozenset({"completion"}), 8192, "llama")
 LOOK = ToolDefinition(
     "look", "Look at it", {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
 )
-CLOCK = ToolDefinition("clock", "", {"type": "object"})
 
 
 def wired(
