@@ -16,7 +16,7 @@ from bus import LlmCallFailed, SessionTurnCompleted
 from engine.cli import main
 from tests.support.engines import running
 from tests.support.scripted import Say
-from tests.tracestore.test_trace_unknown_costs import COUNTS, a_faulty_day
+from tests.tracestore.contract.test_unknown_costs import COUNTS, a_faulty_day
 from tests.tracestore.trace_making import Maker
 from tracestore import PriceRow, PriceTable, TraceStore
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
 from decimal import Decimal
@@ -14,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import ConfigurationError, Cost, CostSource, StoreError, TokenUsage, UsageSource
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
+from tracestore import TraceStore
 from tracestore.export import Format, export_calls
 from tracestore.export.calls import exact_usd
 
 from .trace_making import Maker
 
 pytestmark = pytest.mark.anyio
-
-TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 
 
 async def fill(store: TraceStore, make: Maker, calls: int = 3) -> None:
@@ -51,34 +47,12 @@ def names_in(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if not name.startswith(("trace.db-", "trace.db.")))
 
 
-async def as_objects(store: TraceStore, **options: object) -> list[dict[str, object]]:
-    file = io.BytesIO()
-    await export_calls(store, file, "jsonl", **options)  # type: ignore[arg-type]
-    return [json.loads(line) for line in file.getvalue().splitlines()]
-
-
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_exact_usd_is_exact(nano_usd: int) -> None:
     """Nine decimals, never an exponent."""
     text = exact_usd(nano_usd)
     assert Decimal(text) * 10**9 == nano_usd
     assert len(text.partition(".")[2]) == 9
-
-
-async def test_filters_and_price_versions_are_those_of_the_store(store: TraceStore, make: Maker) -> None:
-    """The cost under a version stands beside the one at call time."""
-    await fill(store, make)
-    await store.reprice(TABLE)
-    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
-    assert (row["cost_nano_usd"], row["cost_pricing_version"]) == (None, TABLE.version)
-    assert row["cost_reason"] == "no input rate for openai:gpt-5"
-    assert row["at_call_time_nano_usd"] == 123_456_789_012_345_678
-    await store.use_prices(None)
-    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
-    assert row["cost_nano_usd"] == row["at_call_time_nano_usd"]
-    (row,) = await as_objects(store, where=CallFilter(request_id="r0"), under=TABLE.version)
-    assert row["cost_pricing_version"] == TABLE.version
-    assert len(await as_objects(store, where=CallFilter(session_id="s0"))) == 2
 
 
 async def test_parquet_without_pyarrow_names_the_extra(

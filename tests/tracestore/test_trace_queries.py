@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus import Cost, CostSource, StoreError, TokenUsage
-from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
+from tracestore import CallFilter, Percentiles, TraceStore
 from tracestore.sql.calls.listing import calls_query
 from tracestore.sql.jobs import JOB_QUERY
 from tracestore.sqlite.dialect import SQLITE
@@ -42,34 +41,6 @@ async def three_calls(store: TraceStore, make: Maker) -> None:
             make.failed("r3", attempt=2, error_class="rate_limit", **three),
         ]
     )
-
-
-async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: TraceStore, make: Maker) -> None:
-    """After a repricing the new cost counts, and with `under` that of the version asked for."""
-    await three_calls(store, make)
-    table = PriceTable.from_rows([PriceRow(model="other:*", input=1_000, output=1_000)])
-    await store.reprice(table, where=CallFilter(provider="other"))
-    assert await store.calls(CallFilter(unpriced=True)) == []
-    assert [row.request_id for row in await store.calls(CallFilter(min_cost_nano_usd=1))] == ["r2", "r1"]
-    everything = PriceTable.from_rows([PriceRow(model="openai:*", input=0, output=0, cache_read=0)])
-    await store.reprice(everything)
-    await store.use_prices(None)
-    unpriced = await store.calls(CallFilter(unpriced=True), under=everything.version)
-    assert [row.request_id for row in unpriced] == ["r2"]
-    assert await store.calls(CallFilter(min_cost_nano_usd=1), under=everything.version) == []
-
-
-async def test_a_moment_without_a_time_zone_is_refused(store: TraceStore) -> None:
-    """Wherever a moment may be given: it could be any hour."""
-    naive = datetime(2026, 3, 1)
-    with pytest.raises(ValueError, match="no time zone"):
-        CallFilter(since=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.events(until=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.prune(before=naive)
-    with pytest.raises(ValueError, match="no time zone"):
-        await store.forget_content(naive)
 
 
 def nearest_rank(values: list[float], part: int) -> float | None:

@@ -170,22 +170,3 @@ async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_ca
                     case (PriceTable() as table, list(changes), which):
                         await reprice_in_steps(store, make, table, [*changes], which)
             await assert_in_step(store, [CallFilter()])
-
-
-async def test_a_call_that_goes_before_its_turn_is_in_no_sum(
-    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pruned while a repricing over another was interrupted: what it cost before is not told, nor its model."""
-    monkeypatch.setattr(repricing, "CHUNK", CHUNK)
-    usage, cost = TokenUsage(100, 10), Cost(77, CostSource.COMPUTED, "0123456789ab")
-    await do(store, make, [(number, "both", T0, usage, cost) for number in (0, 3, 6)])
-    await do(store, make, [(number, "both", T0 - DAY_US, usage, cost) for number in (12, 15, 1)])
-    await do(store, make, [(9, "both", T0, usage, cost)])
-    await store.reprice(TABLES[0])
-    with pytest.raises(Interrupted):
-        await store.reprice(TABLES[1], progress=stop)
-    assert (await store.prune(before=T0)).attempts == 3
-    report = await store.resume_reprice()
-    assert [(of.model, of.calls) for of in report.models] == [(MODELS[0], 4)]
-    assert len(report.days) == 1
-    assert (report.sum_before_nano_usd, report.unpriced_before) == (4 * 120_150, 0)

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from bus import ConfigurationError, Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, Store
+from tracestore import CallFilter, PriceRow, PriceTable, Store
 from tracestore.export import FORMATS, Format, export_calls
 from tracestore.export.calls import COLUMNS
 
 from ..trace_making import Maker
 
 pytestmark = pytest.mark.anyio
+
+TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 
 
 async def fill(store: Store, make: Maker, calls: int = 3) -> None:
@@ -89,6 +91,22 @@ async def test_a_row_says_what_the_store_knows(store: Store, make: Maker) -> Non
     assert (row["total_input_tokens"], row["cached_input_tokens"], row["reasoning_tokens"]) == (7, 4, 1)
     assert (row["streamed"], row["usage_source"], row["status"]) == (True, "reported", "completed")
     assert json.loads(str(row["tags"])) == {"team": "a", "n": "0"}
+
+
+async def test_filters_and_price_versions_are_those_of_the_store(store: Store, make: Maker) -> None:
+    """The cost under a version stands beside the one at call time."""
+    await fill(store, make)
+    await store.reprice(TABLE)
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
+    assert (row["cost_nano_usd"], row["cost_pricing_version"]) == (None, TABLE.version)
+    assert row["cost_reason"] == "no input rate for openai:gpt-5"
+    assert row["at_call_time_nano_usd"] == 123_456_789_012_345_678
+    await store.use_prices(None)
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
+    assert row["cost_nano_usd"] == row["at_call_time_nano_usd"]
+    (row,) = await as_objects(store, where=CallFilter(request_id="r0"), under=TABLE.version)
+    assert row["cost_pricing_version"] == TABLE.version
+    assert len(await as_objects(store, where=CallFilter(session_id="s0"))) == 2
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", 'a "b", c\nd', "ü\udc80"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 import pytest
 
 from bus import Cost, CostSource, StoreError, TokenUsage
-from tracestore import CallFilter, Percentiles, Store
+from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
 
 from ..trace_making import DAY_US, T0, Maker
 
@@ -53,6 +55,21 @@ async def test_more_filters_choose(store: Store, make: Maker, where: CallFilter,
     assert [row.request_id for row in await store.calls(where)] == found
 
 
+async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: Store, make: Maker) -> None:
+    """After a repricing the new cost counts, and with `under` that of the version asked for."""
+    await three_calls(store, make)
+    table = PriceTable.from_rows([PriceRow(model="other:*", input=1_000, output=1_000)])
+    await store.reprice(table, where=CallFilter(provider="other"))
+    assert await store.calls(CallFilter(unpriced=True)) == []
+    assert [row.request_id for row in await store.calls(CallFilter(min_cost_nano_usd=1))] == ["r2", "r1"]
+    everything = PriceTable.from_rows([PriceRow(model="openai:*", input=0, output=0, cache_read=0)])
+    await store.reprice(everything)
+    await store.use_prices(None)
+    unpriced = await store.calls(CallFilter(unpriced=True), under=everything.version)
+    assert [row.request_id for row in unpriced] == ["r2"]
+    assert await store.calls(CallFilter(min_cost_nano_usd=1), under=everything.version) == []
+
+
 async def test_costs_by_tag_and_by_what_a_call_does_not_have(store: Store, make: Maker) -> None:
     """A tag's key may be any text; calls without the tag are a group of their own."""
     await three_calls(store, make)
@@ -82,6 +99,19 @@ async def test_a_dimension_that_there_is_not_is_refused(store: Store, by: list[s
     for ask in (store.costs, store.statistics):
         with pytest.raises(ValueError, match="grouped by day, provider, model"):
             await ask(by=by)
+
+
+async def test_a_moment_without_a_time_zone_is_refused(store: Store) -> None:
+    """Wherever a moment may be given: it could be any hour."""
+    naive = datetime(2026, 3, 1)
+    with pytest.raises(ValueError, match="no time zone"):
+        CallFilter(since=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.events(until=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.prune(before=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.forget_content(naive)
 
 
 async def test_errors_are_grouped_with_the_latest_of_each(store: Store, make: Maker) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bus import Cost, CostSource, Envelope, LlmCallStarted, TokenUsage, UsageSource
-from tracestore import Store
+from tracestore import PriceRow, PriceTable, Store
 from tracestore.spending import SpendingQuery, SpendingRow
 
 from ..trace_making import T0, Maker
@@ -117,3 +117,12 @@ async def test_sums_are_by_slot(store: Store, make: Maker) -> None:
         )
     found = await rows(store, since_us=T0, slot_us=HOUR_US)
     assert found == [row(2 * 1234, 220, 2), row(1234, 110, slot=2)]
+
+
+async def test_repriced_calls_count_at_the_cost_that_is_asked_for(store: Store, make: Maker) -> None:
+    """At the price of their time, or at the current one."""
+    await store.write([make.started(), make.completed()])
+    await store.reprice(PriceTable([PriceRow(model="openai:*", input=3_000_000, output=1_000_000)], "second"))
+    assert (await rows(store))[0].nano_usd == 1234
+    (now,) = await store.calls()
+    assert (await rows(store, current=True))[0].nano_usd == now.cost.nano_usd != 1234
