@@ -17,6 +17,7 @@ from tests.tracestore.content_making import PICTURE, appended, captured
 from tests.tracestore.trace_making import Maker
 from tracestore import CallFilter, PostgresStore, Store, TraceStore
 from tracestore.shipping.shipper import TraceShipper
+from tracestore.sql.calls import sum_keeping
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +61,18 @@ async def shipped(trace: Path, shared: str) -> AsyncIterator[PostgresStore]:
         await shipper.close()
     async with PostgresStore(shared, path=trace.with_name("shared")) as store:
         yield store
+
+
+async def test_what_arrives_is_summed_up(
+    local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else may write to the shared store, and what calls cost is asked of sums that are kept."""
+    monkeypatch.setattr(sum_keeping, "SUM_UP_AFTER", 5)
+    await local.write(of_run("one", 40))
+    async with shipped(trace, shared) as store:
+        kept = await store.sql("SELECT sum(calls) FROM call_sums")
+        assert kept.rows == ((40,),)
+        assert await everything(store) == await everything(local)
 
 
 async def test_everything_arrives(local: TraceStore, trace: Path, shared: str) -> None:

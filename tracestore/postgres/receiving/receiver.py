@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from ...shipping.shipment import START, Ending, Origin, Position, Shipment
+from ...sql.calls.sum_keeping import SumKeeper
 from ...sql.connection import Row, SqlValue, Unstorable
 from ...sql.events import COLUMNS, envelope
 from ...sql.projection import PROJECTED_TOPICS, Batch
@@ -86,6 +87,7 @@ class Receiver:
     def __init__(self, dsn: str, *, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
         self._database = Database(dsn, schema=schema, single=True)
         self._clock = clock
+        self._sums = SumKeeper(self._database)
         self._days: set[int] = set()  # whose partitions are there
 
     @property
@@ -142,6 +144,7 @@ class Receiver:
 
         position = await self._database.write(work, stage)
         self._days |= days
+        await self._sums.stored(len(rows))
         return position
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
