@@ -1,4 +1,4 @@
-"""A trace file that a faulty day has filled: whatever can be stored of a call, and the worst texts in it."""
+"""A trace that a faulty day has filled: whatever can be stored of a call, and the worst texts in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBl
 from bus.values.messages import Message, MessageMetadata, Role, SessionSetup
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from tests.tracestore.trace_making import DAY_US, T0, Maker
-from tracestore import Capture, PriceTable, TraceStore
+from tracestore import Capture, PriceTable, Store
 
 HOSTILE = (
     "a\x1b[2Jb\x1b]0;owned\x07c\x9b31md\x85e\x7ff \u202egpj.exe\u2066x\u2069 g\u2028h\ufeff\U000e0041 "
@@ -49,15 +49,15 @@ MODELS = (
 )
 
 
-def make_faulty_day(path: Path, prices: Path) -> None:
-    """Write it. prices: a file of two tables, for the repricings."""
-    anyio.run(_make, path, prices)
+def make_faulty_day(store: Store, prices: Path) -> None:
+    """Write it into a store that is not open. prices: a file of two tables, for the repricings."""
+    anyio.run(_make, store, prices)
 
 
-async def _make(path: Path, prices: Path) -> None:
+async def _make(store: Store, prices: Path) -> None:
     first, second = PriceTable.all_from_yaml(prices)
     day, capture = Maker("run_day"), Capture()
-    async with TraceStore(path) as store:
+    async with store:
         await store.write([capture.apply(envelope) for envelope in _day(day)])
         await store.close_lost_runs()
         for table in (first, second):

@@ -1,4 +1,6 @@
-"""Every command, in every form of output that it offers, over a trace file that a faulty day has filled.
+"""Every command, in every form of output that it offers, over a trace that a faulty day has filled.
+
+Those that read a trace do so over a file and over a database on a server.
 
 Commands and forms come from the parser, so that none can be forgotten: a command without an example here fails.
 """
@@ -12,8 +14,10 @@ import json
 import re
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -21,6 +25,8 @@ import pytest
 from engine.cli.common.harmless import harmless
 from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
+from tests.support.postgres_server import PostgresServer
+from tracestore import PostgresStore, TraceStore
 from tracestore.filters import DIMENSIONS
 from tracestore.prices.snapshot import SHIPPED
 
@@ -94,6 +100,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "replay": ((), ("--session", SESSIONS[0]), ("--topic", "llm.*"), ("--call", "req_1")),
     "export": (("-",), ("{folder}/e\x1b[2J.out",), ("-", "--under", HOSTILE), ("-", "--tag", f"team={HOSTILE}")),
     "prune": (("--older-than", "1d", "--dry-run"), ("--older-than", "1d"), ("--vacuum",)),
+    "ship": (("--once",), ("--once", "--db", "{folder}/no\x1b[2J.db")),
     "backup": (("{folder}/b\x1b[2J.db",),),
 }
 """Arguments by command; `--format`, which must be given, and the forms are added to them."""
@@ -151,8 +158,14 @@ def in_words(words: tuple[str, ...]) -> str:
 @pytest.fixture(scope="session")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("day") / "trace.db"
-    make_faulty_day(path, PRICES)
+    make_faulty_day(TraceStore(path), PRICES)
     return path
+
+
+@pytest.fixture(scope="session")
+def day_on_server(postgres_server: PostgresServer) -> str:
+    """The name of a database with the faulty day in it, to be copied."""
+    return postgres_server.template("faulty_day", lambda dsn: make_faulty_day(PostgresStore(dsn), PRICES))
 
 
 @pytest.fixture(scope="session")
@@ -169,6 +182,14 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
     (home / "list.json").write_text(json.dumps({HOSTILE: {"mode": "chat", "litellm_provider": HOSTILE}}))
     return home
+
+
+@pytest.fixture
+def on_server(faulty: Path, postgres_server: PostgresServer, day_on_server: str) -> Iterator[str]:
+    """The address of a database with the faulty day in it; the home folder has no trace file."""
+    (faulty / "trace.db").unlink()
+    with postgres_server.database(day_on_server) as dsn:
+        yield dsn
 
 
 def given(word: str, folder: Path) -> str:
@@ -190,9 +211,72 @@ def test_every_command_has_an_example() -> None:
 @pytest.mark.parametrize("words", list(cases()), ids=in_words)
 def test_it_shows_whatever_a_faulty_day_left(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
     """It ends in order or says why; nothing that it writes can steer a terminal; JSON and CSV are whole."""
+    check(words, faulty, tmp_path, {})
+
+
+ON_SERVERS = [words for words in cases() if "--store" in PARSERS[words[0]].format_help()]
+SHOWN = [words for words in ON_SERVERS if not {"--csv", "--json", "jsonl"} & set(words)]
+"""The other forms write the rows that are compared below."""
+
+
+@pytest.mark.parametrize("words", SHOWN, ids=in_words)
+def test_it_shows_the_same_day_on_a_server(
+    words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path
+) -> None:
+    """With the same promises, and without the password of the address."""
+    done = check(words, home, tmp_path, {"CALLBOARD_STORE": on_server})
+    password = urlsplit(on_server).password or "no password"
+    assert password not in done.stdout + done.stderr
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or password.encode() not in file.read_bytes()
+
+
+ROWS = [
+    words
+    for words in ON_SERVERS
+    if words[0] in ("traces", "sessions", "cost", "budget", "stats", "errors", "export")
+    and {"--json", "jsonl"} & set(words)
+    and not {"--delete", "--export"} & set(words)
+]
+
+
+@pytest.mark.parametrize("words", ROWS, ids=in_words)
+def test_a_file_and_a_server_have_the_same_rows(
+    words: tuple[str, ...], on_server: str, home: Path, tmp_path: Path, day: Path
+) -> None:
+    """In the same order; but for the numbers of calls, in which a server leaves gaps.
+
+    Rows with hostile texts are left out: a character 0 ends a text for SQLite's functions, and is replaced on a
+    server.
+    """
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
-    done = call(*arguments, home=faulty, said=f"{harmless(HOSTILE)}\n")
+    server = call(*arguments, home=home, more={"CALLBOARD_STORE": on_server})
+    shutil.copy(day, home / "trace.db")
+    file = call(*arguments, home=home)
+    assert server.returncode == file.returncode, server.stderr
+    assert comparable(server.stdout) == comparable(file.stdout)
+
+
+def comparable(rows: str) -> list[object]:
+    """Rows without the numbers of their calls, and without those that hold a hostile text."""
+    decoded = [msgspec.json.decode(line) for line in rows.split("\n") if line and "owned" not in line]
+    return [{name: rounded(value) for name, value in row.items() if name != "call_id"} for row in decoded]
+
+
+def rounded(value: object) -> object:
+    """Sums beyond 64 bits are floats, whose last digits depend on the order of adding; so are shares of them."""
+    inexact = isinstance(value, float) or (isinstance(value, int) and abs(value) > 2**53)
+    return float(f"{value:.12g}") if inexact else value
+
+
+def check(
+    words: tuple[str, ...], home: Path, tmp_path: Path, more: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """A command, which keeps what is promised of all of them. more: of its environment."""
+    name, *rest = words
+    arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
+    done = call(*arguments, home=home, said=f"{harmless(HOSTILE)}\n", more=more)
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert harmful(done.stderr) == []
@@ -209,6 +293,7 @@ def test_it_shows_whatever_a_faulty_day_left(words: tuple[str, ...], faulty: Pat
         *tmp_path.glob("*.db"),
     ):
         check_file(file)
+    return done
 
 
 WIDTHS = (20, 60, 100, 400)

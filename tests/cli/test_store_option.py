@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -131,3 +132,22 @@ def test_a_copy_is_made_by_the_servers_own_tool(shared: str, home: Path) -> None
     """Which the error names, with the address to give it."""
     done = call("backup", "copy.db", "--store", shared, home=home, exits=2)
     assert f"pg_dump --format=custom --file=copy.db {shown(shared)}" in done.stderr
+
+
+def test_a_repricing_can_be_taken_back_as_it_says(shared: str, home: Path) -> None:
+    """The command that it shows is right but for the password."""
+    done = call("reprice", "--prices", str(PRICES), "--store", shared, home=home, exits=0)
+    assert f"reprice --undo --store {shown(shared)}" in done.stdout
+    undone = call("reprice", "--undo", "--store", shared, home=home, exits=0)
+    assert "Undone" in undone.stdout
+
+
+def test_doctor_says_how_the_server_does(shared: str, home: Path) -> None:
+    """Its version, whether the way to it is encrypted, and what the trace holds."""
+    done = call("doctor", "--offline", "--json", "--store", shared, home=home)
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["store"]["ok"]
+    assert "PostgreSQL" in found["store"]["detail"]
+    assert found["store:tls"]["ok"]
+    assert found["store:writable"]["ok"]
+    assert shown(shared) == json.loads(done.stdout)["places"]["trace"]

@@ -51,11 +51,15 @@ PATIENCE_SECONDS = 60.0
 _numbers = itertools.count(1)
 
 
-def why_not() -> str | None:
-    """The reason why there is no PostgreSQL server for tests here, or None if there is one."""
+def why_not(*, own: bool = False) -> str | None:
+    """The reason why there is no PostgreSQL server for tests here, or None if there is one.
+
+    Args:
+        own: Whether only a server will do that `own_server` starts.
+    """
     if find_spec("psycopg") is None:
         return "psycopg is not installed: pip install 'callboard[postgres]'"
-    if DSN_VARIABLE in os.environ:
+    if DSN_VARIABLE in os.environ and not own:
         return None
     if not hasattr(os, "mkfifo"):
         return f"no server is started on this system: {DSN_VARIABLE} can name one"
