@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from adapters.providers.local.settings import find_model
 from callboard import PriceTable
 from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
+from tests.support.postgres_server import own_server, program, why_not
 
 README = "../README.md"
 PAGES = [README, *sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))]
@@ -37,6 +39,9 @@ CALLED_ELSEWHERE = {
 ON_THE_LOCAL_MODEL = {README, "embeddings.md", "tutorial.md"}
 """All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
 
+ON_A_SERVER = {"how-to/many-hosts.md"}
+"""Pages whose reader has a PostgreSQL server."""
+
 NOT_RUN_AT_MOST = 6
 
 
@@ -53,6 +58,24 @@ def folder(tmp_path: Path) -> Path:
         (programs / name).chmod(0o755)
     (tmp_path / ".callboard").mkdir()
     return tmp_path
+
+
+@pytest.fixture
+def server(page: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A new PostgreSQL server with its tools, if the page's reader has one. Its addresses are where they say."""
+    if page not in ON_A_SERVER:
+        yield
+        return
+    if (reason := why_not(own=True)) is not None:
+        pytest.skip(reason)
+    with own_server() as running:
+        place = running.dsn.rpartition("@")[2].partition("/")[0]
+        monkeypatch.setenv("ADMIN", running.dsn)
+        monkeypatch.setenv("PLACE", place)
+        monkeypatch.setenv("HOST_STORE", f"postgresql://callboard_host:host-secret@{place}/trace")
+        monkeypatch.setenv("CALLBOARD_STORE", f"postgresql://callboard_reader:reader-secret@{place}/trace")
+        monkeypatch.setenv("PATH", f"{program(running, 'psql').parent}{os.pathsep}{os.environ['PATH']}")
+        yield
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -92,6 +115,7 @@ def write_scripted_models(page: str, folder: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("server")
 def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     """Files are written, programs and commands run in the page's order, and outputs are as printed there."""
     if page in ON_THE_LOCAL_MODEL:
@@ -124,6 +148,8 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
                 assert matches(block.code, last), f"{page}:{block.line}: printed was\n{last}"
             case "python" | "text":
                 pass
+            case "sql" if block.title is not None:
+                pass  # a command of the page runs the file
             case other:
                 raise AssertionError(f"{page}:{block.line}: say why {other} is not run: <!-- not run: reason -->")
 
