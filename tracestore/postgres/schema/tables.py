@@ -265,7 +265,6 @@ REPRICINGS = (
         "call_cost",
         "run bigint NOT NULL, call_id bigint NOT NULL, cost_nano bigint, reason TEXT, PRIMARY KEY (run, call_id)",
     ),
-    "CREATE INDEX call_cost_of_call ON call_cost (call_id)",
     "CREATE INDEX call_cost_unpriced ON call_cost (run, call_id) WHERE cost_nano IS NULL",
     _table(
         "reprice_sum",
