@@ -1,0 +1,128 @@
+"""What shipping a trace file costs, beside the bare COPY of the same rows into the same tables.
+
+    python -m benchmarks shipping
+
+The floor is psycopg alone: the rows that shipping made, as text, in transactions of as many events, into tables
+with the same indexes and triggers. Both are wall time, in turns, each into a database of its own; the least of all
+rounds counts. The last row is the CPU time of the sending process for each call of six events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+
+from tests.support.postgres_server import PostgresServer, own_server, why_not
+from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+
+from .store import call, envelopes_of
+from .table import Row, micros
+
+_TABLES = ("events", "calls", "call_tags", "sessions")
+_ROUNDS = 3
+_GATE = 2.0
+
+
+async def _fill(path: Path, calls: int) -> int:
+    seqs = itertools.count(1)
+    events = 0
+    async with TraceStore(path) as store:
+        for _ in range(calls // 100):
+            batch = envelopes_of([one for _ in range(100) for one in call()], seqs)
+            await store.write(batch)
+            events += len(batch)
+    return events
+
+
+async def _shipped(path: Path, dsn: str) -> tuple[float, float]:
+    """Wall and CPU seconds of shipping all."""
+    for mark in path.parent.glob(f"{path.name}.shipped-*"):
+        mark.unlink()
+    shipper = TraceShipper(path, dsn)
+    began, cpu = time.perf_counter(), time.process_time()
+    await shipper.ship()
+    spent = time.perf_counter() - began, time.process_time() - cpu
+    await shipper.close()
+    return spent
+
+
+def _rows_of(dsn: str) -> dict[str, list[bytes]]:
+    """The rows of a shared store as COPY gives them."""
+    rows = {}
+    with psycopg.connect(dsn, options="-c search_path=callboard") as connection:
+        for table in _TABLES:
+            order = "ORDER BY id" if table in ("events", "calls") else ""
+            with connection.cursor().copy(f"COPY (SELECT * FROM {table} {order}) TO STDOUT".encode()) as copy:
+                rows[table] = b"".join(map(bytes, copy)).splitlines(keepends=True)
+    return rows
+
+
+def _copied(dsn: str, rows: dict[str, list[bytes]], batches: int) -> float:
+    """Wall seconds of the bare COPY, in so many transactions."""
+    with psycopg.connect(dsn, options="-c search_path=callboard") as connection:
+        began = time.perf_counter()
+        for number in range(batches):
+            for table, lines in rows.items():
+                part = lines[len(lines) * number // batches : len(lines) * (number + 1) // batches]
+                with connection.cursor().copy(f"COPY {table} FROM STDIN".encode()) as copy:
+                    copy.write(b"".join(part))
+            connection.commit()
+        return time.perf_counter() - began
+
+
+async def _made(server: PostgresServer, name: str, path: Path, months_of: str = "") -> str:
+    """An empty shared store; with the partitions of another one."""
+    server.execute(f"CREATE DATABASE {name}")
+    dsn = server.dsn_of(name)
+    async with PostgresStore(dsn, path=path.with_name("pg")):
+        pass
+    if months_of:
+        with psycopg.connect(months_of, options="-c search_path=callboard") as there:
+            moments = [row[0] for row in there.execute("SELECT DISTINCT ts_us / 86400000000 FROM events")]
+        with psycopg.connect(dsn, options="-c search_path=callboard", autocommit=True) as here:
+            from tracestore.postgres.schema.partitions import ensure_months
+            from tracestore.postgres.statements import Statements
+
+            ensure_months(Statements(here, {}), [moment * 86_400_000_000 for moment in moments])
+    return dsn
+
+
+async def _rows(quick: bool) -> list[Row]:
+    calls = 1_000 if quick else 10_000
+    with own_server() as server, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.db"
+        events = await _fill(path, calls)
+        batches = -(-events // ShippingOptions().batch_events)
+        wall, cpu, floor = [], [], []
+        for number in range(1 if quick else _ROUNDS):
+            dsn = await _made(server, f"shipped_{number}", path)
+            seconds, spent = await _shipped(path, dsn)
+            wall.append(seconds)
+            cpu.append(spent)
+            rows = _rows_of(dsn)
+            bare = await _made(server, f"bare_{number}", path, dsn)
+            floor.append(await asyncio.to_thread(_copied, bare, rows, batches))
+    ratio = min(wall) / min(floor)
+    return [
+        Row(
+            f"an event to a shared store, {events:,} events",
+            micros(min(wall) / events),
+            micros(min(floor) / events),
+            ratio,
+            f"≤ {_GATE:g}×",
+            ratio <= _GATE,
+        ),
+        Row("CPU of the sending process, per call of six events", micros(min(cpu) / calls)),
+    ]
+
+
+def rows(quick: bool) -> list[Row]:
+    """The rows of the table."""
+    if (reason := why_not()) is not None:
+        return [Row("shipping", reason)]
+    return asyncio.run(_rows(quick))
