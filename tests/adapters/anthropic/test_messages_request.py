@@ -25,7 +25,6 @@ from tests.support.logs import captured_logs
 
 from ...support.fake_http import request
 
-PNG = b"\x89PNG\r\n\x1a\n"
 READ_FILE = ToolDefinition("read_file", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}})
 
 
@@ -262,7 +261,12 @@ PDF = b"%PDF-1.7"
     ("document", "source"),
     [
         (DocumentBlock(data=PDF), {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="}),
+        (DocumentBlock(url="https://x.test/a.pdf"), {"type": "url", "url": "https://x.test/a.pdf"}),
         (DocumentBlock(url="data:text/plain,a%20b"), {"type": "text", "media_type": "text/plain", "data": "a b"}),
+        (
+            DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
+            {"type": "text", "media_type": "text/plain", "data": "a☃"},
+        ),
     ],
 )
 def test_documents_stand_in_results_with_their_names(document: DocumentBlock, source: JsonObject) -> None:
@@ -315,6 +319,16 @@ def test_a_history_that_begins_with_the_assistant_gets_a_user_message_before_it(
     wire = write(Message.assistant("Welcome!"), Message.user("Hi"))
     assert messages_of(wire) == [user(says(BEGINNING)), assistant(says("Welcome!")), user(says("Hi"))]
     assert codes(wire) == ["content_dropped"]
+
+
+def test_a_direct_callers_call_keeps_its_caller_after_its_turn() -> None:
+    raw = ours(id="toolu_1", caller={"type": "direct"})
+    called = Message.assistant((ToolUseBlock("tu_1", "f", {"a": 1}, provider_raw=raw),))
+    assert sent(Message.user("Go"), called, Message.tool_result("tu_1", "one"), Message.user("On"))[
+        1
+    ] == assistant(
+        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}}
+    )
 
 
 def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:

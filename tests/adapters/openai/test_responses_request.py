@@ -30,7 +30,6 @@ from ...support.wires.reading import Reading
 from ...support.wires.reading import read_whole as read_body
 from ...support.wires.responses import call, message, reasoning, response
 
-PNG = b"\x89PNG\r\n\x1a\n..."
 WEATHER = ToolDefinition(
     "weather",
     "The weather.",
