@@ -21,9 +21,8 @@ import sys
 from pathlib import Path
 
 import tests.support.engines as engines
-from callboard import Budget, PriceRow, PriceTable
+from callboard import Budget, PostgresStore, PriceRow, PriceTable
 from tests.support.scripted import Say
-from tracestore import PostgresStore
 
 CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=1_000_000)], "cheap")
 
