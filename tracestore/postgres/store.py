@@ -68,6 +68,7 @@ class PostgresStore(SqlStore):
         self._living = Runs(self._database, clock, self._path, lease_seconds)
         self._sums = SumKeeper(self._database)
         self._opening = anyio.Lock()
+        self._repricing = anyio.Lock()  # two of one host go one after the other, and the later one is current
         self._wanted = False  # between `open` and `close`, whether the database could be opened or not
         self._months: set[int] = set()  # days whose partitions are there
 
@@ -247,7 +248,7 @@ class PostgresStore(SqlStore):
         from ..sql.repricing.repricing import reprice
         from .repricing.own_connection import own_connection
 
-        async with own_connection(self._database) as database:
+        async with self._repricing, own_connection(self._database) as database:
             return await reprice(
                 *(database, self._clock, table, where or CallFilter()),
                 dry_run=dry_run,
@@ -262,7 +263,7 @@ class PostgresStore(SqlStore):
         from ..sql.repricing.repricing import resume_reprice
         from .repricing.own_connection import own_connection
 
-        async with own_connection(self._database) as database:
+        async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)
 
 
