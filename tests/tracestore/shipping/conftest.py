@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,8 +25,9 @@ def shared(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def _migrate(dsn: str) -> None:
     async def migrate() -> None:
-        async with PostgresStore(dsn, path="/tmp/nowhere/trace"):
-            pass
+        with TemporaryDirectory() as folder:
+            async with PostgresStore(dsn, path=Path(folder) / "trace"):
+                pass
 
     asyncio.run(migrate())
 

@@ -100,6 +100,21 @@ async def test_what_comes_later_arrives_later(local: TraceStore, trace: Path, sh
             assert await everything(store) == await everything(local)
 
 
+async def test_what_the_shared_store_lacks_is_not_pruned(local: TraceStore, trace: Path, shared: str) -> None:
+    """However old it is; what has arrived goes."""
+    await local.write(of_run("one", 10))
+    async with shipped(trace, shared):
+        pass
+    late = [msgspec.structs.replace(each, ts_us=each.ts_us + 10**9) for each in of_run("two", 10)]
+    await local.write(late)
+    for planned in (True, False):
+        report = await local.prune(before=late[-1].ts_us + 10**9, max_bytes=1, dry_run=planned)
+        assert 0 < report.events <= len(of_run("one", 10))
+    async with shipped(trace, shared) as store:
+        assert {envelope.seq for envelope in await store.events(run_id="two")} == {each.seq for each in late}
+    assert (await local.prune(before=late[-1].ts_us + 10**9)).events > 0
+
+
 def begun(make: Maker, session: str, *, history: int = 0, begins: bool = True) -> Envelope:
     setup = SessionSetup(model="openai:gpt-5", system_prompt="Be brief. " * 300)
     return make(SessionConfigured(history=history, begins=begins, setup=setup), session_id=session)

@@ -137,6 +137,7 @@ class Pruning(ABC):
             before_us = max(before_us or 0, guess)
         if before_us is None:
             return report
+        before_us = await self._allowed_until(before_us)
         attempts = events = costs = 0
         for span in _spans(before_us, *await self._numbers("calls")):
             ((calls, of_calls, priced),) = await self._found(_COUNT_OLD_CALLS, span)
@@ -148,6 +149,7 @@ class Pruning(ABC):
 
     async def _delete(self, before_us: int) -> int:
         """The number of events and attempts that went."""
+        before_us = await self._allowed_until(before_us)
         self._report = msgspec.structs.replace(self._report, before_us=before_us)
         began = self._report.events + self._report.attempts
         while await self._step(partial(self._delete_calls, before_us=before_us)):
@@ -251,6 +253,10 @@ class Pruning(ABC):
         return int(rows[0][0] or 0)
 
     # -- What databases do differently
+
+    async def _allowed_until(self, before_us: int) -> int:
+        """The moment itself, or the earlier one before which rows may be deleted."""
+        return before_us
 
     @abstractmethod
     async def _sizes(self) -> tuple[int, int]:

@@ -3,12 +3,15 @@
 The next writes use the pages that become free. So a file that is pruned regularly stops growing. Files of this
 version also give free pages back to the disk, in small steps. A file of version 1 keeps its size until `vacuum`
 has rewritten it once. The rewriting needs the size of the file again on the disk, and writers wait meanwhile.
+
+Of a file that is shipped, nothing is deleted that a shared store still lacks.
 """
 
 from __future__ import annotations
 
 import anyio
 
+from ...shipping.marks import marks
 from ...sql.upkeep import pruning
 from ..database import Database
 
@@ -33,6 +36,13 @@ class FilePruning(pruning.Pruning):
     def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
         super().__init__(database, progress)
         self._file = database
+
+    async def _allowed_until(self, before_us: int) -> int:
+        positions = [mark.position.event for mark in marks(self._file.path)]
+        if not positions:
+            return before_us
+        ((earliest,),) = await self._file.read("SELECT min(ts_us) FROM events WHERE id > ?", (min(positions),))
+        return before_us if earliest is None else min(before_us, int(earliest))
 
     async def _sizes(self) -> tuple[int, int]:
         ((page, pages, free),) = await self._file.read(
