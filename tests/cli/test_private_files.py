@@ -28,7 +28,7 @@ Writes = Callable[[Path, Path], object]
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     home = tmp_path_factory.mktemp("home")
-    make_faulty_day(home / "trace.db", PRICES)
+    make_faulty_day(TraceStore(home / "trace.db"), PRICES)
     with media_server() as server:
         (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile="x"))
         yield home
