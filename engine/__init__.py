@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from .media.images import ImageOptions, ImageResult
     from .media.video_handle import VideoHandle, VideoResult
     from .media.videos import VideoOptions
+    from .nodes.cluster import Cluster
     from .objects.generate import ObjectResult
     from .objects.reply import NoObjectGeneratedError
     from .objects.stream import ObjectStream
@@ -96,6 +97,7 @@ else:
             ".media.video_handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),
             ".media.videos": ("VideoOptions",),
+            ".nodes.cluster": ("Cluster",),
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
         },
@@ -113,6 +115,7 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Check",
+    "Cluster",
     "ConfiguredModel",
     "Denied",
     "EmbeddingOptions",

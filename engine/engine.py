@@ -39,6 +39,7 @@ from .statistics import EngineStatistics, collect
 
 if TYPE_CHECKING:
     from .health_report import HealthReport
+    from .nodes.cluster import Cluster
 
 
 class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods):
@@ -60,6 +61,8 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         ship: When: ``behind`` the calls, or ``before_reply``, so that an answer is handed over when its events are
             on the server. Then it waits for the server for 5 seconds at most, and not at all while the server is
             known to be out of reach.
+        cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
+            streams be read, on every other node. A trace in a file is shipped to the cluster's store.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
         redact: A function that gets each message before it is stored, and returns the message to store, or None
             for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
@@ -85,6 +88,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         trace: bool = True,
         ship_to: str | None = None,
         ship: Literal["behind", "before_reply"] = "behind",
+        cluster: Cluster | None = None,
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
@@ -104,6 +108,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             store=store_for(store, clock) if trace else None,
             prices=load_prices(prices),
             ship_to=ship_to,
+            cluster=cluster,
             ships_before_reply=ship == "before_reply",
             capture=Capture(redact) if capture_content else None,
             middleware=Chain(middleware),

@@ -1,10 +1,11 @@
 """The engine's life on one event loop: its root task, and the actors below it.
 
 The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
-availability, session manager, adapters, and stop in the reverse order. The stop begins when everything under way
-has been cancelled and has ended, or half of the time for the shutdown is over. Events that are published during
-the stop are written before the store closes. The root is a task, not a context of the task that entered the
-engine, so that the engine can be left from another task than it was entered from.
+shipper, the parts of a node in a cluster, availability, session manager, adapters, and stop in the reverse order.
+The stop begins when everything under way has been cancelled and has ended, or half of the time for the shutdown is
+over. Events that are published during the stop are written before the store closes. The root is a task, not a
+context of the task that entered the engine, so that the engine can be left from another task than it was entered
+from.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from bus import (
 )
 from bus.actors.task_handle import unwrapped
 from bus.log import Log
-from tracestore import TraceWriter, WriterCore
+from tracestore import Store, TraceWriter, WriterCore
 
 from ..calls.slots import CallSlots
 from ..conversation.reply import Reply
@@ -174,22 +175,29 @@ class Life:
 
     async def _live(self) -> None:
         store = self._runtime.store
-        if store is None:
-            await self._supervise()
-            return
-        try:
-            await store.open()
-        except StoreUnavailable as error:
-            _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
+        if store is not None:
+            try:
+                await store.open()
+            except StoreUnavailable as error:
+                _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
         try:
             await self._supervise()
         finally:
             with anyio.CancelScope(shield=True):
-                if self.writer is not None:
-                    await self.writer.close()  # what was published while the actors stopped
-                await store.close()
-                if self._runtime.shipper is not None:
-                    await self._runtime.shipper.finish(LAST_SHIPPING_SECONDS)
+                await self._end(store)
+
+    async def _end(self, store: Store | None) -> None:
+        node, shipper = self._runtime.node, self._runtime.shipper
+        if self.writer is not None:
+            await self.writer.close()  # what was published while the actors stopped
+        if node is not None:
+            await node.drain()
+        if store is not None:
+            await store.close()
+        if shipper is not None:
+            await shipper.finish(LAST_SHIPPING_SECONDS)
+        if node is not None:
+            await node.close()
 
     async def _supervise(self) -> None:
         runtime = self._runtime
@@ -227,6 +235,8 @@ class Life:
             from tracestore.shipping.actor import ShippingActor
 
             await root.start_child(ChildSpec("trace shipper", lambda: ShippingActor(shipper), on_limit="stop"))
+        if runtime.node is not None:
+            await runtime.node.start(root)
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
         table, providers = runtime.availability, self._providers

@@ -7,6 +7,7 @@ is its `host`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from bus import Bus, Clock, StreamChannel
 from tracestore import Capture, PriceTable, Store
@@ -16,7 +17,7 @@ from ..budgets.budgets import Budgets
 from ..budgets.from_trace import loader
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
-from ..opening import shipper_for
+from ..opening import server_store, shipper_for
 from ..pricing.pricing import Pricing
 from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable
@@ -25,6 +26,10 @@ from .adapter_pool import AdapterPool
 from .host import Host
 from .in_flight import InFlight
 from .limits import Limits, Timeouts
+
+if TYPE_CHECKING:
+    from ..nodes.cluster import Cluster
+    from ..nodes.node import Node
 
 
 class Runtime:
@@ -42,6 +47,7 @@ class Runtime:
         store: Store | None,
         prices: PriceTable,
         ship_to: str | None,
+        cluster: Cluster | None,
         ships_before_reply: bool,
         capture: Capture | None,
         middleware: Chain,
@@ -57,11 +63,15 @@ class Runtime:
         self.limits = limits
         self.timeouts = timeouts
         self.bus = Bus(clock=clock)
+        if cluster is not None:
+            from_file = store is not None and server_store(store) is None
+            ship_to = cluster.ships_to(ship_to, from_file=from_file)
         self.shipper = None if ship_to is None else shipper_for(store, ship_to, self.bus, clock, prices)
         self.ships_before_reply = ships_before_reply and self.shipper is not None
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
+        self.node = None if cluster is None else self._join(cluster)
         self.availability = AvailabilityTable()
         self.in_flight = InFlight()
         self.rate_limits = RateLimits()
@@ -72,6 +82,11 @@ class Runtime:
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount
         )
+
+    def _join(self, cluster: Cluster) -> Node:
+        from ..nodes.node import Node
+
+        return Node(cluster, bus=self.bus, clock=self.clock, store=self.store, streams=self.streams)
 
     @property
     def prices(self) -> PriceTable:

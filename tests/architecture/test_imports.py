@@ -84,6 +84,7 @@ LATE_PARTS = {
             "functions.sync_host",
             "functions.sync_stream",
         ),
+        *("nodes", "nodes.cluster", "nodes.node"),
         *("media.video_handle", "media.images", "media.videos"),
         *("middleware.caching", "middleware.logging"),
         *("tools.function.define", "tools.function.threads", "tools.running"),

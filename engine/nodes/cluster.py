@@ -1,0 +1,76 @@
+"""What a host says of the cluster that its engine belongs to. Every node is told the same."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from bus import ConfigurationError
+
+from ..store_address import StoreAddress, is_address
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""The form of a cluster's name, which is a part of subjects."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster of an engine: `Engine(cluster=Cluster(nats="nats://…", store="postgresql://…"))`.
+
+    Sessions then have one owner at a time and can be resumed on any node. Without `store` only events and streams
+    are shared, and without `nats` only what is in the store.
+
+    Raises:
+        ConfigurationError: A value is impossible.
+    """
+
+    nats: str | None = None
+    """The address of the broker, as ``nats://HOST:PORT``, or several with commas between them."""
+    store: str | None = None
+    """The address of the shared trace, as ``postgresql://USER@HOST/DATABASE``. An engine whose trace is a file
+    ships it there. None is the database of a store that is in PostgreSQL itself."""
+    name: str = "callboard"
+    """The cluster's name: letters, digits, ``-`` and ``_``. Clusters of different names share a broker and know
+    nothing of each other."""
+    node: str | None = None
+    """The node's name, for people; None is the name of the host and the number of the process."""
+    content: bool = False
+    """Whether events go out over the bus with their content."""
+    lease_seconds: float = 15.0
+    """Seconds for which a node counts as living after it last said so. Until then nobody takes its sessions."""
+    frame_seconds: float = 0.025
+    """Seconds after which what a stream has said goes out to other nodes, at the latest."""
+    frame_bytes: int = 4096
+    """Bytes after which it goes out at once."""
+    without_store: Literal["refuse", "admit"] = "refuse"
+    """Whether calls under a budget or a limit are admitted while the shared store can't be asked."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        if self.nats is None and self.store is None:
+            raise ConfigurationError("a cluster needs nats=, store=, or both")
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(f"a cluster's name has letters, digits, - and _ only, not {self.name!r}")
+        if self.store is not None and not is_address(self.store):
+            raise ConfigurationError(
+                "a cluster's store is the address of a database, as postgresql://USER@HOST/NAME"
+            )
+        if self.store is not None:
+            StoreAddress(self.store)
+        if min(self.lease_seconds, self.frame_seconds, self.frame_bytes) <= 0:
+            raise ConfigurationError("lease_seconds, frame_seconds and frame_bytes of a cluster must be positive")
+
+    def ships_to(self, ship_to: str | None, *, from_file: bool) -> str | None:
+        """The address to which the engine's trace is shipped.
+
+        Args:
+            ship_to: The address that the host gave itself.
+            from_file: Whether the engine's trace is in a file.
+
+        Raises:
+            ConfigurationError: The trace would be shipped elsewhere than where the cluster has its own.
+        """
+        if ship_to is not None and self.store is not None and ship_to != self.store:
+            raise ConfigurationError("in a cluster the trace is shipped to the cluster's store; leave ship_to out")
+        return self.store if ship_to is None and from_file else ship_to

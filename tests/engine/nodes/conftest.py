@@ -1,0 +1,7 @@
+"""Engines beside a real server, so in real time."""
+
+from __future__ import annotations
+
+from tests.support.virtual_time import runs_on
+
+anyio_backend = runs_on("asyncio")
