@@ -75,6 +75,7 @@ from .events.envelope import Envelope, Event, UnknownEvent
 from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
 from .events.operation import (
     ConfigReloaded,
+    PricingProgress,
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
@@ -93,7 +94,7 @@ from .events.sessions import (
 from .events.sessions import TurnStatus as TurnStatus
 from .events.tools import ToolFinished, ToolProgress, ToolStarted
 from .log import Log
-from .streams.channel import StreamChannel, StreamChannelStatistics
+from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
 from .streams.events import (
     CallWarning,
     MessageComplete,
@@ -220,6 +221,7 @@ __all__ = [
     "OutcomeUnknownError",
     "OverloadedError",
     "Policy",
+    "PricingProgress",
     "PricingRepriced",
     "PricingTableLoaded",
     "PromptTooLongError",
@@ -260,6 +262,7 @@ __all__ = [
     "StreamChannelStatistics",
     "StreamError",
     "StreamEvent",
+    "StreamInfo",
     "StreamLog",
     "StreamReader",
     "StreamReset",

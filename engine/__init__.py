@@ -59,6 +59,7 @@ from .tools import (
     ToolError,
     mcp_tools,
 )
+from .watching.under_way import UnderWay, WorkUnderWay
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingOptions, EmbeddingResult
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from .objects.stream import ObjectStream
     from .tools.function.define import tool
     from .type_schema import SchemaError
+    from .watching.preview import RequestPreview
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -100,6 +102,7 @@ else:
             ".nodes.cluster": ("Cluster",),
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
+            ".watching.preview": ("RequestPreview",),
         },
     )
 
@@ -141,6 +144,7 @@ __all__ = [
     "Pending",
     "ProviderEvent",
     "Reply",
+    "RequestPreview",
     "Requirements",
     "SchemaError",
     "Session",
@@ -164,12 +168,14 @@ __all__ = [
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
+    "UnderWay",
     "UsageSoFar",
     "VideoHandle",
     "VideoOptions",
     "VideoResult",
     "ViewEvent",
     "ViewReader",
+    "WorkUnderWay",
     "default_engine",
     "generate",
     "generate_object",

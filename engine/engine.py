@@ -36,13 +36,14 @@ from .runtime.runtime import Runtime
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
 from .statistics import EngineStatistics, collect
+from .watching.engine_methods import WatchingMethods
 
 if TYPE_CHECKING:
     from .health_report import HealthReport
     from .nodes.cluster import Cluster
 
 
-class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods):
+class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods, WatchingMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
     Or let the first turn start it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any

@@ -60,6 +60,10 @@ class ChildStatistics(msgspec.Struct, frozen=True):
     """The actor's snapshot; None for a supervisor."""
     supervisor: SupervisorStatistics | None
     """The supervisor's snapshot; None for an actor."""
+    last_crash: str | None = None
+    """The type and the text of the exception of its latest crash; None if it never crashed."""
+    crashed_us: int | None = None
+    """The time of that crash, in microseconds since the epoch, UTC."""
 
 
 class SupervisorStatistics(msgspec.Struct, frozen=True):
@@ -151,6 +155,13 @@ class Child:
         self.life: Life | None = None
         self.failures = 0
         self.restarts = 0
+        self.last_crash: str | None = None
+        self.crashed_us: int | None = None
+
+    def crashed(self, error: str, now_us: int) -> None:
+        """Count one more failure, and keep its reason."""
+        self.failures += 1
+        self.last_crash, self.crashed_us = error, now_us
 
     @property
     def active(self) -> bool:
@@ -168,4 +179,6 @@ class Child:
             uptime_seconds=(clock.monotonic_ns() - life.started_ns) / 1e9 if life and up else 0.0,
             actor=None if self.ref is None else self.ref.statistics(),
             supervisor=life.supervisor.statistics() if isinstance(life, SupervisorLife) else None,
+            last_crash=self.last_crash,
+            crashed_us=self.crashed_us,
         )

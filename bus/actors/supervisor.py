@@ -316,7 +316,7 @@ class Supervisor:
         if life.was_started and uptime_ns >= child.policy.healthy_after * 1e9:
             child.failures = 0
         if life.error is not None:
-            child.failures += 1
+            child.crashed(describe(life.error), self._clock.now_us())
             self._publish(
                 events.ActorCrashed(actor=child.name, error=describe(life.error), failures=child.failures)
             )

@@ -16,6 +16,7 @@ from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
 from .operation import (
     ConfigReloaded,
+    PricingProgress,
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
@@ -59,6 +60,7 @@ CatalogueEvent: TypeAlias = (
     | JobCompleted
     | JobFailed
     | PricingTableLoaded
+    | PricingProgress
     | PricingRepriced
     | BudgetReserved
     | BudgetSettled

@@ -76,6 +76,19 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     """The number of further calls of which not even the usage is known."""
 
 
+class PricingProgress(Event, frozen=True, kw_only=True, tag="pricing.progress"):
+    """A repricing is under way. It is told a few times a second, and no trace keeps it."""
+
+    pricing_version: str
+    """The version of the price table."""
+    done: int
+    """The number of the last call in the trace that is done."""
+    last: int
+    """The number of the last call in the trace."""
+    dry_run: bool = False
+    """Whether the repricing is only tried."""
+
+
 class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):
     """The state of the trace's writer has changed.
 

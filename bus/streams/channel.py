@@ -20,9 +20,9 @@ import msgspec
 from ..clock import Clock
 from ..errors import UnknownStream
 from .events import TurnEvent
-from .log import StreamLog, StreamReader, StreamReset, Unfold
+from .log import ReaderStatistics, StreamLog, StreamReader, StreamReset, Unfold
 
-__all__ = ["StreamChannel", "StreamChannelStatistics", "StreamLog", "StreamReader", "StreamReset"]
+__all__ = ["StreamChannel", "StreamChannelStatistics", "StreamInfo", "StreamLog", "StreamReader", "StreamReset"]
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
@@ -42,6 +42,21 @@ class StreamChannelStatistics(msgspec.Struct, frozen=True):
     """The number of readers of all logs."""
     max_lag: int
     """The number of events that the slowest reader has not read yet."""
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A snapshot of one stream that can be attached to."""
+
+    stream_id: str
+    """The id of the stream."""
+    state: Literal["open", "kept", "folded"]
+    """``open`` while more may come; then ``kept`` event by event, and later ``folded``."""
+    events: int
+    """The number of events so far."""
+    bytes: int
+    """A rough number of the bytes of memory that the log uses."""
+    readers: tuple[ReaderStatistics, ...]
+    """The snapshots of its readers."""
 
 
 class _Closed(msgspec.Struct):
@@ -123,6 +138,15 @@ class StreamChannel:
         """Whether `attach` would find the stream."""
         return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
 
+    def streams(self) -> tuple[StreamInfo, ...]:
+        """A snapshot of each stream, the open ones first, each kind in the order of its beginning or its end."""
+        self._sweep()
+        return (
+            *(_info(log, "open") for log in self._open.values()),
+            *(_info(closed.log, "kept") for closed in self._kept.values()),
+            *(_info(closed.log, "folded") for closed in self._folded.values()),
+        )
+
     def statistics(self) -> StreamChannelStatistics:
         """A snapshot of the channel."""
         self._sweep()
@@ -167,3 +191,8 @@ class StreamChannel:
         log.fold()
         self._closed_bytes += log.size - closed.bytes
         closed.bytes = log.size
+
+
+def _info(log: StreamLog[TurnEvent], state: Literal["open", "kept", "folded"]) -> StreamInfo:
+    readers = tuple(reader.statistics() for reader in log.readers)
+    return StreamInfo(log.stream_id, state, log.next_seq, log.size, readers)

@@ -121,6 +121,21 @@ class CallEvents:
         self._permit: Permit | None = None
         self._trace_parent = current_trace() if context.turn_id is None else None  # else it is the turn's
 
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt under way, from 1; 0 before the first."""
+        return self._attempt
+
+    @property
+    def first_token_ms(self) -> int | None:
+        """Milliseconds from the beginning of the call to its first content; None before it."""
+        return self._first_token_ms
+
+    @property
+    def elapsed_ms(self) -> int:
+        """Milliseconds since the beginning of the call; 0 before it."""
+        return self._elapsed_ms() if self._started_ns else 0
+
     def begin(self) -> None:
         """Start the clock of the call."""
         self._started_ns = self.context.runtime.clock.monotonic_ns()

@@ -122,6 +122,8 @@ class PlainCall(AdapterCall, Generic[S]):
         """
         await self.reserve(lambda priced: worst_case(priced, self._most))
         self.begin()
+        in_flight = self.context.runtime.in_flight
+        in_flight.plain[self] = None
         end: LlmCallCompleted | AdapterError | None = None
         request_id = self.context.request_id
         try:
@@ -138,6 +140,7 @@ class PlainCall(AdapterCall, Generic[S]):
             if self._late is not None:
                 end, _ = self._completed_by(self._late)
             self.over = True
+            in_flight.plain.pop(self, None)
             self.publish_end(end or self.cancelled_error())
             await self.secured()
 

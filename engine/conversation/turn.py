@@ -113,6 +113,11 @@ class Turn(TurnContext):
         self._trace_parent = current_trace()
 
     @property
+    def model(self) -> Model:
+        """The model, or the models, that the turn asks for."""
+        return self._model or self.state.model
+
+    @property
     def cost(self) -> Cost:
         """The cost of all calls so far; unknown as soon as one cost is."""
         return self.spending.cost
@@ -249,7 +254,7 @@ class Turn(TurnContext):
 
     async def _begin(self) -> Reply:
         self.runtime.pricing.notice()
-        model = self._model or self.state.model
+        model = self.model
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
         models = TurnModels(self, model, self._history.pending)

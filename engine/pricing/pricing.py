@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from bus import Bus, CallboardError, Clock, PricingRepriced, PricingTableLoaded
+from bus import Bus, CallboardError, Clock, PricingProgress, PricingRepriced, PricingTableLoaded
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from tracestore.home import home_folder
 from tracestore.prices.home import price_table, published_table
+from tracestore.reports import OnProgress
 
 from ..runtime.host import Host
 from ..sessions.costs import costs_of
 from ..sessions.state import SessionState
 from .watch import PriceWatch, announcement
+
+TELL_EVERY_NS = 200_000_000
+"""The least time between two events that tell how far a repricing is."""
 
 
 def load_prices(prices: PriceTable | Path | None) -> PriceTable:
@@ -50,6 +54,7 @@ class Pricing:
         self.prices = prices
         self._recount = recount  # what budgets have counted
         self._bus = bus
+        self._clock = clock
         self._store = store
         self._host = host
         self._sessions = sessions
@@ -91,7 +96,13 @@ class Pricing:
         table = await _stored(store, version) if isinstance(version, str) else version
         watch.held += 1
         try:
-            report = await store.reprice(table, where=where, dry_run=dry_run, as_model=as_model)
+            report = await store.reprice(
+                table,
+                where=where,
+                dry_run=dry_run,
+                as_model=as_model,
+                progress=self._tell_progress(table.version, dry_run=not kept),
+            )
             if kept:
                 await watch.mark()
         finally:
@@ -113,6 +124,19 @@ class Pricing:
                 )
             )
         return report
+
+    def _tell_progress(self, version: str, *, dry_run: bool) -> OnProgress:
+        """A function that publishes how far a repricing is, a few times a second."""
+        told_ns: int | None = None
+
+        def tell(done: int, last: int) -> None:
+            nonlocal told_ns
+            now = self._clock.monotonic_ns()
+            if told_ns is None or now - told_ns >= TELL_EVERY_NS:
+                told_ns = now
+                self._bus.publish(PricingProgress(pricing_version=version, done=done, last=last, dry_run=dry_run))
+
+        return tell
 
     async def undo_reprice(self) -> RepriceRun:
         """See `Engine.undo_reprice`."""

@@ -20,8 +20,14 @@ class InFlight:
     def __init__(self) -> None:
         self.closing = False
         """Whether the engine is about to end, so that nothing more may begin."""
+        self.plain: dict[object, None] = {}
+        """The calls without a turn that have begun, in order."""
         self._cancels: dict[object, Callable[[], object]] = {}
         self._idle: anyio.Event | None = None  # there while somebody waits for it
+
+    def __iter__(self) -> Iterator[object]:
+        """The turns and the scopes of calls without a turn, in the order of their beginning."""
+        return iter(tuple(self._cancels))
 
     def __len__(self) -> int:
         return len(self._cancels)

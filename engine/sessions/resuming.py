@@ -46,6 +46,29 @@ async def resumed(
 ) -> SessionState:
     """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here.
 
+    The exceptions are those of `stored_state`.
+    """
+    state = await stored_state(runtime, session_id, tools, model, system_prompt, options)
+    store = runtime.store
+    assert store is not None
+    state.resumed = True
+    if runtime.capture is not None:
+        await _claim(runtime, store, state)
+    if await store.current_version() is not None:
+        reprice_messages(state.messages, await costs_of(store, session_id))
+    return state
+
+
+async def stored_state(
+    runtime: Runtime,
+    session_id: str,
+    tools: Sequence[Tool] | None,
+    model: Model | None,
+    system_prompt: str | None,
+    options: TurnOptions,
+) -> SessionState:
+    """The state of a stored session for whoever only looks: nobody else learns of it.
+
     Raises:
         CallboardError: There is no trace, or no such session that is stored as a whole.
         ConfigurationError: The session's model is not known here.
@@ -70,11 +93,6 @@ async def resumed(
     )
     expand(runtime.registry, state.model if model is None else model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
-    state.resumed = True
-    if runtime.capture is not None:
-        await _claim(runtime, store, state)
-    if await store.current_version() is not None:
-        reprice_messages(state.messages, await costs_of(store, session_id))
     return state
 
 

@@ -265,3 +265,23 @@ def test_whatever_their_speed_all_readers_read_the_same(
         assert text_of(story) == "".join(texts)
         if not merged:
             assert story == events
+
+
+async def test_the_streams_are_listed_with_their_readers() -> None:
+    """Open ones, then those that are over, with how far each reader is behind."""
+    clock = FakeClock()
+    channel = StreamChannel(clock=clock, retain_seconds=60)
+    filled(channel.open("over"), reply("a"))
+    clock.advance(61)
+    filled(channel.open("kept"), reply("a", "b"))
+    log = channel.open("open")
+    log.append(TextDelta("x"))
+    reader = channel.attach("open")
+    log.append(TextDelta("y"))
+    await anext(reader)
+    (first, kept, folded) = channel.streams()
+    assert (first.stream_id, first.state, first.events) == ("open", "open", 2)
+    assert [(each.seq, each.lag) for each in first.readers] == [(0, 1)]
+    assert (kept.stream_id, kept.state, kept.readers) == ("kept", "kept", ())
+    assert (folded.stream_id, folded.state) == ("over", "folded")
+    assert folded.bytes > 0

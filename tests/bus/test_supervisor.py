@@ -89,6 +89,17 @@ async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
         ]
 
 
+async def test_the_statistics_remember_the_last_crash(world: World) -> None:
+    """Its exception and its time stay after the restart; a child that never crashed has none."""
+    async with world.children("a", "b") as (supervisor, (a, _)):
+        a.tell("crash")
+        await settle()
+        crashed, healthy = supervisor.statistics().children
+        assert (crashed.phase, crashed.restarts) == ("running", 1)
+        assert (crashed.last_crash, crashed.crashed_us is not None) == ("Boom: a", True)
+        assert (healthy.last_crash, healthy.crashed_us) == (None, None)
+
+
 async def test_a_stopped_sibling_is_left_in_peace(world: World) -> None:
     """A child that was stopped on purpose is not brought back by another's crash."""
     async with world.children("a", "b", strategy="one_for_all") as (supervisor, (a, b)):

@@ -36,7 +36,7 @@ from bus.bus import Bus, Lossless
 from bus.errors import StoreError, StoreUnavailable
 from bus.events.budgets import BudgetReserved, BudgetSettled
 from bus.events.envelope import Envelope
-from bus.events.operation import StoreStateChanged
+from bus.events.operation import PricingProgress, StoreStateChanged
 from bus.log import Log
 
 from ..prices.table import PriceTable
@@ -72,8 +72,9 @@ class Source(Protocol):
     async def wait(self) -> None: ...
 
 
-NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of())
-"""Topics that the trace leaves out, because the start and the end of the call say the same."""
+NOT_STORED = (BudgetReserved.topic_of(), BudgetSettled.topic_of(), PricingProgress.topic_of())
+"""Topics that the trace leaves out, because other events say the same: the start and the end of a call, the end of
+a repricing."""
 
 
 class WriterCore:

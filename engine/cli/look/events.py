@@ -23,6 +23,7 @@ from bus import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    PricingProgress,
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
@@ -119,6 +120,8 @@ def _of_the_rest(data: Event) -> str:
             return f"{data.provider}: {data.previous} -> {data.current} ({data.reason})"
         case PricingTableLoaded():
             return f"{data.label} ({data.pricing_version})"
+        case PricingProgress():
+            return f"{data.done} of {data.last}"
         case PricingRepriced():
             change = f"{usd(data.sum_before_nano_usd)} -> {usd(data.sum_after_nano_usd)}"
             return f"{plural(data.calls, 'call')}  {change}"

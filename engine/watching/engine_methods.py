@@ -1,0 +1,97 @@
+"""Watching as methods of the engine: what is under way, when something changes, what would be sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from adapters import Message
+from bus import CallboardError
+
+from ..conversation.options import TurnOptions
+from ..routing.model_choice import Model
+from ..runtime.runtime import Runtime
+from ..sessions.resuming import stored_state
+from .changes import changes
+from .under_way import Watcher, WorkUnderWay
+
+if TYPE_CHECKING:
+    from .preview import RequestPreview
+
+_NO_OPTIONS: TurnOptions = {}
+
+
+class WatchingMethods:
+    """The methods of `Engine` for whoever watches it."""
+
+    _runtime: Runtime
+
+    @cached_property
+    def _watcher(self) -> Watcher:
+        return Watcher(self._runtime)
+
+    def under_way(self, *, limit: int | None = None) -> WorkUnderWay:
+        """The turns and calls that have not ended, with what they have said and cost so far.
+
+        Each event of a stream is looked at once, however often this is asked for.
+
+        Args:
+            limit: The largest number of turns and calls to describe; the others are only counted.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
+        self._runtime.host.require_loop()
+        return self._watcher.look(limit)
+
+    def cancel(self, turn_id: str) -> bool:
+        """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
+
+        Returns:
+            False if no such turn is under way.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
+        self._runtime.host.require_loop()
+        turn = self._watcher.turn(turn_id)
+        return turn.cancel() if turn is not None else False
+
+    def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
+        """One item at once, and then one whenever the numbers of the engine may have changed.
+
+        It waits for the bus and, while something is under way, for the streams; an idle engine costs nothing.
+        Take `statistics()` or `under_way()` at each item. It ends when the engine is closed.
+
+        Args:
+            min_interval: The least time between two items, in seconds.
+        """
+        return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
+
+    async def preview(self, session_id: str, content: str = "…", *, model: Model | None = None) -> RequestPreview:
+        """The request that a session's next turn would send, as the model's provider would get it.
+
+        The session may be open here, or stored as a whole. Nothing is sent, and the session stays as it is. The
+        context policy and middleware are left out.
+
+        Args:
+            session_id: The session.
+            content: The text that the turn would say.
+            model: The model; None is the session's own.
+
+        Raises:
+            CallboardError: There is no such session.
+            ConfigurationError: No model has that name.
+            StoreError: The trace can't be read.
+        """
+        from .preview import preview
+
+        runtime = self._runtime
+        state = runtime.sessions.states.get(session_id)
+        if state is None:
+            await runtime.host.start()
+            state = await stored_state(runtime, session_id, None, model, None, _NO_OPTIONS)
+        if not content:
+            raise CallboardError("a turn says something: the content is empty")
+        return preview(runtime, state, model, Message.user(content))

@@ -1,0 +1,243 @@
+"""The turns and calls that are under way, with what they have said and cost so far.
+
+Nothing is counted while nobody asks. A `Watcher` looks at each event of a stream once: between two questions it
+remembers how far it has read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from adapters import TokenUsage, UsageSource
+from bus import CostSum, StreamLog, TextDelta, ThinkingDelta, ToolUseInputDelta
+from bus.streams.events import TurnEvent
+
+from ..calls.call import Call
+from ..calls.events import CallEvents
+from ..conversation.turn import Turn
+from ..routing.model_choice import in_words
+from ..runtime.runtime import Runtime
+
+CHARACTERS_PER_TOKEN = 4
+"""By which the tokens of a reply under way are estimated."""
+
+Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
+
+
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that has not ended, or a call without a turn."""
+
+    id: str
+    """The id of the turn, which is also that of its stream; of a call without a turn, the id of the call."""
+    kind: Literal["turn", "call"]
+    """``turn``; or ``call`` for a call without a turn, such as embeddings. Such a call belongs to the task that
+    made it, and can't be cancelled from elsewhere."""
+    operation: str
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    stage: Stage
+    """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
+    the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
+    model: str
+    """The model of the call under way as ``provider:name``, else the one that was asked for, in words."""
+    session_id: str | None
+    """The session, if there is one."""
+    session_name: str | None
+    """The name of the session, if it has one."""
+    tags: dict[str, str]
+    """The tags of its calls."""
+    started_us: int | None
+    """The time at which it was asked for, in microseconds since the epoch; None if its id doesn't say it."""
+    request_id: str | None
+    """The call under way, if there is one."""
+    attempt: int
+    """The number of that call's attempt, from 1; 0 before the first."""
+    elapsed_ms: int
+    """Milliseconds since the beginning of that call."""
+    first_token_ms: int | None
+    """Milliseconds from the beginning of that call to its first content."""
+    steps: int
+    """The number of replies that are complete."""
+    calls: int
+    """The number of calls so far."""
+    events: int
+    """The number of events in its stream."""
+    characters: int
+    """The characters of text, thinking and arguments in its stream."""
+    output_tokens: int
+    """The output tokens of the calls that are over, and an estimate for the one under way."""
+    cost: CostSum
+    """The cost of the calls that are over, and an estimate for the one under way."""
+    readers: int
+    """The number of readers of its stream."""
+    max_lag: int
+    """The number of events that the slowest reader has not read."""
+
+
+class WorkUnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is under way in an engine."""
+
+    items: tuple[UnderWay, ...]
+    """The turns and calls in the order in which they were asked for, as many as were wanted."""
+    total: int
+    """The number of all of them."""
+    characters: int
+    """The characters that streams have said since somebody first asked. It only grows, so that two looks tell the
+    speed."""
+
+
+class _Read:
+    """How far a stream was read."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.characters = 0
+        self.before = 0
+        """The characters of calls that are over."""
+        self.request_id = ""
+
+
+class Watcher:
+    """Looks at the turns and calls of one engine."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._read: WeakKeyDictionary[StreamLog[TurnEvent], _Read] = WeakKeyDictionary()
+        self._characters = 0
+
+    def look(self, limit: int | None = None) -> WorkUnderWay:
+        """What is under way now.
+
+        Args:
+            limit: The largest number of items; the others are only counted.
+        """
+        in_flight = self._runtime.in_flight
+        turns = [each for each in in_flight if isinstance(each, Turn)]
+        plain = [each for each in in_flight.plain if isinstance(each, CallEvents)]
+        for turn in turns:
+            self._count(turn)
+        items = [self._turn(turn) for turn in turns[:limit]]
+        rest = None if limit is None else limit - len(items)
+        items += [_plain(call) for call in plain[:rest]]
+        return WorkUnderWay(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
+
+    def turn(self, turn_id: str) -> Turn | None:
+        """The turn of an id, if it is under way."""
+        found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
+        return next(found, None)
+
+    def _count(self, turn: Turn) -> _Read:
+        """Count the characters that are new in a turn's stream."""
+        log = turn.log
+        read = self._read.get(log)
+        if read is None:
+            read = self._read[log] = _Read()
+        call = turn.call
+        if call is not None and call.request.request_id != read.request_id:
+            read.request_id, read.before = call.request.request_id, read.characters
+        if log.next_seq > read.seq:
+            new = 0
+            for event in log.since(read.seq):
+                kind = type(event)
+                if kind is TextDelta or kind is ThinkingDelta:
+                    new += len(event.text)  # type: ignore[union-attr]
+                elif kind is ToolUseInputDelta:
+                    new += len(event.partial_json)  # type: ignore[union-attr]
+            read.seq = log.next_seq
+            read.characters += new
+            self._characters += new
+        return read
+
+    def _turn(self, turn: Turn) -> UnderWay:
+        read, call, spent = self._read[turn.log], turn.call, turn.spending
+        written = (read.characters - read.before) // CHARACTERS_PER_TOKEN if call is not None else 0
+        readers = [reader.statistics().lag for reader in turn.log.readers]
+        state = turn.state
+        return UnderWay(
+            id=turn.id,
+            kind="turn",
+            operation="chat",
+            stage=_stage(turn, call),
+            model=call.context.routing.model if call is not None else in_words(turn.model),
+            session_id=state.id or None,
+            session_name=state.name,
+            tags=state.tags,
+            started_us=made_us(turn.id),
+            request_id=call.request.request_id if call is not None else None,
+            attempt=call.attempt if call is not None else 0,
+            elapsed_ms=call.elapsed_ms if call is not None else 0,
+            first_token_ms=call.first_token_ms if call is not None else None,
+            steps=len(turn.steps),
+            calls=spent.calls,
+            events=turn.log.next_seq,
+            characters=read.characters,
+            output_tokens=sum(usage.output_tokens for usage in spent.usages) + written,
+            cost=spent.sum + _so_far(call, written) if call is not None and call.asked else spent.sum,
+            readers=len(readers),
+            max_lag=max(readers, default=0),
+        )
+
+
+def _so_far(call: Call, written: int) -> CostSum:
+    """An estimate of what a call has cost, if it ended now."""
+    sent = call.context.estimated_input_tokens or 0
+    usage = TokenUsage(sent, written, source=UsageSource.ESTIMATED)
+    return CostSum.of_call(usage, call.cost_of(usage))
+
+
+def _stage(turn: Turn, call: Call | None) -> Stage:
+    if turn.scope.cancelled:
+        return "ending"
+    if turn in turn.state.queue:
+        return "queued"
+    if call is None:
+        return "working"
+    if not call.asked:
+        return "waiting"
+    return "asking" if call.first_token_ms is None else "replying"
+
+
+def _plain(call: CallEvents) -> UnderWay:
+    context = call.context
+    return UnderWay(
+        id=context.request_id,
+        kind="call",
+        operation=call.operation,
+        stage="asking" if call.attempt else "waiting",
+        model=context.routing.model,
+        session_id=None,
+        session_name=None,
+        tags=context.tags or {},
+        started_us=made_us(context.request_id),
+        request_id=context.request_id,
+        attempt=call.attempt,
+        elapsed_ms=call.elapsed_ms,
+        first_token_ms=None,
+        steps=0,
+        calls=1,
+        events=0,
+        characters=0,
+        output_tokens=0,
+        cost=CostSum(calls=1),
+        readers=0,
+        max_lag=0,
+    )
+
+
+_LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+def made_us(identifier: str) -> int | None:
+    """The time at which a clock made an identifier ``<prefix>_<ulid>``, in microseconds; None if it is no such."""
+    ulid = identifier.rpartition("_")[2]
+    if len(ulid) != 26:
+        return None
+    milliseconds = 0
+    for letter in ulid[:10]:
+        value = _LETTERS.get(letter)
+        if value is None:
+            return None
+        milliseconds = milliseconds << 5 | value
+    return milliseconds * 1000
