@@ -60,8 +60,8 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             ``postgresql://USER@HOST/DATABASE``. While the server can't be reached, calls go on, and the file keeps
             what is to be copied.
         ship: When: ``behind`` the calls, or ``before_reply``, so that an answer is handed over when its events are
-            on the server. Then it waits for the server for 5 seconds at most, and not at all while the server is
-            known to be out of reach.
+            on the server. Then a turn waits for the server for 5 seconds at most in all, and not at all while
+            the server is known to be out of reach.
         cluster: The cluster that this engine is a node of, see `Cluster`: its sessions can be resumed, and its
             streams be read, on every other node. A trace in a file is shipped to the cluster's store.
         capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.

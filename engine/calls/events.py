@@ -265,7 +265,7 @@ class CallEvents:
 
     async def secured(self) -> None:
         """Return when the published end survives the end of this process, as far as it can."""
-        await self.context.runtime.host.secure()
+        await self.context.runtime.host.secure(self.context.turn_id)
 
     @property
     def under_way(self) -> bool:

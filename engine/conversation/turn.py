@@ -231,7 +231,7 @@ class Turn(TurnContext):
         finally:
             self._end(error)
             try:
-                await self.runtime.host.secure()
+                await self.runtime.host.secure(self.id, last=True)
             finally:
                 self._close_log(error)
 
@@ -299,7 +299,7 @@ class Turn(TurnContext):
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
-                await self.runtime.host.secure()  # tools are the host's own code
+                await self.runtime.host.secure(self.id)  # tools are the host's own code
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self.scope.cancelled:  # by one of them, say
                     tools.leave(made.waiting)

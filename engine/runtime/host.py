@@ -51,8 +51,13 @@ class Host(Protocol):
     async def admit(self) -> None:
         """Return when a turn may begin. Raises AdmissionError."""
 
-    async def secure(self) -> None:
-        """Return when what was published survives the end of this process, as far as it can."""
+    async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
+        """Return when what was published survives the end of this process, as far as it can.
+
+        Args:
+            turn_id: The turn that waits, which may do so for a limited time in all; None is a call without one.
+            last: Whether the turn ends.
+        """
 
     def secure_now(self) -> None:
         """See to it that what was published survives the end of this process, without letting others run."""

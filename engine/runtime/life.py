@@ -58,7 +58,8 @@ MEMORY_EVENTS = 100_000
 
 
 SHIPPING_SECONDS = 5.0
-"""The longest wait of an answer for the shared store, where answers wait for it."""
+"""The longest time for which a turn waits for the shared store, where answers wait for it: at all its calls and at
+its end together. A call without a turn waits so long at most."""
 
 LAST_SHIPPING_SECONDS = 2.0
 """The time in which the rest is shipped when the engine ends."""
@@ -85,6 +86,7 @@ class Life:
         self._group: anyio.abc.TaskGroup
         self._providers: dict[str, str] = {}  # of the adapters' actors, by their names
         self._started = 0
+        self._waited: dict[str, float] = {}  # for the shared store, in seconds, by the turns that run
         self.writer: WriterCore | None = None
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
@@ -152,18 +154,35 @@ class Life:
             await self.writer.adopted()
             await self.writer.flush()
 
-    async def ship(self) -> None:
-        """Return when everything published so far is in the shared store, or that can't be had now."""
+    async def ship(self, turn_id: str | None, *, last: bool) -> None:
+        """Return when everything published so far is in the shared store, or that can't be had now.
+
+        Args:
+            turn_id: The turn that waits; None is a call without one.
+            last: Whether the turn ends.
+        """
+        waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
+        began = anyio.current_time()
+        if waited < SHIPPING_SECONDS:
+            await self._shipped(SHIPPING_SECONDS - waited)
+        if turn_id is not None and not last:
+            self._waited[turn_id] = waited + anyio.current_time() - began
+
+    async def _shipped(self, seconds: float) -> None:
         shipper = self._runtime.shipper
         if shipper is None or self.writer is None:
             return
-        try:
-            await self.writer.flush()
-        except StoreError as error:
-            _log.warning("not_shipped_before_reply", error=str(error))
-            return
-        if not await shipper.shipped(SHIPPING_SECONDS):
-            _log.warning("not_shipped_before_reply", error=shipper.statistics().reason or "it takes too long")
+        why = "it takes too long"
+        with anyio.move_on_after(seconds):
+            try:
+                await self.writer.flush()
+            except StoreError as error:
+                why = str(error)
+            else:
+                if await shipper.shipped(seconds):
+                    return
+                why = shipper.statistics().reason or why
+        _log.warning("not_shipped_before_reply", error=why)
 
     async def _root(self) -> None:
         try:
@@ -363,12 +382,12 @@ class EngineHost:
         if writer is not None:
             await self._admission.admit(writer)
 
-    async def secure(self) -> None:
+    async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
         writer = self._life.writer if self._life is not None else None
         if writer is not None:
             await writer.secure()
         if self._life is not None and self._runtime.ships_before_reply:
-            await self._life.ship()
+            await self._life.ship(turn_id, last=last)
 
     def secure_now(self) -> None:
         writer = self._life.writer if self._life is not None else None

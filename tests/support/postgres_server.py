@@ -185,6 +185,26 @@ class StartedServer(PostgresServer):
         self.stop(mode)
         self.start()
 
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Within the block, the server takes connections and answers nothing, on new ones or old ones."""
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True) as asked:
+            others = asked.execute("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()").fetchall()
+        postmaster = self.process_id
+        assert postmaster is not None
+        processes = [postmaster, *(process for (process,) in others)]  # the first one makes the others
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
     def cut_connections(self) -> None:
         """End all connections to the server but the one that does it."""
         self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")

@@ -7,6 +7,7 @@ sum of bigints is numeric; it comes back as an int where it is whole, else as a 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,14 +32,23 @@ _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock: then the work is undone, and may be tried again."""
 
 
-def connect(dsn: str, schema: str) -> psycopg.Connection:
-    """Connect, without a transaction. The tables are looked for in `schema` only. Raises psycopg's errors."""
+def connect(
+    dsn: str, schema: str, made: Callable[[psycopg.Connection], None] = lambda connection: None
+) -> psycopg.Connection:
+    """Connect, without a transaction. Raises psycopg's errors.
+
+    Args:
+        dsn: The database.
+        schema: The schema of the tables, which are looked for nowhere else.
+        made: Told the connection before anything is said on it, as the server may hang.
+    """
     import psycopg
     from psycopg import sql
     from psycopg.conninfo import conninfo_to_dict
 
     asked = conninfo_to_dict(dsn)
     connection = psycopg.connect(**{**_DEFAULTS, **asked}, autocommit=True, context=_Context(_adapters(), None))
+    made(connection)
     try:
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
         connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")

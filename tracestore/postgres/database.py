@@ -6,6 +6,8 @@
   two can wait for each other. Writers share commits by batching; more of them don't write more.
 - **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, which a thread runs
   in one go, and whose caller waits for its end.
+- **A server that hangs holds nobody up for ever.** Work whose caller is cancelled has some seconds left, and work
+  with a time limit has that. Then its connection is cut, and it fails as if the connection had broken.
 - **A connection that broke is made anew with the next work.** Whatever only reads, or has only begun, is tried on
   the new one at once. A transaction whose connection broke on the way raises StoreUnavailable: nothing of it is
   committed, unless it broke during the very COMMIT. Whoever writes again must be able to write the same twice.
@@ -17,13 +19,13 @@ Every failure is a `StoreError` that names the database. A failure that may pass
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.errors import StoreError
 
 from ..sql.connection import Row, SqlValue
-from ..sql.uninterrupted import uninterrupted
+from ..sql.uninterrupted import Patience, bounded, uninterrupted
 from .connection import name_of
 from .dialect import POSTGRES
 from .errors import translated_errors
@@ -38,6 +40,12 @@ _T = TypeVar("_T")
 SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
+PATIENCE = Patience(cancelled=5.0)
+"""No statement is too long, unless nobody waits for it any more."""
+
+_CLOSE_SECONDS = 5.0
+"""The longest time for what is under way when a database is closed."""
+
 _READERS = 2
 
 
@@ -49,6 +57,7 @@ class Database:
         schema: The schema of the tables.
         readonly: Whether nothing is to be written.
         single: Whether all work shares one connection, so that temporary tables are there for all of it.
+        patience: The time that each piece of work has.
 
     Raises:
         StoreError: This is no DSN, or the driver is not installed.
@@ -57,13 +66,22 @@ class Database:
 
     dialect = POSTGRES
 
-    def __init__(self, dsn: str, *, schema: str = SCHEMA, readonly: bool = False, single: bool = False) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = SCHEMA,
+        readonly: bool = False,
+        single: bool = False,
+        patience: Patience = PATIENCE,
+    ) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
             raise ValueError(f"the schema must be small letters, digits and underscores, not {schema!r}")
         self.dsn = dsn
         self.schema = schema
         self.readonly = readonly
         self.name = _named(dsn)
+        self._patience = patience
         reach = Reach()
         self._writer = Link(dsn, schema, "callboard-postgres-writer", reach)
         self._readers = [
@@ -75,31 +93,36 @@ class Database:
     async def open(self) -> None:
         """Let the database be used. Raises StoreError if it can't be reached."""
         with translated_errors(self.name):
-            await uninterrupted(self._readers[0].statement(lambda statements: statements.run("SELECT 1")))
+            link = self._readers[0]
+            await self._bounded(link, link.statement(lambda statements: statements.run("SELECT 1")))
         self.is_open = True
 
     async def close(self) -> None:
-        """Finish what is under way, and close the connections. Closing twice is harmless."""
+        """Finish what takes no more than seconds, and close the connections. Closing twice is harmless."""
         self.is_open = False
         for link in {id(link): link for link in (self._writer, *self._readers)}.values():
-            await uninterrupted(link.close())
+            await uninterrupted(bounded(link.close(), Patience(work=_CLOSE_SECONDS), link.cut))
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
         """Return all rows of one statement that writes nothing."""
         self._check_open()
         with translated_errors(self.name):
-            return await uninterrupted(
-                self._reader().statement(lambda statements: statements.run(sql, parameters))
-            )
+            link = self._reader()
+            return await self._bounded(link, link.statement(lambda statements: statements.run(sql, parameters)))
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
         self._check_open()
         with translated_errors(self.name):
-            return await uninterrupted(self._reader().snapshot(work))
+            link = self._reader()
+            return await self._bounded(link, link.snapshot(work))
 
     async def write(
-        self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
+        self,
+        work: Callable[[Statements], _T],
+        stage: Callable[[Statements], None] | None = None,
+        *,
+        patience: Patience | None = None,
     ) -> _T:
         """Run `work` in one transaction, which is committed when the work returns and undone when it raises.
 
@@ -108,18 +131,23 @@ class Database:
         Args:
             work: The work.
             stage: Fills temporary tables in the same transaction, before it is this one's turn to write.
+            patience: The time that it has; None is the database's own.
         """
         self._check_open()
         if self.readonly:
             raise StoreError(f"{self.name} was opened for reading only")
         with translated_errors(self.name):
-            return await uninterrupted(self._writer.transaction(work, stage))
+            return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""
         self._check_open()
         with translated_errors(self.name):
-            return await uninterrupted(self._writer.alone(work))
+            return await self._bounded(self._writer, self._writer.alone(work))
+
+    async def _bounded(self, link: Link, work: Coroutine[Any, Any, _T], patience: Patience | None = None) -> _T:
+        patience = patience or self._patience
+        return await bounded(work, patience, link.cut if patience.work is None else link.give_up)
 
     def _reader(self) -> Link:
         return min(self._readers, key=lambda link: link.waiting)

@@ -1,8 +1,11 @@
-"""One connection with its thread, made when it is needed and made anew when it broke."""
+"""One connection with its thread, made when it is needed, made anew when it broke, and cut when it hangs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +28,10 @@ _SLOW_SECONDS = 1.0
 """The time that a failed attempt to connect has taken if the server doesn't answer, rather than refuse."""
 
 _ASKED_AGAIN = 3.0
-"""After how many times that time a server that doesn't answer is asked again."""
+"""After how many times that time a server that doesn't answer is asked again; after how many seconds, if it didn't
+answer work."""
+
+_NO_ANSWER = "the server does not answer"
 
 _log = Log("tracestore.postgres")
 
@@ -34,7 +40,7 @@ class Reach:
     """Whether a server can be reached, so that not everybody waits for one that doesn't answer.
 
     A server that refuses is asked again each time. Where connecting has taken its time and failed, the next ones
-    fail at once with the same error, for a while.
+    fail at once with the same error, for a while. So do those after work that the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -58,6 +64,13 @@ class Reach:
         self._failed = None
         return made
 
+    def hangs(self) -> None:
+        """The server has not answered in time."""
+        import psycopg
+
+        self._failed = psycopg.OperationalError(_NO_ANSWER)
+        self._ask_at = time.monotonic() + _ASKED_AGAIN
+
 
 class Link:
     """One connection. Errors are psycopg's, and whoever calls translates them.
@@ -76,6 +89,8 @@ class Link:
         self._thread = WorkThread(name)
         self._connection: psycopg.Connection | None = None
         self._types: dict[str, dict[str, str]] = {}
+        self._changing = threading.Lock()  # of the connection: held to close it, and to cut it
+        self._is_cut = False  # the work under way; only another one connects anew
         self.waiting = 0
         """Functions that wait for their turn, or have it."""
 
@@ -104,7 +119,7 @@ class Link:
 
         def begun(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            with _undone(connection):
+            with self._undone(connection):
                 if stage is not None:
                     stage(self._statements(connection))
                 connection.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
@@ -122,14 +137,42 @@ class Link:
             await self._run(self._close)
         self._thread.stop()
 
+    def cut(self) -> None:
+        """Let the work under way fail, whatever it waits for. To be called in the event loop.
+
+        A server that hangs answers neither a statement nor the wish to cancel it. So the connection is shut down
+        beneath the statement. An attempt to connect ends by its own time limit.
+        """
+        with self._changing:
+            self._is_cut = True
+            if self._connection is not None and not self._connection.closed:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as wire:
+                    wire.shutdown(socket.SHUT_RDWR)
+
+    def give_up(self) -> None:
+        """Let the work under way fail, as the server has not answered in time. It is asked again later."""
+        self._reach.hangs()
+        self.cut()
+
     async def _run(self, work: Callable[[], _T]) -> _T:
         self.waiting += 1
         try:
-            return await self._thread.run(work)
+            return await self._thread.run(lambda: self._uncut(work))
         finally:
             self.waiting -= 1
 
     # -- In the thread
+
+    def _uncut(self, work: Callable[[], _T]) -> _T:
+        import psycopg
+
+        self._is_cut = False
+        try:
+            return work()
+        except psycopg.OperationalError as error:
+            if self._is_cut and error.sqlstate is None:
+                raise psycopg.OperationalError(_NO_ANSWER) from error
+            raise
 
     def _statements(self, connection: psycopg.Connection) -> Statements:
         return Statements(connection, self._types)
@@ -138,7 +181,7 @@ class Link:
         import psycopg
 
         try:
-            with _undone(connection):
+            with self._undone(connection):
                 result = work(self._statements(connection))
                 connection.execute("COMMIT")
         except psycopg.errors.ReadOnlySqlTransaction:
@@ -160,32 +203,38 @@ class Link:
         return work(self._connected())
 
     def _connected(self) -> psycopg.Connection:
+        import psycopg
+
         self._close()
-        self._connection = self._reach.connection(lambda: connect(self._dsn, self._schema))
-        return self._connection
+        if self._is_cut:
+            raise psycopg.OperationalError(_NO_ANSWER)
+        return self._reach.connection(lambda: connect(self._dsn, self._schema, self._made))
+
+    def _made(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
 
     def _is_broken(self) -> bool:
         return self._connection is None or self._connection.closed or self._connection.broken
 
     def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        self._types.clear()
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+        with self._changing:
+            connection, self._connection = self._connection, None
+            self._types.clear()
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
 
+    @contextlib.contextmanager
+    def _undone(self, connection: psycopg.Connection) -> Iterator[None]:
+        """Undo the transaction when the work inside raises. A connection that can't even do that is closed."""
+        import psycopg
 
-@contextlib.contextmanager
-def _undone(connection: psycopg.Connection) -> Iterator[None]:
-    """Undo the transaction when the work inside raises. A connection that can't even do that is closed."""
-    import psycopg
-
-    try:
-        yield
-    except BaseException:
         try:
-            if not connection.closed:
-                connection.execute("ROLLBACK")
-        except psycopg.Error:
-            connection.close()
-        raise
+            yield
+        except BaseException:
+            try:
+                if not connection.closed:
+                    connection.execute("ROLLBACK")
+            except psycopg.Error:
+                self._close()
+            raise

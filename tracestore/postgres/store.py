@@ -25,7 +25,7 @@ from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers, RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
-from ..sql.uninterrupted import uninterrupted
+from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
 from .database import SCHEMA, Database
@@ -33,6 +33,9 @@ from .errors import unstorable
 from .runs import LEASE_SECONDS, Runs
 from .schema.migrations import migrate
 from .schema.partitions import ensure_months
+
+_WRITING = Patience(work=20.0, cancelled=5.0)
+"""Events that take longer wait elsewhere: the server hangs, or somebody else writes for very long."""
 
 
 class PostgresStore(SqlStore):
@@ -166,7 +169,7 @@ class PostgresStore(SqlStore):
                 batch.write(statements, partial(RunNumbers().note, statements))
                 return committed
 
-        committed = await self._database.write(work)
+        committed = await self._database.write(work, patience=_WRITING)
         committed()
         self._months |= days
 

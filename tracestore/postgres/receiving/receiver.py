@@ -16,6 +16,7 @@ from ...sql.calls.sum_keeping import SumKeeper
 from ...sql.connection import Row, SqlValue, Unstorable
 from ...sql.events import COLUMNS, envelope
 from ...sql.projection import PROJECTED_TOPICS, Batch
+from ...sql.uninterrupted import Patience
 from ...timestamps import US_PER_DAY
 from ..clean import clean_envelope, clean_text
 from ..database import SCHEMA, Database
@@ -71,6 +72,9 @@ _MARK = """
         host = excluded.host, file = excluded.file, shipped_at = excluded.shipped_at
 """
 
+PATIENCE = Patience(work=60.0, cancelled=2.0)
+"""A transaction that takes longer is that of a server that hangs. Whoever ends meanwhile doesn't wait for it."""
+
 
 class Receiver:
     """A shared store as `tracestore.shipping.shipment.Target`.
@@ -85,7 +89,7 @@ class Receiver:
     """
 
     def __init__(self, dsn: str, *, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._database = Database(dsn, schema=schema, single=True)
+        self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._sums = SumKeeper(self._database)
         self._days: set[int] = set()  # whose partitions are there

@@ -1,0 +1,89 @@
+"""An engine whose server takes connections and answers nothing: calls go on, and nobody waits for it for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import pytest
+
+from engine import Engine, tool
+from engine.runtime import life
+from tests.engine.shipping.test_ship_to import local_seqs, seqs
+from tests.support.engines import registry
+from tests.support.postgres_server import StartedServer, own_server, why_not
+from tests.support.scripted import Say
+from tracestore import TraceStore
+from tracestore.shipping.backlog import backlogs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StartedServer]:
+    with own_server() as started:
+        yield started
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def engine_for(path: Path, dsn: str, ship: Literal["behind", "before_reply"]) -> Engine:
+    replies = (Say("One."), Say("I look.", calls=[("look", {})]), Say("Two."), Say("Three."))
+    return Engine(models=registry(*replies), store=path, ship_to=dsn, ship=ship)
+
+
+async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_path: Path) -> None:
+    """The rest is in its file, and the next one that ships the file brings it."""
+    path = tmp_path / "trace.db"
+    with server.database() as dsn:
+        async with engine_for(path, dsn, "before_reply") as engine:
+            await engine.session(model="s:m").send("Hi")  # the server has it when this returns
+        engine = engine_for(path, dsn, "behind")
+        async with engine:
+            session = engine.session(model="s:m", tools=[look])
+            with server.hanging():
+                for _ in range(2):
+                    with anyio.fail_after(30):
+                        await session.send("Hi")
+                await engine.flush()
+                await anyio.sleep(0.6)  # so that the shipper is in the middle of something
+                began = time.monotonic()
+                await engine.aclose()
+                assert time.monotonic() - began < 15
+        (backlog,) = await backlogs(path)
+        assert backlog.behind > 10
+        async with TraceStore(path) as store:
+            assert len(await store.calls()) == 4
+        async with Engine(models=registry(Say("x")), store=path, ship_to=dsn) as engine:
+            await engine.session(model="s:m").send("Hi")
+        assert await seqs(dsn, tmp_path) == await local_seqs(path)
+
+
+async def test_a_turn_waits_once_however_many_calls_it_has(
+    server: StartedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait at the end of each call, before its tools, and at its end: four times."""
+    monkeypatch.setattr(life, "SHIPPING_SECONDS", 2.0)
+    with server.database() as dsn:
+        async with engine_for(tmp_path / "trace.db", dsn, "before_reply") as engine:
+            session = engine.session(model="s:m", tools=[look])
+            await session.send("Hi")
+            with server.hanging():
+                began = time.monotonic()
+                async with session.stream("Look.") as turn:
+                    async for _ in turn:
+                        pass
+                assert 2.0 <= time.monotonic() - began < 6.0
+                await engine.aclose()
