@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -35,6 +36,29 @@ def new_signal() -> Signal:
     token that comes alone is waited for a few times.
     """
     return asyncio.Event() if on_asyncio() else anyio.Event()
+
+
+class Notice:
+    """A signal that calls a function when it is set, besides waking the tasks that wait for it.
+
+    Args:
+        callback: The function.
+        inner: A signal that tasks wait for already; None if there is none.
+    """
+
+    def __init__(self, callback: Callable[[], object], inner: Signal | None) -> None:
+        self._callback = callback
+        self._inner = inner
+
+    def set(self) -> None:
+        self._callback()
+        if self._inner is not None:
+            self._inner.set()
+
+    async def wait(self) -> object:
+        if self._inner is None:
+            self._inner = new_signal()
+        return await self._inner.wait()
 
 
 def new_scope(deadline: float = math.inf) -> anyio.CancelScope:

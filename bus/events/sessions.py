@@ -59,10 +59,13 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
     """The host's span around the turn, as W3C writes it."""
 
 
-TurnStatus: TypeAlias = Literal["completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed"]
+TurnStatus: TypeAlias = Literal[
+    "completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed", "outcome_unknown"
+]
 """How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with calls that its caller answers.
 ``max_tool_rounds``: with calls that were not run, as there were so many rounds already. ``stopped``: after tools,
-by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error.
+by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error. ``outcome_unknown``: its node died, and
+another node has ended it.
 """
 
 

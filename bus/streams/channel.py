@@ -134,6 +134,13 @@ class StreamChannel:
                 )
         return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
+    def discard(self, stream_id: str) -> None:
+        """Forget a log, open or closed. Its readers still read what it has. An unknown id does nothing."""
+        self._open.pop(stream_id, None)
+        for entries in (self._kept, self._folded):
+            if (closed := entries.pop(stream_id, None)) is not None:
+                self._closed_bytes -= closed.bytes
+
     def __contains__(self, stream_id: object) -> bool:
         """Whether `attach` would find the stream."""
         return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
@@ -166,7 +173,8 @@ class StreamChannel:
         return [*self._open.values(), *(entry.log for entry in closed)]
 
     def _closed(self, log: StreamLog[TurnEvent]) -> None:
-        del self._open[log.stream_id]
+        if self._open.pop(log.stream_id, None) is None:
+            return  # it was discarded
         self._kept[log.stream_id] = _Closed(log, self._clock.monotonic_ns(), log.size)
         self._closed_bytes += log.size
         self._sweep()

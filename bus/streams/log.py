@@ -28,7 +28,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from ..backend import Signal, new_signal
+from ..backend import Notice, Signal, new_signal
 from ..log import Log
 from . import fold as stream_fold
 
@@ -90,6 +90,7 @@ class StreamLog(Generic[T]):
         self._weigh_at = _WEIGH_EVERY
         self._signal: Signal | None = None
         self._closed = False
+        self._error: Exception | None = None
         self._readers: WeakSet[StreamReader[T]] | None = None  # made for the first: 2 µs for a call that has none
 
     def append(self, event: T) -> int:
@@ -129,12 +130,40 @@ class StreamLog(Generic[T]):
             if self._bytes > FOLD_ABOVE_BYTES:
                 self._fold_oldest()
 
-    def close(self) -> None:
+    def jump(self, snapshot: Iterable[T], next_seq: int) -> None:
+        """Go on from a snapshot, because the events between are not to be had. Readers that are behind it get a
+        StreamReset.
+
+        Args:
+            snapshot: Events that say the same as all events before `next_seq`, those that the log has included.
+            next_seq: The seq of the event that comes next.
+
+        Raises:
+            anyio.ClosedResourceError: The log is closed.
+            ValueError: The log is as far already.
+        """
+        if self._closed:
+            raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
+        if next_seq <= self.next_seq:
+            raise ValueError(f"stream {self.stream_id} is at {self.next_seq} already, not before {next_seq}")
+        self._snapshot = tuple(snapshot)
+        self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
+        self._events.clear()
+        self._base = next_seq
+        self._bytes, self._weighed = 0, 0
+        self._weigh()
+        self._wake()
+
+    def close(self, error: Exception | None = None) -> None:
         """End the log; nothing more will come. Readers end when they have read everything. A second call does
         nothing.
+
+        Args:
+            error: An exception that readers then get in place of their end.
         """
         if not self._closed:
             self._closed = True
+            self._error = error
             self._weigh()
             self._wake()
             if self._on_close is not None:
@@ -144,6 +173,11 @@ class StreamLog(Generic[T]):
     def closed(self) -> bool:
         """True when nothing more will come."""
         return self._closed
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception that the log was closed with."""
+        return self._error
 
     @property
     def next_seq(self) -> int:
@@ -212,6 +246,12 @@ class StreamLog(Generic[T]):
     def since(self, seq: int) -> list[T]:
         """The events from the one numbered `seq` on, at once. Events that have been folded are left out."""
         return self._events[max(seq - self._base, 0) :]
+
+    def notify(self, callback: Callable[[], object]) -> None:
+        """Have a function called once: at the next append, at the close, or when a reader leaves. Until then, and
+        afterwards, appending costs what it costs without.
+        """
+        self._signal = Notice(callback, self._signal)
 
     def fold(self) -> None:
         """Fold all events into the snapshot. Readers that have not read all of them get a StreamReset."""
@@ -333,6 +373,8 @@ class StreamReader(Generic[T]):
         while not self._closed and self._cursor >= log.next_seq:
             if log.closed:
                 self.close()
+                if log.error is not None:
+                    raise log.error
                 break
             await log._changed()
             waited = True

@@ -285,3 +285,80 @@ async def test_the_streams_are_listed_with_their_readers() -> None:
     assert (kept.stream_id, kept.state, kept.readers) == ("kept", "kept", ())
     assert (folded.stream_id, folded.state) == ("over", "folded")
     assert folded.bytes > 0
+
+
+async def test_a_log_that_jumps_resets_who_was_behind() -> None:
+    """Readers of the part that was skipped begin anew with the snapshot; a new one gets it from the start."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    events = reply("a", "b", "c")
+    log.extend(events[:2])
+    behind, new = log.reader(), log.reader(unfold=iter)
+    assert await anext(behind) == events[0]
+    log.jump(events[:4], 4)
+    log.extend(events[4:])
+    log.close()
+    assert await anext(behind) == events[1]
+    assert await read(behind) == [StreamReset(tuple(events[:4]), 4), *events[4:]]
+    assert await read(new) == events
+
+
+async def test_a_log_jumps_forward_only() -> None:
+    """What was said stays said."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    log.extend(reply("a"))
+    with pytest.raises(ValueError, match="at 4 already"):
+        log.jump([], 4)
+    log.close()
+    with pytest.raises(anyio.ClosedResourceError):
+        log.jump([], 9)
+
+
+async def test_an_error_of_the_log_is_raised_at_its_end() -> None:
+    """Everything that came is read before; afterwards the reader is at its end."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    log.append(TextDelta("a"))
+    log.close(LookupError("gone"))
+    reader = log.reader()
+    assert await anext(reader) == TextDelta("a")
+    with pytest.raises(LookupError, match="gone"):
+        await anext(reader)
+    assert await read(reader) == []
+
+
+async def test_a_notice_is_given_once_and_wakes_nobody_less() -> None:
+    """At the next append, for all that follow until it is wanted again; readers wait beside it."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    noticed: list[int] = []
+    reader = log.reader()
+    async with anyio.create_task_group() as group:
+        for before in (False, True):
+            if before:
+                log.notify(lambda: noticed.append(log.next_seq))
+            group.start_soon(reader.take)
+            await anyio.wait_all_tasks_blocked()
+            if not before:
+                log.notify(lambda: noticed.append(log.next_seq))
+            log.append(TextDelta("a"))
+            log.append(TextDelta("b"))
+            await anyio.wait_all_tasks_blocked()
+    assert noticed == [1, 3]
+    log.notify(lambda: noticed.append(log.next_seq))
+    log.close()
+    assert noticed == [1, 3, 4]
+
+
+async def test_a_discarded_log_is_forgotten_and_still_read() -> None:
+    """Its id may be used again."""
+    channel = StreamChannel(clock=FakeClock())
+    log = channel.open("s")
+    log.append(TextDelta("a"))
+    reader = channel.attach("s")
+    channel.discard("s")
+    channel.discard("s")
+    assert "s" not in channel
+    log.close()
+    assert "s" not in channel
+    assert await read(reader) == [TextDelta("a")]
+    filled(channel.open("s"), reply("a"))
+    channel.discard("s")
+    assert channel.statistics().closed_bytes == 0

@@ -1,0 +1,191 @@
+"""Whom a reader on another node asks, and when: the frames first, then the owner, then the store.
+
+    replaying     the frames that the broker has kept are being read
+    following     frames come by themselves
+    asking owner  because events are missing, nothing was found, or nothing has come for a while
+    asking store  because the owner does not answer: for what is stored of the turn, or for its ending
+    over          the mirror has its one end
+
+One question is under way at a time, and frames are taken in meanwhile. As long as the store can't tell, the owner
+and it are asked again. Where the cluster has no store, a turn whose owner has given no sign for `patience` seconds
+counts as lost. There is no I/O here: the clock and all answers come from outside, and the questions go there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from bus.errors import UnknownStream
+from bus.streams.events import TurnEvent
+
+from .frame import Ending, Frame
+from .mirror import Mirror
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a reader waits."""
+
+    quiet: float = 3.0
+    """Seconds without news after which the owner is asked whether it still is at it."""
+    gap: float = 0.2
+    """Seconds for which missing events may still be on their way."""
+    retry: float = 1.0
+    """Seconds after which the owner and the store are asked again, when the owner has not answered."""
+    patience: float = 20.0
+    """Seconds without a sign of the owner after which the turn counts as lost, if the store can't tell."""
+
+
+class AskOwner(msgspec.Struct, frozen=True):
+    """A question to the owner: its events from there on."""
+
+    from_seq: int
+    """The number of the first event that is wanted."""
+    node: str
+    """The node that is thought to own the stream; empty if nobody knows."""
+
+
+class AskStore(msgspec.Struct, frozen=True):
+    """A question to the store: the turn as it is stored, or its ending."""
+
+    session_id: str
+    """The stream's session, as far as it is known."""
+    node: str
+    """The node that owned it, as far as it is known."""
+    epoch: int
+    """The epoch under which that node acted."""
+
+
+Question: TypeAlias = AskOwner | AskStore
+
+
+class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The answer of the node that has the stream. The events come as frames."""
+
+    node: str
+    """The node."""
+    next_seq: int
+    """The number of events that it has."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A turn as it is stored."""
+
+    events: tuple[TurnEvent, ...]
+    """The events of its messages in whole pieces, and its end."""
+
+
+StoreAnswer: TypeAlias = Stored | Ending | Literal["alive", "nothing", "no answer"]
+"""What the store says: the turn, its ending, that its owner still has it, or nothing (as where there is no store).
+``no answer`` means that store or broker can't be asked now.
+"""
+
+
+class Follower:
+    """What a reader's node does about one stream.
+
+    Args:
+        mirror: The copy of the stream's log.
+        now: The time in seconds, of a clock that never goes back.
+        timing: How long it waits.
+    """
+
+    def __init__(self, mirror: Mirror, now: float, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
+        self.mirror = mirror
+        self._timing = timing
+        self._phase: Literal["replaying", "following", "asking owner", "asking store"] = "replaying"
+        self._next: Literal["owner", "store"] = "owner"
+        self._due = now + timing.quiet
+        self._owner_at = now
+        self._known = False  # whether frames or the owner have told of the stream
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self.mirror.over
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how far the stream is by now, so that a reader may begin at its tail."""
+        return self.over or (self._known and self._phase != "replaying" and not self.mirror.behind)
+
+    @property
+    def wake_at(self) -> float:
+        """The time at which `question` may have one, if nothing comes before."""
+        return self._due if self._phase == "following" and not self.over else math.inf
+
+    # -- what comes in
+
+    def frame(self, frame: Frame, now: float) -> None:
+        """Take in a frame."""
+        self._known = True
+        if self.mirror.receive(frame):
+            self._owner_at, self._next = now, "owner"
+            self._due = now + self._timing.quiet
+        if self.mirror.behind:
+            self._due = min(self._due, now + self._timing.gap)
+
+    def replayed(self, now: float) -> None:
+        """The broker has no more frames, or can't be asked for them."""
+        self._phase = "following"
+        if not self._known:
+            self._due = now
+
+    def reconnected(self, now: float) -> None:
+        """Frames may have been missed."""
+        self._due = now
+
+    def owner_answered(self, answer: OwnerAnswer | None, now: float) -> None:
+        """The owner has answered; None if nobody has."""
+        self._phase = "following"
+        if answer is None:
+            self._next, self._due = "store", now
+            return
+        self._known, self._owner_at = True, now
+        self.mirror.node = answer.node
+        self.mirror.expect(answer.next_seq)
+        self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet)
+
+    def store_answered(self, answer: StoreAnswer, now: float) -> None:
+        """The store has answered."""
+        self._phase, self._next, self._due = "following", "owner", now + self._timing.retry
+        lost = now - self._owner_at >= self._timing.patience
+        match answer:
+            case Stored(events=events):
+                self.mirror.complete(events)
+            case Ending():
+                self.mirror.end(answer)
+            case "alive":
+                self._known = True
+            case "no answer" if not self._known and lost:
+                self.mirror.give_up(_unknown(self.mirror.log.stream_id))
+            case "nothing" if not self._known:
+                self.mirror.give_up(_unknown(self.mirror.log.stream_id))
+            case "nothing" if lost:
+                self.mirror.end(Ending("outcome_unknown", "its node does not answer any more"))
+            case _:
+                pass
+
+    # -- what goes out
+
+    def question(self, now: float) -> Question | None:
+        """The question that is due now, if there is one. It must be answered by `owner_answered` or
+        `store_answered`.
+        """
+        if now < self.wake_at:
+            return None
+        mirror = self.mirror
+        if self._next == "store":
+            self._phase = "asking store"
+            return AskStore(mirror.session_id, mirror.node, mirror.epoch)
+        self._phase = "asking owner"
+        return AskOwner(mirror.next_seq, mirror.node)
+
+
+def _unknown(stream_id: str) -> UnknownStream:
+    return UnknownStream(
+        f"no stream {stream_id!r}: no node has it, and nothing is stored of it. "
+        "Take the finished message from its session instead"
+    )

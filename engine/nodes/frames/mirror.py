@@ -1,0 +1,151 @@
+"""The copy of a stream's log on another node, made of frames in whatever order they come.
+
+    empty ──▶ contiguous ⇄ with a gap ──▶ over
+
+* A frame that follows on what is there is added; of one that overlaps, the new part. What is there already, and
+  what an older epoch says, is ignored.
+* A frame behind a gap is held. The gap is closed by the frames that are missing, or by a snapshot.
+* It is over with the turn's own end, with an ending that another node has said, or with what the store has of the
+  turn: exactly one of them. After that, frames say nothing any more.
+
+So what its readers get is at every moment a prefix of what the owner's readers get, and has one end. There is no
+I/O here and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from bus import StreamLog
+from bus.streams.events import TurnComplete, TurnEvent
+from bus.streams.fold import fold
+
+from .closing import closing_events
+from .entries import count_of, unpacked
+from .frame import Ending, Frame
+
+MOST_HELD = 256
+"""The number of frames that are held behind a gap. Later ones are let go; the gap is asked for anyway."""
+
+
+class Mirror:
+    """A copy of a log.
+
+    Args:
+        log: The log to fill. Nobody else appends to it.
+    """
+
+    def __init__(self, log: StreamLog[TurnEvent]) -> None:
+        self.log = log
+        self.session_id = ""
+        """The id of the stream's session; empty until a frame has said it, or without one."""
+        self.node = ""
+        """The node that owns the stream; empty until a frame has said it."""
+        self.epoch = 0
+        """The highest epoch that a frame had."""
+        self.ahead = 0
+        """The number of events that the owner is known to have had."""
+        self._held: dict[int, Frame] = {}
+
+    @property
+    def next_seq(self) -> int:
+        """The number of events so far."""
+        return self.log.next_seq
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has its end."""
+        return self.log.closed
+
+    @property
+    def behind(self) -> bool:
+        """Whether events are missing that the owner is known to have had."""
+        return not self.over and self.ahead > self.next_seq
+
+    def receive(self, frame: Frame) -> bool:
+        """Take in a frame.
+
+        Returns:
+            Whether it said anything new.
+        """
+        if self.over or frame.epoch < self.epoch:
+            return False
+        if frame.epoch > self.epoch:
+            self._held.clear()
+        self.epoch, self.session_id = frame.epoch, frame.session_id
+        if frame.ending is not None:
+            self.end(frame.ending)
+            return True
+        self.node = frame.node
+        before = self.next_seq
+        self.expect(frame.next_seq)
+        self._hold(frame)
+        while not self.log.closed and (following := self._following()) is not None:
+            self._add(following)
+        return self.log.closed or self.next_seq > before
+
+    def expect(self, next_seq: int) -> None:
+        """Note how many events the owner has."""
+        self.ahead = max(self.ahead, next_seq)
+
+    def end(self, ending: Ending) -> None:
+        """End the stream as it was decided. A message that had begun gets its end, with what has come of it."""
+        if not self.over:
+            self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
+            self.log.close()
+
+    def complete(self, events: Sequence[TurnEvent]) -> None:
+        """End the stream with the whole of it, as it was found elsewhere: readers of a part of it begin anew."""
+        if not self.over:
+            *content, end = events
+            if content:
+                snapshot = cast("tuple[TurnEvent, ...]", fold(content))
+                self.log.jump(snapshot, max(self.next_seq + 1, len(content)))
+            self.log.append(end)
+            self.log.close()
+
+    def give_up(self, error: Exception) -> None:
+        """End the stream with an exception for its readers."""
+        self.log.close(error)
+
+    def _hold(self, frame: Frame) -> None:
+        if frame.next_seq <= self.next_seq or not _consistent(frame):
+            return
+        known = self._held.get(frame.first_seq)
+        if known is None and len(self._held) >= MOST_HELD:
+            furthest = max(self._held)
+            if furthest <= frame.first_seq:
+                return
+            del self._held[furthest]
+        if known is None or known.next_seq < frame.next_seq:
+            self._held[frame.first_seq] = frame
+
+    def _following(self) -> Frame | None:
+        """The next frame that says more and leaves no gap. Those that say nothing new are let go."""
+        for first_seq in sorted(self._held):
+            frame = self._held[first_seq]
+            if frame.next_seq <= self.next_seq:
+                del self._held[first_seq]
+            elif frame.folded or first_seq <= self.next_seq:
+                return self._held.pop(first_seq)
+            else:
+                break
+        return None
+
+    def _add(self, frame: Frame) -> None:
+        # what a newer node says and this one doesn't know keeps its number as an UnknownEvent
+        try:
+            events = cast("list[TurnEvent]", unpacked(frame.entries))
+        except ValueError:
+            return  # it contradicts itself, so the gap stays, and is asked for
+        if frame.folded:
+            self.log.jump(events, frame.next_seq)
+        else:
+            self.log.extend(events[self.next_seq - frame.first_seq :])
+        if events and isinstance(events[-1], TurnComplete):
+            self.log.close()
+
+
+def _consistent(frame: Frame) -> bool:
+    return frame.folded or frame.next_seq - frame.first_seq == count_of(frame.entries)
