@@ -17,6 +17,7 @@ from ...sql.connection import Row
 from ..database import Database
 from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
+from .erasures import ERASURES
 from .partitions import PARTITIONS
 from .shipping import SHIPPING
 from .sums import SUMS
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),
     ("shipping", SHIPPING),
+    ("erasures", ERASURES),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

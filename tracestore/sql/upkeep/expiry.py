@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..connection import Database, Row, Statements, placeholders
+from .erasures import Erasure, note_erasure, runs_in
 
 BODIES_AT_ONCE = 500
 
@@ -36,35 +37,62 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
 _CONTENT = ("session_messages", "session_setups")
 
 
-def forget_content(statements: Statements, before_us: int) -> int:
+def forget_content(statements: Statements, before_us: int, *, key: str, at_us: int) -> int:
     """Delete content that was last said before a moment, and erase it. The caller holds a transaction.
 
     Sessions that began before that moment can't be resumed any more. Their events and costs stay.
 
+    Args:
+        statements: The connection.
+        before_us: The moment, in microseconds since the epoch.
+        key: An identifier for this deletion.
+        at_us: The time now.
+
     Returns:
         The number of bodies that were deleted.
     """
+    note_erasure(statements, Erasure(key=key, at_us=at_us, before_us=before_us))
     with statements.erasing():
         statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
         statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
         return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
 
 
-async def delete_session(database: Database, session_id: str, now_us: int) -> bool:
+async def delete_session(database: Database, session_id: str, *, key: str, at_us: int) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
     It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
 
+    Args:
+        database: The database.
+        session_id: The session.
+        key: An identifier for this deletion.
+        at_us: The time now.
+
     Returns:
         False if the store has nothing of the session.
     """
-    found = await database.write(lambda statements: delete_sessions(statements, [session_id]))
-    needed = await database.look(lambda statements: needed_bodies(statements, now_us))
+
+    def work(statements: Statements) -> bool:
+        runs = runs_in(statements, session_id)
+        if not delete_sessions(statements, [session_id]):
+            return False
+        note_erasure(statements, Erasure(key=key, at_us=at_us, session_id=session_id, runs=runs))
+        return True
+
+    found = await database.write(work)
+    await sweep_bodies(database, at_us + 1)
+    return found
+
+
+async def sweep_bodies(database: Database, before_us: int) -> None:
+    """Delete and erase all bodies that were last said before a moment and that no session needs."""
+    needed = await database.look(lambda statements: needed_bodies(statements, before_us))
     place = 0
     while True:
-        _, place = await database.write(partial(delete_unneeded, before_us=now_us, needed=needed, after=place))
+        _, place = await database.write(partial(delete_unneeded, before_us=before_us, needed=needed, after=place))
         if not place:
-            return bool(found)
+            return
 
 
 def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:

@@ -16,6 +16,7 @@ The tables:
   the one at call time. It mostly has no row or one. A repricing of some calls puts itself before the others.
 * `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model (see `call_sums`).
 * `content`, `session_messages` and `session_setups` hold content, if the host asks for it (see `sql.content`).
+* `erasures` says which of it was deleted on purpose (see `sql.upkeep.erasures`).
 
 Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
 """
@@ -49,6 +50,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("costs of runs", RUN_COSTS),
     ("reservations", tables.RESERVED),
     ("keys", tables.KEYS),
+    ("erasures", tables.ERASURES),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

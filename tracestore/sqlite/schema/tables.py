@@ -334,3 +334,19 @@ CONTENT_TABLES = (
 
 JOBS = ("CREATE INDEX calls_of_jobs ON calls (response_id) WHERE operation IN ('video_create', 'video')",)
 """An index for jobs: the trace of a busy host has millions of calls and few jobs."""
+
+ERASURES = (
+    """
+    CREATE TABLE erasures (
+        id          INTEGER PRIMARY KEY,
+        key         TEXT NOT NULL UNIQUE,
+        at_us       INTEGER NOT NULL,
+        event       INTEGER NOT NULL,     -- the last one that the file had by then
+        session_id  TEXT,                 -- the session that was deleted, or
+        before_us   INTEGER,              -- the moment before which content was
+        runs        TEXT NOT NULL         -- those that said something in the session, as JSON
+    ) STRICT
+    """,
+    "CREATE INDEX erasures_by_session ON erasures (session_id) WHERE session_id IS NOT NULL",
+)
+"""The record of deletions, see `tracestore.sql.upkeep.erasures`."""
