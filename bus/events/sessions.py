@@ -64,8 +64,8 @@ TurnStatus: TypeAlias = Literal[
 ]
 """How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with calls that its caller answers.
 ``max_tool_rounds``: with calls that were not run, as there were so many rounds already. ``stopped``: after tools,
-by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error. ``outcome_unknown``: its node died, and
-another node has ended it.
+by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error. ``outcome_unknown``: in a cluster, the node
+that ran it died or lost the session meanwhile, and nobody knows how far its last call came.
 """
 
 

@@ -139,6 +139,14 @@ class Database:
         with translated_errors(self.name):
             return await self._bounded(self._writer, self._writer.transaction(work, stage), patience)
 
+    async def brief(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in a short transaction of its own, which writers of the trace don't wait for, nor it for
+        them. It may write to no table of the trace.
+        """
+        self._check_open()
+        with translated_errors(self.name):
+            return await uninterrupted(self._writer.brief(work))
+
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""
         self._check_open()

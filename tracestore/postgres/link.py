@@ -127,6 +127,15 @@ class Link:
 
         return await self._run(lambda: self._to_its_end(self._twice(begun), work))
 
+    async def brief(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in a transaction that those of writers may overlap, and commit it."""
+
+        def begun(connection: psycopg.Connection) -> psycopg.Connection:
+            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+            return connection
+
+        return await self._run(lambda: self._to_its_end(self._twice(begun), work))
+
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the connection itself, outside of a transaction."""
         return await self._run(lambda: self._twice(work))

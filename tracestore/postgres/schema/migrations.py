@@ -18,6 +18,7 @@ from ..database import Database
 from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
 from .erasures import ERASURES
+from .nodes import NODES
 from .partitions import PARTITIONS
 from .shipping import SHIPPING
 from .sums import SUMS
@@ -30,6 +31,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),
     ("shipping", SHIPPING),
     ("erasures", ERASURES),
+    ("nodes", NODES),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

@@ -1,0 +1,61 @@
+"""The shared rows of nodes, as a model and in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import pytest
+
+from tests.support.shared_tables import OwnershipModel
+from tests.support.virtual_time import runs_on
+from tracestore.nodes.ownership import OwnershipTables
+from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ownership import PostgresOwnership
+
+anyio_backend = runs_on("asyncio")
+
+
+class Place(Protocol):
+    """Rows, and the time that they go by."""
+
+    tables: OwnershipTables
+
+    async def passes(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+
+
+class ModelPlace:
+    def __init__(self) -> None:
+        self.model = OwnershipModel()
+        self.tables: OwnershipTables = self.model
+
+    async def passes(self, seconds: float) -> None:
+        self.model.now += seconds
+
+
+class PostgresPlace:
+    def __init__(self, database: SharedDatabase) -> None:
+        self.database = database
+        self.tables: OwnershipTables = PostgresOwnership(database)
+
+    async def passes(self, seconds: float) -> None:
+        """Have everything happened earlier: nothing else has a time here.
+
+        The server was started a moment ago, which would have leases count as lasting; a length below 0 undoes it.
+        """
+        for change in (
+            "UPDATE nodes SET lease_until = lease_until - make_interval(secs => ?), lease_seconds = -86400",
+            "UPDATE session_owners SET wanted_at = wanted_at - make_interval(secs => ?)",
+        ):
+            await self.database.statement(change, (seconds,))
+
+
+@pytest.fixture(params=["model", "postgres"])
+async def place(request: Any) -> AsyncIterator[Place]:
+    if request.param == "model":
+        yield ModelPlace()
+        return
+    database = SharedDatabase(request.getfixturevalue("postgres_dsn"))
+    yield PostgresPlace(database)
+    await database.close()

@@ -1,0 +1,197 @@
+"""`tracestore.nodes.ownership.OwnershipTables` in PostgreSQL.
+
+Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
+first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
+before a node, and a renewal locks no session, so no two wait for each other.
+
+After a start of the server no lease counts as over before a node had the time to renew it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from ...sql.connection import SqlValue
+from ..statements import Statements
+from .database import SharedDatabase
+
+WANTED_SECONDS = 30.0
+"""The time for which a node waits for a session at most; a wish that is older counts no more."""
+
+FORGOTTEN_SECONDS = 86_400.0
+"""The time after which a node that doesn't live any more is forgotten."""
+
+_LEFT = """
+    extract(epoch FROM greatest(lease_until, pg_postmaster_start_time() + make_interval(secs => lease_seconds))
+                       - clock_timestamp())
+"""
+"""The seconds until the end of a node's lease."""
+
+_RENEW = """
+    INSERT INTO nodes (node, cluster, name, lease_seconds, lease_until)
+    VALUES (:node, :cluster, :name, :seconds, clock_timestamp() + make_interval(secs => :seconds))
+    ON CONFLICT (node) DO UPDATE SET lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
+"""
+_FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
+_WANTED = """
+    SELECT session_id FROM session_owners
+     WHERE node = ? AND released = 0 AND wanted_at > clock_timestamp() - make_interval(secs => ?)
+"""
+_WANT = "UPDATE session_owners SET wanted_at = clock_timestamp() WHERE session_id = ?"
+_TAKE_NEW = """
+    INSERT INTO session_owners (session_id, node, epoch, taken_at) VALUES (?, ?, 1, clock_timestamp())
+    ON CONFLICT DO NOTHING
+    RETURNING epoch
+"""
+_TAKE = """
+    UPDATE session_owners
+       SET node = ?, epoch = epoch + 1, released = 0, taken_at = clock_timestamp(), wanted_at = NULL
+     WHERE session_id = ?
+    RETURNING epoch
+"""
+_ENDING = "SELECT stream_id, session_id, epoch, status, decided_by FROM turn_endings WHERE stream_id = ?"
+_END = """
+    INSERT INTO turn_endings (stream_id, session_id, epoch, status, decided_by, decided_at)
+    VALUES (?, ?, ?, ?, ?, clock_timestamp())
+    ON CONFLICT DO NOTHING
+"""
+_NODES = f"""
+    SELECT n.node, n.cluster, n.name, {_LEFT},
+           (SELECT count(*) FROM session_owners AS s WHERE s.node = n.node AND s.released = 0)
+      FROM nodes AS n ORDER BY 4 DESC, n.node
+"""
+
+
+class PostgresOwnership:
+    """The rows in one database.
+
+    Args:
+        database: The database.
+    """
+
+    def __init__(self, database: SharedDatabase) -> None:
+        self._database = database
+
+    async def renew(self, node: NodeInfo) -> Renewed:
+        values: dict[str, SqlValue] = {"node": node.node, "cluster": node.cluster, "name": node.name}
+        values["seconds"] = node.lease_seconds
+
+        def work(statements: Statements) -> Renewed:
+            left = _seconds_left(statements, node.node)
+            statements.run(_RENEW, values)
+            wanted = _wanted(statements, node.node)
+            if left is not None and left > 0:
+                return Renewed(unbroken=True, wanted=wanted)
+            statements.run(_FORGET, (FORGOTTEN_SECONDS,))
+            owned = statements.run(
+                "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0", (node.node,)
+            )
+            return Renewed(unbroken=False, owned=dict(owned), wanted=wanted)
+
+        return await self._database.brief(work)
+
+    async def leave(self, node: str) -> None:
+        await self._database.statement("DELETE FROM nodes WHERE node = ?", (node,))
+
+    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+        if await self._database.statement(_TAKE_NEW, (session_id, node)):
+            return Claimed(epoch=1)
+
+        def work(statements: Statements) -> Claimed | Held:
+            owner = _owner(statements, session_id, lock=True)
+            assert owner is not None  # rows are never deleted
+            if owner.node != node and owner.lives and not owner.released:
+                if wants:
+                    statements.run(_WANT, (session_id,))
+                return Held(by=owner)
+            ((epoch,),) = statements.run(_TAKE, (node, session_id))
+            return Claimed(epoch=epoch, previous=owner)
+
+        return await self._database.brief(work)
+
+    async def wanted(self, node: str) -> Sequence[str]:
+        rows = await self._database.statement(_WANTED, (node, WANTED_SECONDS))
+        return [session_id for (session_id,) in rows]
+
+    async def release(self, node: str, sessions: Mapping[str, int]) -> None:
+        def work(statements: Statements) -> None:
+            statements.run_many(
+                "UPDATE session_owners SET released = 1, wanted_at = NULL"
+                " WHERE session_id = ? AND node = ? AND epoch = ?",
+                [(session_id, node, sessions[session_id]) for session_id in sorted(sessions)],
+            )
+
+        if sessions:
+            await self._database.brief(work)
+
+    async def owner(self, session_id: str) -> Owner | None:
+        return await self._database.brief(lambda statements: _owner(statements, session_id))
+
+    async def ending(self, stream_id: str) -> TurnEnding | None:
+        return await self._database.brief(lambda statements: _ending(statements, stream_id))
+
+    async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
+        def work(statements: Statements) -> TurnEnding | None:
+            decided = _ending(statements, ending.stream_id)
+            if decided is not None or _may_end(statements, ending, owner):
+                return decided
+            values = (ending.stream_id, ending.session_id, ending.epoch, ending.status, ending.decided_by)
+            statements.run(_END, values)
+            return _ending(statements, ending.stream_id)
+
+        return await self._database.brief(work)
+
+    async def nodes(self) -> list[NodeRow]:
+        return [
+            NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=left, sessions=sessions)
+            for node, cluster, name, left, sessions in await self._database.statement(_NODES)
+        ]
+
+
+# -- In a transaction
+
+
+def _seconds_left(statements: Statements, node: str) -> float | None:
+    """Seconds until the end of a node's lease, whose row is locked from then on; None of a node without one."""
+    rows = statements.run(f"SELECT {_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
+    return float(rows[0][0]) if rows else None
+
+
+def _wanted(statements: Statements, node: str) -> list[str]:
+    return [session_id for (session_id,) in statements.run(_WANTED, (node, WANTED_SECONDS))]
+
+
+def _owner(statements: Statements, session_id: str, *, lock: bool = False) -> Owner | None:
+    rows = statements.run(
+        f"SELECT node, epoch, released FROM session_owners WHERE session_id = ? {'FOR UPDATE' if lock else ''}",
+        (session_id,),
+    )
+    if not rows:
+        return None
+    ((node, epoch, released),) = rows
+    named = statements.run(
+        f"SELECT name, {_LEFT} FROM nodes WHERE node = ? {'FOR UPDATE' if lock else ''}", (node,)
+    )
+    name, left = named[0] if named else ("", 0.0)
+    return Owner(
+        node=node, name=name, epoch=epoch, lives=left > 0, seconds_left=float(left), released=bool(released)
+    )
+
+
+def _ending(statements: Statements, stream_id: str) -> TurnEnding | None:
+    rows = statements.run(_ENDING, (stream_id,))
+    if not rows:
+        return None
+    stream, session_id, epoch, status, by = rows[0]
+    return TurnEnding(stream_id=stream, session_id=session_id, epoch=epoch, status=status, decided_by=by)
+
+
+def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
+    """Whether the owner of a turn may still end it itself."""
+    if ending.session_id:
+        found = _owner(statements, ending.session_id, lock=True)
+        if found is not None and (found.node, found.epoch) != (owner, ending.epoch):
+            return False
+    left = _seconds_left(statements, owner)
+    return left is not None and left > 0
