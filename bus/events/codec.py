@@ -78,6 +78,8 @@ def decode_event(topic: str, data: bytes | str) -> Event:
     """The event behind its JSON; an `UnknownEvent` if this version can't read it."""
     try:
         current = in_current_form(topic, data, _SCHEMAS.get(topic, 1))
+        if topic in _ENDS and (end := _decode_end(current)) is not None:
+            return end
         try:
             return _decoder().decode(current)
         except (msgspec.DecodeError, ValueError):
@@ -103,6 +105,9 @@ class _OfUsage(msgspec.Struct):
     usage: _RawUsage
 
 
+_of_usage = msgspec.json.Decoder(_OfUsage)
+
+
 class _OfMetadata(msgspec.Struct):
     metadata: _OfUsage
 
@@ -123,12 +128,28 @@ def _decode_with_raw_usage(data: bytes | str) -> Event:
         return msgspec.structs.replace(
             appended, message=msgspec.structs.replace(appended.message, metadata=metadata)
         )
-    raw = msgspec.json.decode(data, type=_OfUsage).usage.raw
     fields["usage"]["raw"] = None
     event = msgspec.convert(fields, LlmCallCompleted | LlmCallFailed)
-    return _with_raw(event, raw)
+    return _with_raw(event, msgspec.json.decode(data, type=_OfUsage).usage.raw)
 
 
+def _decode_end(data: bytes | str) -> Event | None:
+    """The end of a call with such an object, the quick way; None if there is none, or its JSON isn't as usual."""
+    encoded = data.encode() if isinstance(data, str) else data
+    if b'"raw":{' not in encoded:
+        return None
+    try:
+        raw = _of_usage.decode(encoded).usage.raw
+        before, found, after = encoded.partition(b'"raw":%b,' % bytes(raw))
+        event = _decoder().decode(b'%b"raw":null,%b' % (before, after)) if found else None
+    except msgspec.DecodeError:
+        return None
+    if isinstance(event, LlmCallCompleted):
+        return _with_raw(event, raw)
+    return _with_raw(event, raw) if isinstance(event, LlmCallFailed) else None
+
+
+_ENDS = frozenset((LlmCallCompleted.topic_of(), LlmCallFailed.topic_of()))
 _WithUsage = TypeVar("_WithUsage", LlmCallCompleted, LlmCallFailed, MessageMetadata)
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard import CallFilter, Envelope, SessionCreated, SessionTurnStarted, TokenUsage, TraceStore
+from tracestore.sql.batches import Batch
 from tracestore.sql.connection import Insert, SqlValue
-from tracestore.sql.projection import Batch
 from tracestore.sql.run_numbers import RunSpan
 from tracestore.sqlite.database import Row
 from tracestore.sqlite.insert import statements_for

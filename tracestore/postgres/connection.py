@@ -31,6 +31,9 @@ minute."""
 _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock: then the work is undone, and may be tried again."""
 
+_SERVER_SIDE = ("tcp_keepalives_idle = 15", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3")
+"""What the server does to notice in half a minute that our host has vanished, with a transaction that holds locks."""
+
 
 def connect(
     dsn: str, schema: str, made: Callable[[psycopg.Connection], None] = lambda connection: None
@@ -52,6 +55,8 @@ def connect(
     try:
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
         connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
+        for setting in _SERVER_SIDE:
+            connection.execute(f"SET {setting}".encode())
         connection.execute("SET TIME ZONE 'UTC'")
         connection.execute("SET jit = off")  # compiling takes longer than any statement here
         connection.execute("SET standard_conforming_strings = on")

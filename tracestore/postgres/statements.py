@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ..sql.connection import Insert, Row, SqlValue
@@ -64,9 +64,27 @@ class Statements:
 
     def insert(self, insert: Insert, values: list[SqlValue]) -> None:
         """Insert rows, whose values follow one another in `values`. Raises Unstorable like `run_many`."""
+        for _ in self._inserted(insert, values):
+            pass
+
+    def insert_returning(self, insert: Insert, values: list[SqlValue]) -> list[Row]:
+        """Insert rows in the same way, and return what the RETURNING behind the conflict's clause says."""
+        return [row for cursor in self._inserted(insert, values) for row in cursor]
+
+    def _inserted(self, insert: Insert, values: list[SqlValue]) -> Iterator[psycopg.Cursor[Any]]:
         with unstorable():
             for sql, parameters in statements_for(insert, values, self.column_types(insert.table)):
-                self._execute(sql, parameters)
+                yield self._execute(sql, parameters)
+
+    def copy(self, table: str, columns: Sequence[str], options: str, text: bytes) -> None:
+        """Copy rows into a table, with the options of COPY that say how the text is to be read."""
+        with (
+            unstorable(),
+            self.connection.cursor().copy(
+                _query(f"COPY {table} ({', '.join(columns)}) FROM STDIN WITH ({options})")
+            ) as copy,
+        ):
+            copy.write(text)
 
     def erasing(self) -> contextlib.AbstractContextManager[None]:
         """Nothing: deleted rows are overwritten when PostgreSQL uses their space again, after a vacuum."""

@@ -18,10 +18,9 @@ from ..filters import CallFilter
 from ..home import home_folder
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
-from ..sql.batches import batch_of
+from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import SqlValue, Statements, Unstorable
-from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers, RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from ..sql.connection import Row
+from ..sql.projection import Projection
+from ..sql.run_numbers import RunSpan
+from .text import Lines
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -29,6 +32,10 @@ START = Position()
 """The place before the first event."""
 
 
+Read: TypeAlias = tuple[int, int, Row]
+"""An event as it was read: its number in the file, the number of its run there, and `packing.EVENT_COLUMNS`."""
+
+
 class SessionContent(msgspec.Struct, frozen=True):
     """Captured content that came with the events of a shipment, as rows. Runs stand in them by name."""
 
@@ -41,18 +48,35 @@ class SessionContent(msgspec.Struct, frozen=True):
 
 
 class Shipment(msgspec.Struct, frozen=True):
-    """Events that follow one another in a trace file."""
+    """Events that follow one another in a trace file, and what follows from them."""
 
-    rows: list[Row]
-    """The events, as `tracestore.sql.events` reads them: the number, then the columns."""
     after: Position
     """The place behind which they lie."""
     last: Position
     """The place of the last one."""
-    runs: set[str]
-    """The runs of the events."""
+    read: Sequence[Read]
+    """The events as they were read."""
+    events: Lines
+    """The events as text."""
+    runs: dict[int, RunSpan]
+    """The parts of runs that the events are, by the numbers of the runs in the file."""
+    sessions: dict[str, tuple[int, int]]
+    """The times of the first and the last event of each session, in microseconds UTC."""
+    days: set[int]
+    """The days of the events, since 1970."""
+    projected: list[Read]
+    """The events that change other tables."""
+    projection: Projection
+    """What follows from those."""
+    begun: list[Lines]
+    """The calls that begin here, as text."""
     content: SessionContent | None = None
-    """The content that was captured with them; None if there is none."""
+    """The content that was captured with the events; None if there is none."""
+    is_all: bool = True
+    """Whether nothing lay behind it when it was read."""
+
+    def __len__(self) -> int:
+        return len(self.read)
 
 
 class Ending(msgspec.Struct, frozen=True):

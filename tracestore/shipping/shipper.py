@@ -22,7 +22,7 @@ from ..sql.connection import Unstorable
 from .adoption import LookForFiles
 from .course import Ask, Course, Rest, Send, ShippingOptions
 from .marks import Mark, Turn, first_mark, mark_path, write_mark
-from .shipment import Origin, Target
+from .shipment import Origin, Position, Shipment, Target
 from .source import Source
 
 _log = Log("tracestore.shipping")
@@ -95,6 +95,7 @@ class TraceShipper:
             None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
+        self._ahead: Shipment | None = None  # read while the one before it was taken
         self._open_runs: set[str] = set()
         self._state: ShippingState = "shipping"
         self._reason = ""
@@ -222,12 +223,12 @@ class TraceShipper:
 
     async def _send(self, step: Send) -> bool:
         """Send what is behind a position. Returns whether that was all."""
-        shipment = await self._source.read(step.after, step.limit)
+        shipment = await self._read(step)
         if shipment is None:
             return True
-        events = len(shipment.rows)
+        events = len(shipment)
         try:
-            position = await self._target.take(self._origin, shipment)
+            position = await self._take(shipment, step.limit)
         except Unstorable as error:
             if self._course.unstorable(events, shipment.last):
                 self._passed_over += 1
@@ -237,9 +238,34 @@ class TraceShipper:
             position = shipment.last
         self._course.sent(position)
         self._shipped += events
-        self._open_runs |= shipment.runs
+        self._open_runs |= {run.run_id for run in shipment.runs.values()}
         self._keep_mark()
-        return events < step.limit
+        return shipment.is_all
+
+    async def _read(self, step: Send) -> Shipment | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.after == step.after and len(ahead) <= step.limit:
+            return ahead
+        return await self._source.read(step.after, step.limit)
+
+    async def _take(self, shipment: Shipment, limit: int) -> Position:
+        """Have the target take a shipment, and read the next one meanwhile."""
+        failure: StoreError | Unstorable | None = None
+        async with anyio.create_task_group() as group:
+            if not shipment.is_all:
+                group.start_soon(self._read_ahead, shipment.last, limit)
+            try:
+                position = await self._target.take(self._origin, shipment)
+            except (StoreError, Unstorable) as error:
+                failure = error
+        if failure is not None:
+            self._ahead = None  # it would be old when it is wanted
+            raise failure
+        return position
+
+    async def _read_ahead(self, after: Position, limit: int) -> None:
+        with contextlib.suppress(StoreError, OSError):  # then it is read when it is its turn
+            self._ahead = await self._source.read(after, limit)
 
     async def _end_runs(self) -> None:
         if self._open_runs:

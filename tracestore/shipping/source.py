@@ -6,23 +6,24 @@ import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from bus.errors import StoreError
 from bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.connection import Row, Statements, placeholders
-from ..sql.events import COLUMNS, events_query
 from ..sqlite.database import Database
 from ..sqlite.schema.migrations import migrate
-from .shipment import START, Ending, Position, SessionContent, Shipment
+from .packing import EVENT_COLUMNS, packed
+from .shipment import START, Ending, Position, Read, SessionContent, Shipment
 
-_COLUMN = {name: place for place, name in enumerate(COLUMNS, 1)}
-RUN_ID, SEQ, TOPIC, TS_US, SESSION_ID = (
-    _COLUMN[name] for name in ("run_id", "seq", "topic", "ts_us", "session_id")
-)
-"""The places of these columns in a row of a shipment. The event's number in the file is at place 0."""
+_CAPTURED = (SessionConfigured.topic_of(), SessionMessageAppended.topic_of())
+_AT_ONCE_EVENTS = 500
+_MOST_BYTES = 8_000_000
+"""The size from which on a shipment is large enough, however few its events are."""
 
-_CAPTURED = frozenset((SessionConfigured.topic_of(), SessionMessageAppended.topic_of()))
 _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 _AT_ONCE = 500
 
@@ -95,23 +96,55 @@ async def _checked(database: Database) -> None:
 
 
 def _shipment(statements: Statements, after: Position, limit: int) -> Shipment | None:
-    none = dict.fromkeys(("run_id", "session_id", "request_id", "topic", "since", "until"))
-    sql, values = events_query(statements.dialect, **none, after_id=after.event, limit=limit)
-    rows = statements.run(sql, values)
-    if not rows:
+    events, is_all = _events(statements, after.event, limit)
+    if not events:
         return None
-    last = rows[-1]
-    content = _content(statements, [row for row in rows if row[TOPIC] in _CAPTURED])
-    runs = {row[RUN_ID] for row in rows}
-    return Shipment(rows, after, Position(last[0], last[RUN_ID], last[SEQ]), runs, content)
+    runs = {run for _, run, _ in events}
+    names: dict[int, str] = dict(
+        statements.run(f"SELECT id, run_id FROM runs WHERE id IN ({placeholders(len(runs))})", list(runs))
+    )
+    captured = [(names[run], values) for _, run, values in events if values[_TOPIC] in _CAPTURED]
+    return packed(events, names, after, _content(statements, captured), is_all=is_all)
 
 
-def _content(statements: Statements, rows: list[Row]) -> SessionContent | None:
+def _events(statements: Statements, after: int, limit: int) -> tuple[list[Read], bool]:
+    """The events behind one, and whether those are all.
+
+    They come as JSON. The thread gives other threads their turn with every row that it fetches, and in a busy
+    process it waits milliseconds to have its own again. So many events are one row.
+    """
+    found: list[Read] = []
+    size = 0
+    while len(found) < limit and size < _MOST_BYTES:
+        wanted = min(_AT_ONCE_EVENTS, limit - len(found))
+        ((encoded,),) = statements.run(_EVENTS, {"after": after, "limit": wanted})
+        events = _decoder.decode(encoded)
+        found += events
+        if len(events) < wanted:
+            return found, True
+        size += len(encoded)
+        after = events[-1][0]
+    return found, False
+
+
+_SEQ, _TOPIC, _TS_US, _SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
+_TYPES: dict[str, Any] = {"seq": int, "ts_us": int, "mono_ns": int, "attempt": int | None}
+_VALUES: Any = tuple[tuple(_TYPES.get(name, str | None) for name in EVENT_COLUMNS)]  # type: ignore[misc]
+_decoder: msgspec.json.Decoder[list[Read]] = msgspec.json.Decoder(list[tuple[int, int, _VALUES]])
+_EVENTS = f"""
+    SELECT CAST(json_group_array(json_array(id, run, json_array({", ".join(EVENT_COLUMNS)}))) AS BLOB)
+      FROM events
+     WHERE id > :after
+       AND id <= (SELECT max(id) FROM (SELECT id FROM events WHERE id > :after ORDER BY id LIMIT :limit))
+"""
+
+
+def _content(statements: Statements, events: list[tuple[str, Row]]) -> SessionContent | None:
     """The content that was captured with events and has not been replaced or deleted since."""
-    if not rows:
+    if not events or not statements.run(_HAS_CONTENT)[0][0]:
         return None
-    moments = [row[TS_US] for row in rows]
-    said = {(row[RUN_ID], row[SEQ]) for row in rows}
+    moments = [values[_TS_US] for _, values in events]
+    said = {(run_id, values[_SEQ]) for run_id, values in events}
     messages = [
         row
         for row in statements.run(
@@ -120,7 +153,7 @@ def _content(statements: Statements, rows: list[Row]) -> SessionContent | None:
         )
         if (row[2], row[3]) in said
     ]
-    names = {row[SESSION_ID] for row in rows} | {row[0] for row in messages}
+    names = {values[_SESSION] for _, values in events} | {row[0] for row in messages}
     setups: list[Row] = []
     for name in sorted(name for name in names if name is not None):
         setups += statements.run(f"{_SETUPS} WHERE s.session_id = ?", (name,))
@@ -132,6 +165,7 @@ def _content(statements: Statements, rows: list[Row]) -> SessionContent | None:
     return SessionContent(setups, messages, _bodies(statements, {row[5] for row in (*setups, *messages)}))
 
 
+_HAS_CONTENT = "SELECT EXISTS (SELECT 1 FROM session_messages) OR EXISTS (SELECT 1 FROM session_setups)"
 _MESSAGES = """
     SELECT m.session_id, m.position, r.run_id, m.seq, m.ts_us, m.hash, m.message_id, m.metadata, m.withheld
       FROM session_messages AS m JOIN runs AS r ON r.id = m.run

@@ -70,19 +70,19 @@ UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us",
 UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
 
 
-def started_row(event: LlmCallStarted, identity: Values, run_id: str, ts_us: int) -> Values:
-    """The row of a start. In it and in the other rows, the run's name stands for its number."""
+def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
+    """The row of a start. In it and in the other rows, `run` stands for the run's number."""
     return [
-        *(*identity, run_id, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started"),
+        *(*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started"),
         *(*_of_start(event), ts_us, int(event.streamed)),
         None if event.routing is None else json_text(event.routing),
         event.reserved_nano_usd,
     ]
 
 
-def completed_row(event: LlmCallCompleted, identity: Values, run_id: str, ts_us: int) -> Values:
+def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_us: int) -> Values:
     """The row of an end that is good."""
-    row = _ended(event, identity, run_id, ts_us, "completed")
+    row = _ended(event, identity, run, ts_us, "completed")
     row += _of_completed(event)
     attempt = identity[ATTEMPT]
     assert isinstance(attempt, int)
@@ -90,21 +90,21 @@ def completed_row(event: LlmCallCompleted, identity: Values, run_id: str, ts_us:
     return row
 
 
-def failed_row(event: LlmCallFailed, identity: Values, run_id: str, ts_us: int) -> Values:
+def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: int) -> Values:
     """The row of an end in an error."""
     status = "cancelled" if event.error_class == ErrorClass.CANCELLED else "failed"
-    row = _ended(event, identity, run_id, ts_us, status)
+    row = _ended(event, identity, run, ts_us, status)
     row += _of_failed(event)
     row += (event.message, str(event.error_class), int(event.will_retry))
     return row
 
 
 def _ended(
-    event: LlmCallCompleted | LlmCallFailed, identity: Values, run_id: str, ts_us: int, status: str
+    event: LlmCallCompleted | LlmCallFailed, identity: Values, run: str | int, ts_us: int, status: str
 ) -> Values:
     began_us = began(event, ts_us)
     return [
-        *(*identity, run_id, began_us, began_us // US_PER_DAY, event.provider, event.model, status),
+        *(*identity, run, began_us, began_us // US_PER_DAY, event.provider, event.model, status),
         *(
             *_of_end(event),
             ts_us,

@@ -7,9 +7,9 @@ from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..prices.table import PriceTable
+from .batches import Batch
 from .calls.columns import tags_of
 from .connection import Row, Statements
-from .projection import Batch
 from .run_numbers import RunSpan
 
 PROCESS_LOST = "process_lost"

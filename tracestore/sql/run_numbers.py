@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import msgspec
 
 from .connection import SqlValue, Statements, greater, lesser
 
 _KNOWN_RUNS = 256
+
+_Name = TypeVar("_Name", int, str)
 
 
 class RunSpan(msgspec.Struct):
@@ -71,3 +76,15 @@ _ENTER = f"""
         ending = NULL
     RETURNING id
 """
+
+
+def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, tuple[int, int]]:
+    """The least and the greatest value of each name; both are of the same length. None is no name."""
+    if len(set(names)) == 1 and names[0] is not None:
+        return {names[0]: (min(values), max(values))}
+    found: dict[_Name, tuple[int, int]] = {}
+    for name, value in zip(names, values, strict=True):
+        if name is not None:
+            least, greatest = found.get(name, (value, value))
+            found[name] = (min(least, value), max(greatest, value))
+    return found

@@ -19,10 +19,9 @@ from bus.log import Log
 
 from ..codec import storable_text
 from ..prices.table import PriceTable
-from ..sql.batches import batch_of
+from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import Unstorable
-from ..sql.projection import Batch
 from ..sql.run_numbers import RunNumbers
 from ..sql.uninterrupted import uninterrupted
 from .database import Database

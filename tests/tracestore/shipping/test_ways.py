@@ -1,0 +1,209 @@
+"""The two ways of a shipment into a shared store: by either, each event is there once, with what follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.events.envelope import Envelope
+from bus.events.sessions import SessionCreated
+from tests.support.postgres_server import PostgresServer
+from tests.tracestore.trace_making import Maker
+from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from tracestore.postgres.receiving import receiver as receiving
+from tracestore.shipping.text import lines_of
+
+from .conftest import _migrate
+from .test_shipping import everything, of_run, shipped
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that were tried, in their order."""
+    tried: list[str] = []
+    direct, stage = receiving.store_new, receiving.stage
+
+    def noted_direct(*arguments: object) -> object:
+        tried.append("direct")
+        return direct(*arguments)  # type: ignore[arg-type]
+
+    def noted_stage(*arguments: object) -> None:
+        tried.append("staged")
+        stage(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(receiving, "store_new", noted_direct)
+    monkeypatch.setattr(receiving, "stage", noted_stage)
+    return tried
+
+
+async def ship(trace: Path, shared: str, batch: int = 2000) -> None:
+    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=batch))
+    try:
+        await shipper.ship()
+    finally:
+        await shipper.close()
+
+
+def lose_marks(trace: Path) -> None:
+    for mark in trace.parent.glob("trace.db.shipped-*"):
+        mark.unlink()
+
+
+async def test_what_is_new_goes_directly(local: TraceStore, trace: Path, shared: str, ways: list[str]) -> None:
+    """Also when it comes in many shipments, and from another shipper of the file."""
+    events = of_run("one", 40)
+    for begin in range(0, len(events), 30):
+        await local.write(events[begin : begin + 30])
+        await ship(trace, shared, batch=7)
+    assert set(ways) == {"direct"}
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_a_file_under_a_new_name_is_staged_until_something_is_new(
+    local: TraceStore, trace: Path, shared: str, ways: list[str]
+) -> None:
+    await local.write(of_run("one", 40))
+    await ship(trace, shared)
+    lose_marks(trace)
+    ways.clear()
+    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=20))
+    await shipper.ship()
+    assert ways[:4] == ["direct", "staged", "staged", "staged"]
+    ways.clear()
+    for run in ("two", "three"):
+        await local.write(of_run(run, 3))
+        await shipper.ship()
+    await shipper.close()
+    assert ways == ["staged", "direct"]
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_events_that_somebody_else_wrote_there_are_not_doubled(
+    local: TraceStore, trace: Path, shared: str, ways: list[str]
+) -> None:
+    """The file's place there says nothing of them."""
+    events = of_run("one", 40)
+    await local.write(events[:20])
+    await ship(trace, shared)
+    await local.write(events[20:])
+    async with PostgresStore(shared, path=trace.with_name("other")) as store:
+        await store.write(events[50:60])
+    ways.clear()
+    await ship(trace, shared)
+    assert ways == ["direct", "staged"]
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_a_copy_of_a_file_goes_its_own_way(
+    local: TraceStore, trace: Path, shared: str, tmp_path: Path
+) -> None:
+    """With a copy of the mark beside it, so that both have one name in the shared store."""
+    first, second = of_run("one", 10), of_run("two", 10)
+    await local.write(first)
+    await ship(trace, shared)
+    other = tmp_path / "copied" / "trace.db"
+    other.parent.mkdir(mode=0o700)
+    await local.backup(other)
+    for mark in trace.parent.glob("trace.db.shipped-*"):
+        other.with_name(mark.name).write_bytes(mark.read_bytes())
+    async with TraceStore(other) as copy:
+        await copy.write(second)
+        await ship(other, shared, batch=7)
+        third = of_run("three", 10)
+        await local.write(third)
+        await ship(trace, shared, batch=7)
+        async with shipped(other, shared) as store:
+            kept = {(each.run_id, each.seq) for each in await store.events(limit=None)}
+            assert kept == {(each.run_id, each.seq) for each in (*first, *second, *third)}
+            assert len(await store.events(limit=None)) == len(kept)
+
+
+async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
+    local: TraceStore, trace: Path, shared: str, ways: list[str]
+) -> None:
+    make = Maker("run_a")
+    tags = {"team": "a"}
+    told = [make.started("req_1", tags=tags), make.completed("req_1", tags=tags), make.completed("req_2")]
+    told += [make.failed("req_3"), make.started("req_2"), make.started("req_3"), make.started("req_3")]
+    for event in told:
+        await local.write([event])
+        await ship(trace, shared)
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+ODD = st.text(st.sampled_from('a"\\,\t\n\r\x01\x02\x1e\x1f\x7f\u2028é😀 '), max_size=5) | st.sampled_from(
+    ("None", "", "\\N", "\\.", "NULL", "\x02None\x02", "'\x1e'")
+)
+
+
+@given(st.lists(st.tuples(ODD | st.none(), ODD | st.none(), st.integers(-9, 9) | st.none()), min_size=1))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_value_arrives_as_it_was(shared: str, rows: list[tuple[str | None, str | None, int | None]]) -> None:
+    import psycopg
+
+    lines = lines_of(("one", "two", "three"), [7] * len(rows), rows)
+    with psycopg.connect(shared) as connection:
+        connection.execute("CREATE TEMP TABLE received (run bigint, one text, two text, three bigint)")
+        with connection.cursor().copy(f"COPY received FROM STDIN WITH ({lines.options})".encode()) as copy:
+            copy.write(lines.text({7: 8}))
+        found = connection.execute("SELECT * FROM received ORDER BY ctid").fetchall()
+        connection.rollback()
+    assert found == [(8, *row) for row in rows]
+
+
+def story(run: str) -> list[Envelope]:
+    make = Maker(run)
+    session = {"session_id": f"ses_{run}"}
+    return [make(SessionCreated(model="openai:gpt-5"), **session), *of_run(run, 9)[1:]]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("ships", "ships", "writes", "loses its mark", "somebody else writes")),
+        st.integers(1, 40),
+        st.integers(1, 12),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=STEPS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_nothing_is_missing_or_doubled_whatever_was_there(
+    request: pytest.FixtureRequest, shared: str, steps: list[tuple[str, int, int]]
+) -> None:
+    """Somebody else may have written any of the events before, and the file's mark may be lost at any time."""
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    with server.database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
+        anyio.run(_play, Path(folder), dsn, steps)
+
+
+async def _play(folder: Path, dsn: str, steps: list[tuple[str, int, int]]) -> None:
+    events = [event for pair in zip(story("one"), story("two"), strict=True) for event in pair]
+    written = 0
+    trace = folder / "trace.db"
+    async with TraceStore(trace) as local, PostgresStore(dsn, path=folder / "other") as store:
+        for what, number, size in steps:
+            if what == "ships":
+                await ship(trace, dsn, size)
+            elif what == "writes":
+                await local.write(events[written : written + number])
+                written += number
+            elif what == "loses its mark":
+                lose_marks(trace)
+            else:
+                await store.write(events[number : number + size])
+        await local.write(events)
+        await ship(trace, dsn, 5)
+        assert await everything(store) == await everything(local)
