@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from callboard.bus.events.codec import decode_event, encode_event
 from callboard.bus.values.usage import Cost, CostSource
 
 from callboard.bus import (
@@ -38,20 +39,33 @@ def raw_usage() -> TokenUsage:
     return TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tokens":7}'))
 
 
-def test_a_call_comes_back_with_the_providers_own_usage() -> None:
-    sent = envelope(
-        LlmCallCompleted(
-            provider="openai",
-            model="openai:gpt-5",
-            served_model="openai:gpt-5",
-            stop_reason=StopReason.END_TURN,
-            raw_stop_reason="stop",
-            usage=raw_usage(),
-            cost=Cost(1, CostSource.COMPUTED),
-            latency_ms=10,
-        )
+def completed(usage: TokenUsage) -> LlmCallCompleted:
+    return LlmCallCompleted(
+        provider="openai",
+        model="openai:gpt-5",
+        served_model="openai:gpt-5",
+        stop_reason=StopReason.END_TURN,
+        raw_stop_reason="stop",
+        usage=usage,
+        cost=Cost(1, CostSource.COMPUTED),
+        latency_ms=10,
     )
+
+
+def test_a_call_comes_back_with_the_providers_own_usage() -> None:
+    sent = envelope(completed(raw_usage()))
     assert decode_envelope(encode_envelope(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"raw":{"n":1},"n":2}', b'{"raw":null}', b'"raw"', b"[1]", b'{ "n" : 1 }', b"7"]
+)
+def test_a_usage_object_may_look_like_anything(raw: bytes) -> None:
+    """However the JSON around it is set, too."""
+    sent = completed(TokenUsage(7, 1, raw=msgspec.Raw(raw)))
+    encoded = encode_event(sent)
+    for text in (encoded, encoded.decode(), encoded.replace(b'"raw":', b'"raw" :  ', 1)):
+        assert decode_event(sent.topic_of(), text) == sent
 
 
 def test_a_message_comes_back_with_its_content() -> None:

@@ -32,7 +32,7 @@ _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock: then the work is undone, and may be tried again."""
 
 _SERVER_SIDE = ("tcp_keepalives_idle = 15", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3")
-"""What the server does to notice in half a minute that our host has vanished, with a transaction that holds locks."""
+"""The server's settings, so that it notices in half a minute when our host has vanished, holding locks."""
 
 
 def connect(

@@ -18,7 +18,7 @@ from bus.values.messages import Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, Store
 from tracestore.codec import decode_line, encode_event, encode_line
-from tracestore.sql import batches, projection
+from tracestore.sql import batches
 
 from ..trace_making import DAY_US, T0, Maker
 
@@ -131,7 +131,7 @@ async def test_the_loop_has_its_turn_while_a_batch_is_made(
             await anyio.lowlevel.checkpoint()
             turn += 1
 
-    monkeypatch.setattr(projection, "encode_event", counted)
+    monkeypatch.setattr(batches, "encode_event", counted)
     monkeypatch.setattr(batches, "_MADE_PER_SECOND", 0)  # however slow the others are here
     async with anyio.create_task_group() as group:
         group.start_soon(others)
@@ -154,7 +154,7 @@ async def test_a_write_that_is_cancelled_while_its_batch_is_made_is_committed(
             write.cancel()
         return encode_event(event)
 
-    monkeypatch.setattr(projection, "encode_event", cancelling)
+    monkeypatch.setattr(batches, "encode_event", cancelling)
     batch = [make.started(f"req_{number}") for number in range(250)]
     write = asyncio.ensure_future(store.write(batch))
     await asyncio.wait([write])
