@@ -10,6 +10,9 @@ class PostgresDialect:
     """PostgreSQL's answers to `tracestore.sql.connection.Dialect`."""
 
     pricing = PostgresPricing()
+    moment = "CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text)"
+    untouched_since = "age(xmin) > age(CAST(CAST(CAST(? AS text) AS xid8) AS xid))"
+    # All transactions before that number had ended then. `age` counts from the latest one back.
 
     def tag(self, tags: str) -> str:
         """The value of one tag; NULL if there is none."""

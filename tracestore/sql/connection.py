@@ -46,6 +46,16 @@ class Dialect(Protocol):
         """The SQL for pricing many calls at once."""
         ...
 
+    @property
+    def moment(self) -> str:
+        """A text for the state of the database that a `look` sees."""
+        ...
+
+    @property
+    def untouched_since(self) -> str:
+        """Whether a row was there at such a moment, whose text is a parameter, and was not written since."""
+        ...
+
     def tag(self, tags: str) -> str:
         """The value of one tag, NULL if there is none. `tags` is a column of JSON, the tag's name a parameter."""
         ...

@@ -35,7 +35,7 @@ from ..writing.captured import (
     setup_of,
 )
 from .calls.columns import tags_of
-from .connection import Row, SqlValue, Statements
+from .connection import Row, SqlValue, Statements, greater
 from .session_owner import branch, is_anothers
 
 _log = Log("tracestore.content")
@@ -76,10 +76,10 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
-    statements.run_many(
-        """
+    statements.run_many(  # a body that is there is written, too: whoever deletes unneeded ones sees that
+        f"""
         INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-        ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > content.last_us
+        ON CONFLICT (hash) DO UPDATE SET last_us = {greater("content.last_us", "excluded.last_us")}
         """,
         [(digest, last_us[digest], body) for digest, body in bodies.items()],
     )

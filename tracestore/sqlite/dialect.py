@@ -81,6 +81,8 @@ class SqliteDialect:
     """SQLite's answers to `tracestore.sql.connection.Dialect`."""
 
     pricing = SqlitePricing()
+    moment = "''"
+    untouched_since = "? IS NOT NULL"  # whatever is written since has a later time: it is this machine's
 
     def tag(self, tags: str) -> str:
         """By key, not by path: a tag may be called anything."""

@@ -33,7 +33,7 @@ class ContentStoring:
         self._statements.run_many(
             """
             INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-            ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > content.last_us
+            ON CONFLICT (hash) DO UPDATE SET last_us = greatest(content.last_us, excluded.last_us)
             """,
             content.bodies,
         )

@@ -10,11 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ..connection import Database, Row, Statements, placeholders
 from .erasures import Erasure, note_erasure, runs_in
 
 BODIES_AT_ONCE = 500
+
+
+class Needed(NamedTuple):
+    """The bodies that sessions referred to at one moment."""
+
+    hashes: set[bytes]
+    """Their hashes."""
+    moment: str
+    """The moment, see `Dialect.moment`."""
+    spared: list[int]
+    """The numbers of other bodies that were not deleted, because somebody may have written them since."""
+
 
 # Bodies name those that they are made of; quotes inside of somebody's text are escaped, and never look like that.
 _REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
@@ -92,14 +105,27 @@ async def sweep_bodies(database: Database, before_us: int) -> None:
     while True:
         _, place = await database.write(partial(delete_unneeded, before_us=before_us, needed=needed, after=place))
         if not place:
-            return
+            break
+    if needed.spared:
+        await database.write(partial(_delete_if_unneeded, before_us=before_us, some=needed.spared))
 
 
-def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
-    """The hashes of all bodies from before a moment that a session refers to. Nothing is written.
+def _delete_if_unneeded(statements: Statements, before_us: int, some: Sequence[int]) -> None:
+    """Delete and erase those of some bodies that no session needs, while nobody else writes."""
+    needed = needed_bodies(statements, before_us).hashes
+    with statements.erasing():
+        for number in some:
+            rows = statements.run("SELECT hash FROM content WHERE id = ? AND last_us < ?", (number, before_us))
+            if rows and bytes(rows[0][0]) not in needed:
+                statements.run("DELETE FROM content WHERE id = ?", (number,))
+
+
+def needed_bodies(statements: Statements, before_us: int) -> Needed:
+    """All bodies from before a moment that a session refers to. Nothing is written.
 
     A body that is said again carries the later moment, so only old rows are looked at.
     """
+    ((moment,),) = statements.run(f"SELECT {statements.dialect.moment}")
     rows: list[Row] = statements.run(
         """
         SELECT hash FROM session_messages WHERE ts_us < :before AND hash IS NOT NULL
@@ -117,28 +143,31 @@ def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:
         found.add(digest)
         for (body,) in statements.run("SELECT body FROM content WHERE hash = ?", (digest,)):
             left += [bytes.fromhex(name.decode()) for name in _REFERENCE.findall(body)]
-    return found
+    return Needed(found, str(moment), [])
 
 
-def delete_unneeded(statements: Statements, before_us: int, needed: set[bytes], after: int) -> tuple[int, int]:
+def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
     """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
     holds a transaction.
 
     Args:
         statements: The connection.
         before_us: The moment, in microseconds since the epoch.
-        needed: The hashes of the bodies that are needed.
+        needed: The bodies that are needed. One that was written since may be, too.
         after: The number of the last body that was looked at; 0 at first.
 
     Returns:
         The number of bodies that were deleted, and the number of the last body that was looked at. It is 0 at the
             end.
     """
+    untouched = statements.dialect.untouched_since
     rows = statements.run(
-        "SELECT id, hash FROM content WHERE id > ? AND last_us < ? ORDER BY id LIMIT ?",
-        (after, before_us, BODIES_AT_ONCE),
+        f"SELECT id, hash, {untouched} FROM content WHERE id > ? AND last_us < ? ORDER BY id LIMIT ?",
+        (needed.moment, after, before_us, BODIES_AT_ONCE),
     )
     with statements.erasing():
-        gone = [number for number, digest in rows if bytes(digest) not in needed]
+        unneeded = [(number, old) for number, digest, old in rows if bytes(digest) not in needed.hashes]
+        gone = [number for number, old in unneeded if old]
+        needed.spared.extend(number for number, old in unneeded if not old)
         statements.run_many("DELETE FROM content WHERE id = ?", [(number,) for number in gone])
     return len(gone), rows[-1][0] if rows else 0

@@ -1,0 +1,47 @@
+"""Content that nobody needs is deleted, and never what somebody says again meanwhile, whatever its clock."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from bus.values.messages import Message
+from tests.tracestore.content_making import appended, captured, configured
+from tests.tracestore.trace_making import T0, Maker
+from tracestore import PostgresStore
+from tracestore.sql.upkeep.expiry import delete_sessions, delete_unneeded, needed_bodies
+
+pytestmark = pytest.mark.anyio
+
+SAID = [Message.user("What everybody asks. " * 100)]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_path: Path, again: bool) -> None:
+    """Its time is the same, as of an event that was on its way for long."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        one, other = Maker("run_a"), Maker("run_b")
+        await store.write(captured(configured(one, "a"), *appended(one, SAID, "a", ts_us=T0)))
+        await store._database.write(lambda statements: delete_sessions(statements, ["a"]))
+        needed = await store._database.look(lambda statements: needed_bodies(statements, T0 + 1))
+        if again:
+            await store.write(captured(configured(other, "b"), *appended(other, SAID, "b", ts_us=T0)))
+        gone, _ = await store._database.write(partial(delete_unneeded, before_us=T0 + 1, needed=needed, after=0))
+        assert gone == (0 if again else 2)  # what was said, and the setup
+        if again:
+            assert await store.messages("b") == SAID
+
+
+async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path) -> None:
+    """A transaction of somebody else that goes on makes every younger body look as if it had come since."""
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        with psycopg.connect(dsn) as other:
+            other.execute("CREATE TABLE public.of_another_application (id bigint)")
+            make = Maker("run_a")
+            await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0)))
+            assert await store.delete_session("s")
+            other.rollback()
+        assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
