@@ -63,6 +63,7 @@ from .watching.under_way import UnderWay, WorkUnderWay
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingOptions, EmbeddingResult
+    from .functions.costs import costs, costs_sync, reprice, reprice_sync
     from .functions.objects import generate_object, generate_object_sync, stream_object, stream_object_sync
     from .functions.sync_host import run_sync
     from .functions.sync_object_stream import SyncObjectStream
@@ -83,6 +84,7 @@ else:
         __name__,
         {
             ".embedding": ("EmbeddingOptions", "EmbeddingResult"),
+            ".functions.costs": ("costs", "costs_sync", "reprice", "reprice_sync"),
             ".functions.objects": (
                 "generate_object",
                 "generate_object_sync",
@@ -176,6 +178,8 @@ __all__ = [
     "ViewEvent",
     "ViewReader",
     "WorkUnderWay",
+    "costs",
+    "costs_sync",
     "default_engine",
     "generate",
     "generate_object",
@@ -186,6 +190,8 @@ __all__ = [
     "list_models",
     "load_registry",
     "mcp_tools",
+    "reprice",
+    "reprice_sync",
     "run_sync",
     "set_default_engine",
     "stream",

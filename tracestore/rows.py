@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import msgspec
 
 from bus.values.cost_sum import CostSum, usage_is_unknown
 from bus.values.messages import Message, RoutingDecision, SessionSetup
-from bus.values.usage import Cost, TokenUsage
+from bus.values.usage import Cost, TokenUsage, usd_of
 
 from .filters import CallStatus
 
@@ -119,6 +121,8 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     key: tuple[str, ...]
     """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    by: tuple[str, ...] = ()
+    """The dimensions of which these are the values, so that ``row["model"]`` is one of them."""
     calls: int
     """The attempts of calls, ended or not."""
     total_input_tokens: int
@@ -143,6 +147,18 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of which not even the usage is known: they got no answer, or have no end yet."""
     at_call_time_unpriced: int = 0
     """The calls with usage that had no cost when they were called."""
+
+    def __getitem__(self, dimension: str) -> str:
+        """The group's value of a dimension. Raises KeyError if the sums are not by that dimension."""
+        try:
+            return self.key[self.by.index(dimension)]
+        except ValueError:
+            raise KeyError(dimension) from None
+
+    @property
+    def usd(self) -> Decimal:
+        """The known part of the cost in US dollars, exactly."""
+        return usd_of(self.cost_nano_usd)
 
     @property
     def cache_hit_rate(self) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime, timedelta
 
 US_PER_DAY = 86_400_000_000
 
-_YEARS_PER_CYCLE = 400
-_DAYS_PER_CYCLE = 146_097
+_AGO = re.compile(r"(\d{1,5})([mhdw])")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CYCLE_DAYS = 146_097
@@ -45,3 +46,23 @@ def iso_moment(moment_us: int) -> str:
     day, within = divmod(moment_us, US_PER_DAY)
     time = (_EPOCH + timedelta(microseconds=within)).time()
     return f"{iso_day(day)}T{time.isoformat(timespec='microseconds')}+00:00"
+
+
+def read_moment(text: str) -> datetime:
+    """The moment that people mean by a text: a day, a time, or a time ago such as 90m, 24h, 7d or 2w.
+
+    A day or a time without a zone is local.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no day or time such as 2026-07-01, 2026-07-01T12:00, or 24h or 7d ago"
+        ) from None
+    return found if found.tzinfo is not None else found.astimezone()

@@ -137,6 +137,34 @@ def test_a_table_of_a_price_file_is_chosen_by_label_or_version(
     assert said in (done.stderr if code else done.stdout)
 
 
+def test_a_discount_is_on_the_prices_of_the_file_or_of_new_calls(traced: Path) -> None:
+    """Several names may be given, and the table's label says them."""
+    half = ("--discount", "local-chat:*=0.5", "--discount", "local-messages:*=2")
+    done = call("reprice", "--prices", str(PRICES), *half, "--dry-run", home=traced, exits=0)
+    assert "0.5 x local-chat:*, 2 x local-messages:*" in done.stdout
+    call("reprice", "--prices", str(PRICES), "--discount", "local-chat:*=0.5", home=traced, exits=0)
+    assert costs(traced)[2] == 1200
+    missing = call("reprice", "--discount", "nobody:*=0.5", home=traced, exits=2)
+    assert "no price row is for 'nobody:*'" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ((), "reprice by what?"),
+        (("--undo", "--discount", "a:*=1"), "--discount is for new prices"),
+        (("--discount", "a:*=1", "--label", "first"), "give --prices FILE too"),
+        (("--discount", "a:*"), "is no factor such as"),
+        (("--discount", "a:*=x"), "the factor on 'a:*' is 'x'"),
+    ],
+)
+def test_a_choice_of_prices_that_means_nothing_is_refused(
+    traced: Path, choice: tuple[str, ...], said: str
+) -> None:
+    """With what to say instead."""
+    assert said in call("reprice", *choice, home=traced, exits=2).stderr
+
+
 @pytest.mark.parametrize("command", [("traces",), ("reprice", "--prices", str(PRICES))])
 @pytest.mark.parametrize(
     ("kind", "said"),
@@ -188,7 +216,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(traced: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon"), ("reprice",)]
+    "wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon"), ("sql",)]
 )
 def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[str, ...]) -> None:
     """argparse says what was expected, and the exit code is 2."""

@@ -24,7 +24,8 @@ rate, or if the counts contradict each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -192,6 +193,23 @@ class PriceTable:
             overrides.label if label is None else label,
             aliases=(*overrides.aliases, *(alias for alias in self.aliases if alias not in overrides.aliases)),
         )
+
+    def discounted(self, factors: Mapping[str, Decimal | int | str], *, label: str | None = None) -> PriceTable:
+        """A table of the same rows at other rates: tiers, dates, sizes, hours and missing rates stay.
+
+        Args:
+            factors: The factor on all rates of a model's rows, by ``provider:name``; ``*`` stands for any text.
+                ``"0.8"`` is 20 % off. Of several names that fit a row, the one with most letters counts.
+            label: The label of the new table; None names the factors and this table.
+
+        Raises:
+            ConfigurationError: A factor is no number of at least 0, or is a float, which wouldn't be exact. Or a
+                name fits no row: a model that is priced as another one, by an alias, has no rows of its own.
+        """
+        from .discount import discounted
+
+        rows, words = discounted(self.rows, factors)
+        return PriceTable(rows, f"{words} of {self.label}" if label is None else label, aliases=self.aliases)
 
     def find(
         self,

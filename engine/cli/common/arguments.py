@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import get_args
@@ -13,13 +12,11 @@ from typing import get_args
 from bus import ConfigurationError, StoreError
 from tracestore import CallFilter
 from tracestore.filters import CallStatus
+from tracestore.timestamps import read_moment
 
 from ...store_address import StoreAddress, TracePlace, is_address
 from .money import NANO
 from .places import default_trace
-
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_AGO = re.compile(r"(\d{1,5})([mhdw])")
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
@@ -157,16 +154,10 @@ def positive(text: str) -> int:
 
 def moment(text: str) -> datetime:
     """A day or a time, local if it has no zone; or a time ago: 90m, 24h, 7d, 2w."""
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no day or time such as 2026-07-01, 2026-07-01T12:00, or 24h or 7d ago"
-        ) from None
-    return found if found.tzinfo is not None else found.astimezone()
+        return read_moment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def tag(text: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from ..common.screen import make_console
 from ..common.words import rate
 
 _MAY_GO = {"calls": 3, "in": 4, "out": 5, "cached": 6, "at call time": 1, "estimated": 2}
+_FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key", "by"))
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
 
 
@@ -62,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     by: tuple[str, ...] = arguments.by
     rows = from_trace(arguments, partial(_read, arguments))
     if arguments.format != "table":
-        fields = (*CostRow.__struct_fields__[1:], "cache_hit_rate")
-        write_records(arguments.format, (*by, *fields), (_record(by, row) for row in rows))
+        write_records(arguments.format, (*by, *_FIGURES, "cache_hit_rate"), map(_record, rows))
         return 0
     show(rows, by)
     return 0
@@ -78,9 +78,9 @@ async def _read(arguments: argparse.Namespace, store: Store) -> list[CostRow]:
     return rows
 
 
-def _record(by: Sequence[str], row: CostRow) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in CostRow.__struct_fields__[1:]}
-    return {**dict(zip(by, row.key, strict=True)), **values, "cache_hit_rate": row.cache_hit_rate}
+def _record(row: CostRow) -> dict[str, Any]:
+    figures = {name: getattr(row, name) for name in _FIGURES}
+    return {**dict(zip(row.by, row.key, strict=True)), **figures, "cache_hit_rate": row.cache_hit_rate}
 
 
 def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from tracestore.reports import OnProgress
 
 from ...opening import existing_store, store_to_read
+from ...pricing.pricing import load_prices
 from ...store_address import TracePlace
 from ..common.arguments import add_filters, call_filter, chosen_trace
 from ..common.fitting import FittingTable
@@ -45,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Works out what stored calls cost under a price table, and makes that their current cost. "
         "Events and the costs at call time stay as they are, so it can be undone.",
     )
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--prices", type=Path, metavar="FILE", help="price file; its newest table is taken")
     source.add_argument(
         "--use",
@@ -61,6 +62,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         const=LATEST,
         metavar="N",
         help="go on with a repricing that was interrupted (default: the latest)",
+    )
+    parser.add_argument(
+        "--discount",
+        type=discount,
+        action="append",
+        metavar="NAME=FACTOR",
+        help="a factor on the prices of --prices, else of new calls, such as 'anthropic:*=0.8'; more than once",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--version", metavar="V", help="the file's table with this version, or its beginning")
@@ -78,8 +86,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=run)
 
 
+def discount(text: str) -> tuple[str, str]:
+    """A factor such as anthropic:*=0.8, as its name and its number."""
+    name, equals, factor = text.rpartition("=")
+    if not (name and equals and factor):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor such as anthropic:*=0.8")
+    return name, factor
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
+    _require_source(arguments)
     _refuse_trials(arguments)
     trace = chosen_trace(arguments)
     if arguments.use is not None:
@@ -106,6 +123,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         _write_page(arguments.html, report, table, before, arguments, trace)
     return 0
+
+
+def _require_source(arguments: argparse.Namespace) -> None:
+    other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
+    if arguments.prices is None and not other and not arguments.discount:
+        raise ConfigurationError(
+            "reprice by what? Give --prices FILE, --discount NAME=FACTOR, --use, --undo, --history or --resume"
+        )
+    if arguments.discount and other:
+        raise ConfigurationError("--discount is for new prices: give it alone or with --prices")
+    if arguments.prices is None and (arguments.version is not None or arguments.label is not None):
+        raise ConfigurationError("--version and --label choose a table of a price file: give --prices FILE too")
 
 
 def _refuse_trials(arguments: argparse.Namespace) -> None:
@@ -200,6 +229,14 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
     raise ConfigurationError(f"{prices}: {found} {wanted}; there are {there}")
 
 
+def _prices(arguments: argparse.Namespace) -> PriceTable:
+    if arguments.prices is None:
+        table = load_prices(None)
+    else:
+        table = choose_table(arguments.prices, arguments.version, arguments.label)
+    return table.discounted(dict(arguments.discount)) if arguments.discount else table
+
+
 async def _reprice(
     trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
 ) -> tuple[RepriceReport, PriceTable, str]:
@@ -210,7 +247,7 @@ async def _reprice(
             report = await store.resume_reprice(number, progress=progress)
         else:
             report = await store.reprice(
-                choose_table(arguments.prices, arguments.version, arguments.label),
+                _prices(arguments),
                 where=call_filter(arguments),
                 dry_run=arguments.dry_run,
                 as_model=arguments.as_model,
@@ -222,7 +259,7 @@ async def _reprice(
     words = "the costs at call time" if before is None else f"{before.label}, version {before.version}"
     chosen = tables.get(report.version)
     if chosen is None:
-        chosen = choose_table(arguments.prices, arguments.version, arguments.label)
+        chosen = _prices(arguments)
     return report, chosen, words
 
 

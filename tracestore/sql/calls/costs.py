@@ -60,7 +60,10 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
         """,
         [*values, *group.values],
     )
-    return [CostRow(key=group.key(row), **dict(zip(fields, row[len(by) :], strict=True))) for row in rows]
+    named = tuple(by)
+    return [
+        CostRow(key=group.key(row), by=named, **dict(zip(fields, row[len(by) :], strict=True))) for row in rows
+    ]
 
 
 async def _from_sums(database: Database, where: CallFilter, by: Sequence[str], under: str | None) -> Sql | None:

@@ -1,0 +1,175 @@
+"""What stored calls cost, and what they would cost: questions to the trace, for which no engine is started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from bus import ConfigurationError
+from tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
+from tracestore.home import home_folder
+from tracestore.timestamps import read_moment
+
+from ..opening import existing_store, store_to_read
+from ..pricing.pricing import load_prices
+from ..store_address import StoreAddress, TracePlace, is_address
+from .sync_host import run_sync
+
+Moment: TypeAlias = str | datetime | timedelta
+"""A moment: an aware datetime; a time ago, as a timedelta or as ``"90m"``, ``"24h"``, ``"7d"``, ``"2w"``; or a
+local ``"2026-07-01"`` or ``"2026-07-01T12:00"``."""
+
+Trace: TypeAlias = Store | Path | str
+"""A trace: an open store, the path of a trace file, or an address as ``postgresql://USER@HOST/DATABASE``."""
+
+EVERY_CALL = CallFilter()
+
+
+async def costs(
+    *,
+    by: str | Sequence[str] = "model",
+    since: Moment | None = None,
+    until: Moment | None = None,
+    where: CallFilter = EVERY_CALL,
+    under: str | None = None,
+    trace: Trace | None = None,
+) -> list[CostRow]:
+    """What stored calls used and cost, by group, the dearest group first.
+
+    Args:
+        by: The dimension or dimensions to group by: day (UTC), provider, model, session_id, turn_id, status,
+            served_model, error_class, stop_reason, operation, key, or ``tag:KEY``. ``()`` gives one total.
+        since: The earliest start of a call.
+        until: The moment before which a call started.
+        where: What else the calls must have in common.
+        under: The price version whose costs are wanted; None is the current one.
+        trace: The trace; None is $CALLBOARD_HOME/trace.db, else ~/.callboard/trace.db.
+
+    Raises:
+        StoreError: There is no trace, or it can't be read.
+        ConfigurationError: A moment can't be read.
+        ValueError: There is no such dimension.
+    """
+    chosen = _within(where, since, until)
+    dimensions = (by,) if isinstance(by, str) else tuple(by)
+    async with _reading(trace) as store:
+        return await store.costs(chosen, dimensions, under=under)
+
+
+def costs_sync(
+    *,
+    by: str | Sequence[str] = "model",
+    since: Moment | None = None,
+    until: Moment | None = None,
+    where: CallFilter = EVERY_CALL,
+    under: str | None = None,
+    trace: Trace | None = None,
+) -> list[CostRow]:
+    """`costs` for code without an event loop. Arguments, result and exceptions are those of `costs`."""
+    return run_sync(costs(by=by, since=since, until=until, where=where, under=under, trace=trace))
+
+
+async def reprice(
+    prices: PriceTable | Path | None = None,
+    *,
+    discount: Mapping[str, Decimal | int | str] | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    where: CallFilter = EVERY_CALL,
+    dry_run: bool = False,
+    trace: Trace | None = None,
+) -> RepriceReport:
+    """Work out what stored calls cost under other prices.
+
+    Unless `dry_run` is set, that is their current cost from then on. The prices of new calls stay as they are.
+    `callboard reprice --undo` takes the repricing back.
+
+    Args:
+        prices: A table, or the path of a price file, whose newest table is taken. None is the table that an engine
+            would have now.
+        discount: Factors on these prices by ``provider:name``, with ``*``, as `PriceTable.discounted` takes them:
+            ``{"anthropic:*": "0.8"}`` is 20 % off.
+        since: The earliest start of a call.
+        until: The moment before which a call started.
+        where: What else the calls must have in common.
+        dry_run: Whether to report only.
+        trace: The trace, as in `costs`.
+
+    Raises:
+        StoreError: There is no trace, or it can't be used.
+        ConfigurationError: The prices, a factor or a moment can't be read.
+    """
+    table = PriceTable.from_yaml(prices) if isinstance(prices, Path) else load_prices(prices)
+    if discount is not None:
+        table = table.discounted(discount)
+    chosen = _within(where, since, until)
+    if dry_run:
+        async with _reading(trace) as store:
+            return await store.reprice(table, where=chosen, dry_run=True)
+    async with _writing(trace) as store:
+        return await store.reprice(table, where=chosen)
+
+
+def reprice_sync(
+    prices: PriceTable | Path | None = None,
+    *,
+    discount: Mapping[str, Decimal | int | str] | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    where: CallFilter = EVERY_CALL,
+    dry_run: bool = False,
+    trace: Trace | None = None,
+) -> RepriceReport:
+    """`reprice` for code without an event loop. Arguments, result and exceptions are those of `reprice`."""
+    work = reprice(prices, discount=discount, since=since, until=until, where=where, dry_run=dry_run, trace=trace)
+    return run_sync(work)
+
+
+def _within(where: CallFilter, since: Moment | None, until: Moment | None) -> CallFilter:
+    """The filter, between two moments."""
+    named = {"since": since, "until": until}
+    moments = {name: _moment(moment) for name, moment in named.items() if moment is not None}
+    return msgspec.structs.replace(where, **moments)
+
+
+def _moment(moment: Moment) -> datetime:
+    if isinstance(moment, timedelta):
+        return datetime.now().astimezone() - moment
+    if isinstance(moment, datetime):
+        return moment
+    try:
+        return read_moment(moment)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _place(trace: Path | str | None) -> TracePlace:
+    if trace is None:
+        return home_folder() / "trace.db"
+    if isinstance(trace, str) and is_address(trace):
+        return StoreAddress(trace)
+    return Path(trace)
+
+
+@contextlib.asynccontextmanager
+async def _reading(trace: Trace | None) -> AsyncIterator[Store]:
+    if trace is not None and not isinstance(trace, Path | str):
+        yield trace
+        return
+    async with store_to_read(_place(trace)) as store:
+        yield store
+
+
+@contextlib.asynccontextmanager
+async def _writing(trace: Trace | None) -> AsyncIterator[Store]:
+    if trace is not None and not isinstance(trace, Path | str):
+        yield trace
+        return
+    async with await existing_store(_place(trace)) as store:
+        yield store
