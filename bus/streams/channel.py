@@ -119,20 +119,26 @@ class StreamChannel:
             UnknownStream: No log of that id exists, or its time is over.
             ValueError: `from_seq` is negative or beyond the end.
         """
+        return self.log(stream_id).reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
+
+    def log(self, stream_id: str) -> StreamLog[TurnEvent]:
+        """The log of a stream that is running or over.
+
+        Raises:
+            UnknownStream: No log of that id exists, or its time is over.
+        """
         self._sweep()
-        log = self._open.get(stream_id)
-        if log is None:
-            if (closed := self._kept.get(stream_id)) is not None:
-                log = closed.log
-            elif (closed := self._folded.get(stream_id)) is not None:
-                self._folded.move_to_end(stream_id)
-                log = closed.log
-            else:
-                raise UnknownStream(
-                    f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
-                    "Take the finished message from its session instead"
-                )
-        return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
+        if (log := self._open.get(stream_id)) is not None:
+            return log
+        if (closed := self._kept.get(stream_id)) is not None:
+            return closed.log
+        if (closed := self._folded.get(stream_id)) is not None:
+            self._folded.move_to_end(stream_id)
+            return closed.log
+        raise UnknownStream(
+            f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
+            "Take the finished message from its session instead"
+        )
 
     def discard(self, stream_id: str) -> None:
         """Forget a log, open or closed. Its readers still read what it has. An unknown id does nothing."""

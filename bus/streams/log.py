@@ -237,11 +237,7 @@ class StreamLog(Generic[T]):
         start = self.next_seq if from_seq == "tail" else from_seq
         if not 0 <= start <= self.next_seq:
             raise ValueError(f"stream {self.stream_id} has events 0 to {self.next_seq - 1}; from_seq={from_seq}")
-        reader = StreamReader(self, start, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
-        if self._readers is None:
-            self._readers = WeakSet()
-        self._readers.add(reader)
-        return reader
+        return StreamReader(self, start, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
     def since(self, seq: int) -> list[T]:
         """The events from the one numbered `seq` on, at once. Events that have been folded are left out."""
@@ -256,6 +252,11 @@ class StreamLog(Generic[T]):
     def fold(self) -> None:
         """Fold all events into the snapshot. Readers that have not read all of them get a StreamReset."""
         self._fold_until(len(self._events))
+
+    def _enter(self, reader: StreamReader[T]) -> None:
+        if self._readers is None:
+            self._readers = WeakSet()
+        self._readers.add(reader)
 
     def _wake(self) -> None:
         signal, self._signal = self._signal, None
@@ -333,6 +334,7 @@ class StreamReader(Generic[T]):
         self._delivered = 0
         self._resets = 0
         self._closed = False
+        log._enter(self)
 
     @property
     def frame_id(self) -> str:

@@ -35,6 +35,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "sqlite3": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
+    "nats": ("engine/nodes/nats/",),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
@@ -42,6 +43,7 @@ LAZY = (
     "httpx",
     "aiosqlite",
     "psycopg",
+    "nats",
     "ulid",
     "structlog",
     "yaml",

@@ -1,0 +1,277 @@
+"""The reader's side: mirrors of streams that run on other nodes, each filled as long as somebody reads it.
+
+Each has a `Follower`, which decides, and a task, which listens and asks as it says. The log of a mirror is in the
+engine's streams like any other, so that further readers share it, and a stream that is over is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal, Protocol
+
+import anyio
+import anyio.abc
+
+from bus import CallboardError, Log, StreamChannel
+from bus.backend import Signal, new_signal
+
+from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription, encode, read_answer
+from .follower import AskOwner, Follower, OwnerAnswer, Question, StoreAnswer, Stored, Timing
+from .frame import Assembly, UnreadableFrame, read_packet
+from .mirror import Mirror
+from .reader import RemoteReader
+
+_log = Log("engine.frames")
+
+ASK_SECONDS = 2.0
+"""The longest wait for an owner's answer."""
+
+ASK_ALL_SECONDS = 1.0
+"""The longest wait for an answer where nobody knows who the owner is. Those who are not it say nothing."""
+
+
+class TurnSource(Protocol):
+    """Where turns are found whose owner can't be asked."""
+
+    async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
+        """What is known of a turn. It never raises.
+
+        Args:
+            stream_id: The id of the turn and its stream.
+            session_id: Its session, as far as it is known.
+            node: The node that owned it, as far as it is known.
+            epoch: The epoch under which that node acted.
+        """
+
+
+class _Mirrored:
+    """A mirror, and the reader's side of its readers."""
+
+    def __init__(self, stream_id: str, streams: StreamChannel) -> None:
+        self.stream_id = stream_id
+        self.log = streams.open(stream_id)
+        self.mirror = Mirror(self.log)
+        self.stored = False
+        self.follower: Follower | None = None  # while it is at work
+        self.woken = anyio.Event()
+        self._assembly = Assembly()
+        self._waiting: list[Signal] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody reads it, and it has no end yet."""
+        return not self.log.closed and bool(self.log.readers)
+
+    async def settled(self) -> None:
+        if not self.log.closed and not (self.follower is not None and self.follower.settled):
+            self._waiting.append(signal := new_signal())
+            await signal.wait()
+
+    def receive(self, _subject: str, payload: bytes, _reply: str = "") -> None:
+        """Take in a message."""
+        follower = self.follower
+        try:
+            frame = self._assembly.frame(payload)
+        except UnreadableFrame as error:
+            _log.debug("unreadable_frame", stream_id=self.stream_id, error=str(error))
+            return
+        if frame is None or follower is None:
+            return
+        due = follower.wake_at
+        follower.frame(frame, anyio.current_time())
+        if self._waiting:
+            self.tell_settled()
+        if follower.wake_at < due or not self.wanted:
+            self.woken.set()
+
+    def tell_settled(self) -> None:
+        """Let those go on who wait to know how far the stream is."""
+        if self.log.closed or (self.follower is not None and self.follower.settled):
+            waiting, self._waiting = self._waiting, []
+            for signal in waiting:
+                signal.set()
+
+
+class Mirrors:
+    """The mirrors of one node.
+
+    Args:
+        broker: The broker.
+        subjects: The cluster's subjects.
+        node: This node.
+        streams: The streams of this engine.
+        source: Where turns are found whose owner can't be asked.
+        timing: How long readers wait.
+    """
+
+    def __init__(
+        self,
+        broker: FrameBroker,
+        subjects: Subjects,
+        node: str,
+        streams: StreamChannel,
+        source: TurnSource,
+        timing: Timing = Timing(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._broker = broker
+        self._subjects = subjects
+        self._node = node
+        self._streams = streams
+        self._source = source
+        self._timing = timing
+        self._mirrored: dict[str, _Mirrored] = {}
+        self._group: anyio.abc.TaskGroup | None = None
+        broker.on_reconnect(self._reconnected)
+
+    def attach(
+        self,
+        stream_id: str,
+        from_seq: int | Literal["tail"],
+        start: Callable[[], Awaitable[None]],
+        *,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+    ) -> RemoteReader:
+        """A reader of a stream that this engine's streams don't have, or that is being mirrored.
+
+        Args:
+            stream_id: The id of the stream.
+            from_seq: As for `StreamLog.reader`.
+            start: A function that starts the engine.
+            coalesce: As for `StreamLog.reader`.
+            min_interval: As for `StreamLog.reader`.
+
+        Raises:
+            ValueError: `from_seq` is negative.
+        """
+        for other in tuple(self._mirrored.values()):
+            if other.follower is None and not other.log.readers:
+                self._forget(other)  # its reader came and never read
+        mirrored = self._mirrored.get(stream_id)
+        if mirrored is None:
+            mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)
+        begin = partial(self._begin, mirrored, start)
+        return RemoteReader(mirrored, from_seq, begin, coalesce=coalesce, min_interval=min_interval)
+
+    def __contains__(self, stream_id: object) -> bool:
+        """Whether the stream is being mirrored."""
+        return stream_id in self._mirrored
+
+    async def cancel(self, stream_id: str) -> bool:
+        """Ask the node of a stream to cancel its turn.
+
+        Returns:
+            False if no node that answers has it under way.
+        """
+        subject = self._subjects.ask("", stream_id)
+        answer = await self._broker.request(subject, encode(AskCancel(stream_id)), ASK_SECONDS)
+        return bool(read_answer(answer, bool))
+
+    async def run(self) -> None:
+        """Fill mirrors until cancelled."""
+        subscription = await self._broker.subscribe(self._subjects.mirrors(self._node), self._asked_for)
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                for mirrored in self._mirrored.values():
+                    self._work(mirrored)
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+            with anyio.CancelScope(shield=True):
+                await subscription.unsubscribe()
+
+    def close(self) -> None:
+        """End all mirrors: their readers get an error."""
+        for mirrored in tuple(self._mirrored.values()):
+            mirrored.mirror.give_up(
+                CallboardError("this engine was closed; the stream goes on, and any other node can read it")
+            )
+            self._forget(mirrored)
+
+    # -- at work
+
+    async def _begin(self, mirrored: _Mirrored, start: Callable[[], Awaitable[None]]) -> None:
+        await start()
+        self._work(mirrored)
+
+    def _work(self, mirrored: _Mirrored) -> None:
+        if self._group is None or mirrored.follower is not None or mirrored.log.closed:
+            return  # `run` takes up what is not at work yet
+        mirrored.follower = Follower(mirrored.mirror, anyio.current_time(), self._timing)
+        self._group.start_soon(self._fill, mirrored, mirrored.follower, name=f"mirror {mirrored.stream_id}")
+
+    async def _fill(self, mirrored: _Mirrored, follower: Follower) -> None:
+        subscription: Subscription | None = None
+        try:
+            subscription = await self._listen(mirrored)
+            await self._replay(mirrored)
+            follower.replayed(anyio.current_time())
+            while mirrored.wanted:
+                mirrored.tell_settled()
+                mirrored.woken = anyio.Event()
+                question = follower.question(anyio.current_time())
+                if question is None:
+                    with anyio.CancelScope(deadline=follower.wake_at):
+                        await mirrored.woken.wait()
+                    continue
+                if subscription is None:
+                    subscription = await self._listen(mirrored)
+                await self._put(question, mirrored, follower)
+            self._forget(mirrored)
+        finally:
+            mirrored.follower = None
+            if subscription is not None:
+                with anyio.CancelScope(shield=True):
+                    await subscription.unsubscribe()
+
+    async def _listen(self, mirrored: _Mirrored) -> Subscription | None:
+        try:
+            return await self._broker.subscribe(self._subjects.of_stream(mirrored.stream_id), mirrored.receive)
+        except OSError as error:
+            _log.info("frames_not_heard", stream_id=mirrored.stream_id, error=str(error))
+            return None
+
+    async def _replay(self, mirrored: _Mirrored) -> None:
+        try:
+            async for payload in self._broker.kept(self._subjects.of_stream(mirrored.stream_id)):
+                mirrored.receive("", payload)
+        except OSError as error:
+            _log.info("frames_not_replayed", stream_id=mirrored.stream_id, error=str(error))
+
+    async def _put(self, question: Question, mirrored: _Mirrored, follower: Follower) -> None:
+        stream_id, source = mirrored.stream_id, self._source
+        if isinstance(question, AskOwner):
+            ask = AskFrames(stream_id, question.from_seq, self._subjects.mirror(self._node, stream_id))
+            subject = self._subjects.ask(question.node, stream_id)
+            seconds = ASK_SECONDS if question.node else ASK_ALL_SECONDS
+            answer = read_answer(await self._broker.request(subject, encode(ask), seconds), OwnerAnswer)
+            follower.owner_answered(answer, anyio.current_time())
+            return
+        found = await source.turn(stream_id, question.session_id, question.node, question.epoch)
+        if found == "nothing" and not self._broker.connected:
+            found = "no answer"
+        mirrored.stored = isinstance(found, Stored) and not mirrored.log.closed
+        follower.store_answered(found, anyio.current_time())
+
+    def _forget(self, mirrored: _Mirrored) -> None:
+        """Let go of a mirror. What is not the whole stream under its owner's numbers is no stream of this node."""
+        self._mirrored.pop(mirrored.stream_id, None)
+        mirrored.tell_settled()
+        if mirrored.stored or not mirrored.log.closed or mirrored.log.error is not None:
+            self._streams.discard(mirrored.stream_id)
+
+    def _asked_for(self, subject: str, payload: bytes, reply: str) -> None:
+        try:
+            stream_id = read_packet(payload).stream_id
+        except UnreadableFrame:
+            return
+        if (mirrored := self._mirrored.get(stream_id)) is not None:
+            mirrored.receive(subject, payload, reply)
+
+    def _reconnected(self) -> None:
+        for mirrored in self._mirrored.values():
+            if mirrored.follower is not None:
+                mirrored.follower.reconnected(anyio.current_time())
+                mirrored.woken.set()

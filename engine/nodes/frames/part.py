@@ -1,0 +1,73 @@
+"""Streams that are read on another host, as a part of a node."""
+
+from __future__ import annotations
+
+import anyio
+
+from bus import StreamChannel
+
+from ..cluster import Cluster
+from .exchange import FrameBroker, Subjects
+from .follower import Timing
+from .mirrors import Mirrors, TurnSource
+from .sender import FrameSender, Ownership
+
+
+class Frames:
+    """The frames of one node: those that it sends, and those that its readers get.
+
+    Args:
+        cluster: The cluster.
+        node: This node.
+        broker: The broker.
+        streams: The streams of this engine.
+        ownership: What is known of whose a session is.
+        source: Where turns are found whose owner can't be asked.
+    """
+
+    name = "frames"
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: str,
+        broker: FrameBroker,
+        streams: StreamChannel,
+        ownership: Ownership,
+        source: TurnSource,
+    ) -> None:
+        subjects = Subjects(cluster.name)
+        self.sender = FrameSender(
+            broker,
+            subjects,
+            node,
+            ownership,
+            streams,
+            frame_seconds=cluster.frame_seconds,
+            frame_bytes=cluster.frame_bytes,
+        )
+        timing = Timing(patience=cluster.lease_seconds + 5.0)
+        self.mirrors = Mirrors(broker, subjects, node, streams, source, timing)
+        self._broker = broker
+        self._asked = (subjects.asked(node), subjects.asked(""))
+
+    async def run(self) -> None:
+        """Send, answer and fill mirrors until cancelled."""
+        questions = [await self._broker.subscribe(subject, self.sender.asked) for subject in self._asked]
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._broker.run)
+                group.start_soon(self.mirrors.run)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for subscription in questions:
+                    await subscription.unsubscribe()
+
+    async def drain(self) -> None:
+        """Send what the streams have said to their end."""
+        self.sender.flush()
+        await self._broker.drain()
+
+    async def close(self) -> None:
+        """End the mirrors."""
+        self.mirrors.close()

@@ -1,0 +1,218 @@
+"""The owner's side: what its streams say goes out, and questions about them are answered.
+
+A log that says something marks itself as having news, once. One timer, which runs only while there are news, then
+makes the frames of all logs that have some. So an open stream that says nothing costs nothing, and one that says
+much costs a list append per delta, as without a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from bus import Log, Message, StreamChannel, StreamLog
+from bus.streams.events import TurnEvent
+
+from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, encode, read_ask
+from .follower import OwnerAnswer
+from .frame import Ending, Frame, packets
+from .framer import Framer
+
+_log = Log("engine.frames")
+
+MOST_ENDED = 4096
+"""The number of streams that are over and of which is still known whose they were."""
+
+
+class SendingStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of what was sent."""
+
+    open: int
+    """The number of streams that are followed now."""
+    frames: int
+    """The number of frames so far."""
+    bytes: int
+    """Their bytes."""
+    lost: int
+    """The number of messages that could not be sent, because the broker was out of reach."""
+
+
+class Ownership(Protocol):
+    """What is known of whose a session is."""
+
+    def epoch_of(self, session_id: str) -> int:
+        """The epoch under which this node has the session; 0 if it has none."""
+
+    def may_act(self, session_id: str) -> bool:
+        """Whether this node may still say anything of the session: its lease runs, and nobody has taken over."""
+
+
+class _Followed:
+    """A stream that is open here."""
+
+    def __init__(self, framer: Framer, cancel: Callable[[], bool]) -> None:
+        self.framer = framer
+        self.cancel = cancel
+
+
+class FrameSender:
+    """Says to other nodes what the streams of this one say.
+
+    Args:
+        broker: The broker.
+        subjects: The cluster's subjects.
+        node: This node.
+        ownership: What is known of whose a session is.
+        streams: The streams of this engine.
+        frame_seconds: Seconds for which news may wait.
+        frame_bytes: The bytes of a frame, roughly.
+    """
+
+    def __init__(
+        self,
+        broker: FrameBroker,
+        subjects: Subjects,
+        node: str,
+        ownership: Ownership,
+        streams: StreamChannel,
+        *,
+        frame_seconds: float,
+        frame_bytes: int,
+    ) -> None:
+        self._broker = broker
+        self._subjects = subjects
+        self._node = node
+        self._ownership = ownership
+        self._streams = streams
+        self._frame_seconds = frame_seconds
+        self._frame_bytes = frame_bytes
+        self._open: dict[str, _Followed] = {}
+        self._ended: OrderedDict[str, tuple[str, int]] = OrderedDict()  # session and epoch
+        self._news: dict[str, _Followed] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._frames = self._bytes = self._lost = 0
+        broker.on_reconnect(self.say_again)
+
+    # -- what the turns tell
+
+    def follow(self, log: StreamLog[TurnEvent], session_id: str, cancel: Callable[[], bool]) -> None:
+        """Follow a stream from its beginning.
+
+        Args:
+            log: Its log.
+            session_id: Its session; empty without one.
+            cancel: A function that cancels its turn.
+        """
+        framer = Framer(log, session_id, self._node, self._frame_bytes)
+        followed = self._open[log.stream_id] = _Followed(framer, cancel)
+        log.notify(lambda: self._note(followed))
+
+    def begin(self, stream_id: str, history: int, said: Sequence[Message]) -> None:
+        """Note what a turn begins with, see `Framer.begin`."""
+        if (followed := self._open.get(stream_id)) is not None:
+            followed.framer.begin(history, said)
+            self._note(followed)
+
+    def appended(self, stream_id: str, position: int, message: Message) -> None:
+        """Note a message that a turn has added to its session's history."""
+        if (followed := self._open.get(stream_id)) is not None:
+            followed.framer.append(position, message)
+            self._note(followed)
+
+    def announce(self, stream_id: str, session_id: str, ending: Ending) -> None:
+        """Tell all readers how a turn has ended whose owner is gone."""
+        frame = Frame(stream_id, session_id, self._node, ending.epoch, 0, 0, ending=ending)
+        self._send(self._subjects.stream(stream_id, session_id), [frame])
+
+    # -- what goes out
+
+    def owns(self, stream_id: str) -> bool:
+        """Whether the stream is one of this node's own."""
+        return stream_id in self._open or stream_id in self._ended
+
+    def say_again(self) -> None:
+        """Say everything that is open here once more, because what was said may be lost."""
+        for followed in self._open.values():
+            followed.framer.again()
+            self._note(followed)
+
+    def flush(self) -> None:
+        """Say at once what there is to say."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        news, self._news = self._news, {}
+        for stream_id, followed in news.items():
+            try:
+                self._say(stream_id, followed)
+            except Exception as error:  # of one stream; the others go on
+                _log.error("frames_not_made", stream_id=stream_id, error=f"{type(error).__name__}: {error}")
+                self._open.pop(stream_id, None)
+
+    def statistics(self) -> SendingStatistics:
+        """A snapshot of what was sent."""
+        return SendingStatistics(open=len(self._open), frames=self._frames, bytes=self._bytes, lost=self._lost)
+
+    def _note(self, followed: _Followed) -> None:
+        self._news[followed.framer.log.stream_id] = followed
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._frame_seconds, self.flush)
+
+    def _say(self, stream_id: str, followed: _Followed) -> None:
+        framer = followed.framer
+        session_id = framer.session_id
+        framer.log.notify(lambda: self._note(followed))
+        if not self._ownership.may_act(session_id):
+            return  # it is kept, and said if this node may speak again
+        framer.epoch = self._ownership.epoch_of(session_id)
+        self._send(self._subjects.stream(stream_id, session_id), framer.frames())
+        if framer.over:
+            del self._open[stream_id]
+            self._ended[stream_id] = (session_id, framer.epoch)
+            if len(self._ended) > MOST_ENDED:
+                self._ended.popitem(last=False)
+
+    def _send(self, subject: str, frames: Iterable[Frame]) -> None:
+        publish, most_bytes = self._broker.publish, self._broker.most_bytes
+        for frame in frames:
+            self._frames += 1
+            for packet in packets(frame, most_bytes):
+                self._bytes += len(packet)
+                if not publish(subject, packet):
+                    self._lost += 1
+
+    # -- what is asked
+
+    def asked(self, _subject: str, payload: bytes, reply: str) -> None:
+        """Answer a question, if the stream is this node's own. Otherwise nothing is said: another may have it."""
+        ask = read_ask(payload)
+        if ask is None or not reply or not self._speaks_for(ask.stream_id):
+            return
+        match ask:
+            case AskCancel(stream_id=stream_id):
+                followed = self._open.get(stream_id)
+                cancelled = followed is not None and followed.cancel()
+                self._broker.publish(reply, encode(cancelled))
+            case AskFrames():
+                self._answer(ask, reply)
+
+    def _speaks_for(self, stream_id: str) -> bool:
+        if (followed := self._open.get(stream_id)) is not None:
+            return self._ownership.may_act(followed.framer.session_id)
+        return stream_id in self._ended and stream_id in self._streams
+
+    def _answer(self, ask: AskFrames, reply: str) -> None:
+        if (followed := self._open.get(ask.stream_id)) is not None:
+            framer = followed.framer
+            framer.epoch = self._ownership.epoch_of(framer.session_id)
+        else:
+            log = self._streams.log(ask.stream_id)
+            session_id, epoch = self._ended[ask.stream_id]
+            framer = Framer(log, session_id, self._node, self._frame_bytes)
+            framer.epoch = epoch
+        self._broker.publish(reply, encode(OwnerAnswer(self._node, framer.log.next_seq)))
+        self._send(ask.to, framer.since(ask.from_seq))

@@ -1,0 +1,263 @@
+"""The connection to NATS, which comes and goes while everybody else goes on.
+
+    connecting ──▶ connected ⇄ away ──▶ closed
+
+Subscriptions may be made at any time, and hold from the next connection on. What is published while the broker is
+away is not kept: whoever publishes is told so, and told when the broker is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import anyio
+import msgspec
+
+from bus import ConfigurationError, Log
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription as NatsSubscription
+    from nats.js import JetStreamContext
+
+_log = Log("engine.broker")
+
+RECONNECT_SECONDS = 0.25
+"""The time between two attempts to reach the broker."""
+
+PING_SECONDS = 5
+"""The time between two signs of life. A broker that owes two of them counts as away."""
+
+MOST_WAITING = 16 * 1024 * 1024
+"""The bytes that may wait to be sent. What comes beyond them is not taken."""
+
+Receiver: TypeAlias = Callable[[str, bytes, str], None]
+"""Takes a message: its subject, what it carries, and the subject where an answer is wanted, or nothing."""
+
+
+class BrokerStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of the connection."""
+
+    connected: bool
+    """Whether the broker can be reached."""
+    reconnects: int
+    """The number of times that it came back."""
+    waiting_bytes: int
+    """The bytes that wait to be sent."""
+
+
+class _Subscription:
+    """Messages of one subject that are taken in."""
+
+    def __init__(self, subject: str, receive: Receiver, subscriptions: set[_Subscription]) -> None:
+        self.subject = subject
+        self.real: NatsSubscription | None = None
+        self._receive = receive
+        self._subscriptions = subscriptions
+
+    async def take(self, message: Msg) -> None:
+        try:
+            self._receive(message.subject, message.data, message.reply)
+        except Exception as error:  # one message must not end the others
+            _log.error("message_not_taken", subject=message.subject, error=f"{type(error).__name__}: {error}")
+
+    async def unsubscribe(self) -> None:
+        """Take in no more. It never raises."""
+        self._subscriptions.discard(self)
+        real, self.real = self.real, None
+        if real is not None:
+            try:
+                await real.unsubscribe()
+            except Exception as error:
+                _log.debug("not_unsubscribed", subject=self.subject, error=str(error))
+
+
+class Broker:
+    """The connection of one node.
+
+    Args:
+        url: The address of the broker, or several with commas between them.
+        client: The name of this client, for the broker's operators.
+
+    Raises:
+        ConfigurationError: The library for it is not installed.
+    """
+
+    name = "broker"
+
+    def __init__(self, url: str, client: str) -> None:
+        if find_spec("nats") is None:
+            raise ConfigurationError("a broker needs nats-py: pip install 'callboard[nats]'")
+        self._servers = [address.strip() for address in url.split(",") if address.strip()]
+        self._client_name = client
+        self._client: Client | None = None
+        self._subscriptions: set[_Subscription] = set()
+        self._callbacks: list[Callable[[], None]] = []
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._more = asyncio.Event()
+        self._reconnects = 0
+
+    # -- its life, as a part of the node
+
+    async def run(self) -> None:
+        """Connect, and send what is published, until cancelled. A broker that can't be reached is tried for ever.
+
+        The connection stays until `close`, so that what is left can go out at the end.
+        """
+        if self._client is None or self._client.is_closed:
+            await self._connect()
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            await self._send()
+
+    async def drain(self) -> None:
+        """Send what waits."""
+        if self._client is not None and self.connected:
+            await self._send()
+            await self._client.flush(1)
+
+    async def close(self) -> None:
+        """End the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    # -- messages
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes of a message at most."""
+        return self._client.max_payload if self._client is not None and self._client.max_payload > 0 else 1 << 20
+
+    def publish(self, subject: str, payload: bytes) -> bool:
+        """Send a message, without waiting.
+
+        Returns:
+            False if it is lost for certain.
+        """
+        if not self.connected or self._waiting_bytes + len(payload) > MOST_WAITING:
+            return False
+        self._waiting.append((subject, payload))
+        self._waiting_bytes += len(payload)
+        self._more.set()
+        return True
+
+    async def subscribe(self, subject: str, receive: Receiver) -> _Subscription:
+        """Take in the messages of a subject, also after the broker was away.
+
+        Raises:
+            OSError: The broker refuses.
+        """
+        subscription = _Subscription(subject, receive, self._subscriptions)
+        self._subscriptions.add(subscription)
+        if self._client is not None:
+            await self._subscribe(self._client, subscription)
+        return subscription
+
+    async def request(self, subject: str, payload: bytes, seconds: float) -> bytes | None:
+        """The first answer to a message. None if nobody listens there, nobody answers in time, or the broker
+        can't be reached.
+        """
+        from nats.errors import Error
+
+        if not self.connected or self._client is None:
+            return None
+        try:
+            return (await self._client.request(subject, payload, timeout=seconds)).data
+        except (Error, OSError, TimeoutError):
+            return None
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Have a function called whenever there is a connection again, the first one included."""
+        self._callbacks.append(callback)
+
+    @property
+    def jetstream(self) -> JetStreamContext | None:
+        """The broker's storage, as nats-py has it; None while the broker is away."""
+        return self._client.jetstream(timeout=2) if self._client is not None and self.connected else None
+
+    def statistics(self) -> BrokerStatistics:
+        """A snapshot of the connection."""
+        return BrokerStatistics(self.connected, self._reconnects, self._waiting_bytes)
+
+    # -- inside
+
+    async def _connect(self) -> None:
+        from nats.aio.client import Client
+
+        client = Client()
+        try:
+            await client.connect(
+                self._servers,
+                name=self._client_name,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=cast("int", RECONNECT_SECONDS),  # it takes fractions
+                ping_interval=PING_SECONDS,
+                connect_timeout=2,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                skip_subject_validation=True,
+            )
+            self._client = client
+            for subscription in tuple(self._subscriptions):
+                await self._subscribe(client, subscription)
+        except BaseException:
+            self._client = None
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                await client.close()
+            raise
+        self._tell()
+
+    async def _subscribe(self, client: Client, subscription: _Subscription) -> None:
+        from nats.errors import Error
+
+        try:
+            subscription.real = await client.subscribe(subscription.subject, cb=subscription.take)
+        except Error as error:
+            raise OSError(f"the broker can't be listened to: {error}") from error
+
+    async def _send(self) -> None:
+        from nats.errors import Error
+
+        client = self._client
+        assert client is not None
+
+        while self._waiting:
+            subject, payload = self._waiting.popleft()
+            self._waiting_bytes -= len(payload)
+            try:
+                await client.publish(subject, payload)
+            except Error as error:
+                _log.debug("not_published", subject=subject, error=str(error))
+
+    async def _on_error(self, error: Exception) -> None:
+        _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
+
+    async def _on_disconnect(self) -> None:
+        _log.warning("broker_away", servers=self._addresses)
+
+    async def _on_reconnect(self) -> None:
+        self._reconnects += 1
+        _log.info("broker_back", servers=self._addresses)
+        self._tell()
+
+    @property
+    def _addresses(self) -> str:
+        return ", ".join(address.rpartition("@")[2] for address in self._servers)  # a password may be before it
+
+    def _tell(self) -> None:
+        for callback in self._callbacks:
+            callback()

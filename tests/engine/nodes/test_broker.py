@@ -1,0 +1,134 @@
+"""The connection to the broker: it comes and goes, and nobody has to look after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from engine.nodes.nats.broker import Broker
+from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
+]
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with own_nats_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def running(server: NatsServer) -> AsyncIterator[Broker]:
+    """A broker at work, connected."""
+    broker = Broker(server.url, "test")
+    connected = anyio.Event()
+    broker.on_reconnect(connected.set)
+    async with anyio.create_task_group() as group:
+        group.start_soon(broker.run)
+        await connected.wait()
+        try:
+            yield broker
+        finally:
+            await broker.close()
+            group.cancel_scope.cancel()
+
+
+class Inbox:
+    """Messages as they come."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self._came = anyio.Event()
+
+    def receive(self, _subject: str, payload: bytes, _reply: str) -> None:
+        self.messages.append(payload)
+        self._came.set()
+
+    async def wait_for(self, message: bytes) -> None:
+        with anyio.fail_after(10):
+            while message not in self.messages:
+                self._came = anyio.Event()
+                await self._came.wait()
+
+
+async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
+    """And nothing is waited for."""
+    inbox = Inbox()
+    async with running(server) as one, running(server) as other:
+        await other.subscribe("a.*", inbox.receive)
+        await other.drain()
+        for number in range(100):
+            assert one.publish("a.b", b"%d" % number)
+        await inbox.wait_for(b"99")
+    assert inbox.messages == [b"%d" % number for number in range(100)]
+
+
+async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
+    """Where nobody listens, it is known at once."""
+    async with running(server) as one, running(server) as other:
+        await other.subscribe("ask", lambda _subject, payload, reply: other.publish(reply, payload + b"!") or None)
+        await other.drain()
+        assert await one.request("ask", b"Hello", 5) == b"Hello!"
+        with anyio.fail_after(2):
+            assert await one.request("nobody", b"Hello", 30) is None
+
+
+async def test_subscriptions_hold_when_the_broker_was_away(server: NatsServer) -> None:
+    """What is published meanwhile is lost, and whoever publishes is told."""
+    inbox, back = Inbox(), anyio.Event()
+    async with running(server) as one:
+        await one.subscribe("a", inbox.receive)
+        server.stop()
+        with anyio.fail_after(10):
+            while one.connected:  # noqa: ASYNC110 (it tells nobody)
+                await anyio.sleep(0.01)
+        assert not one.publish("a", b"lost")
+        one.on_reconnect(back.set)
+        server.start()
+        with anyio.fail_after(10):
+            await back.wait()
+        assert one.publish("a", b"again")
+        await inbox.wait_for(b"again")
+        assert one.statistics().reconnects == 1
+    assert inbox.messages == [b"again"]
+
+
+async def test_subscriptions_may_be_made_before_there_is_a_broker(server: NatsServer) -> None:
+    """They hold from the first connection on."""
+    inbox, connected = Inbox(), anyio.Event()
+    server.stop()
+    broker = Broker(server.url, "test")
+    broker.on_reconnect(connected.set)
+    async with anyio.create_task_group() as group:
+        group.start_soon(broker.run)
+        await broker.subscribe("a", inbox.receive)
+        assert await broker.request("a", b"", 1) is None
+        server.start()
+        with anyio.fail_after(10):
+            await connected.wait()
+        assert broker.publish("a", b"1")
+        await inbox.wait_for(b"1")
+        await broker.close()
+        group.cancel_scope.cancel()
+
+
+async def test_a_receiver_that_fails_gets_the_next_message(server: NatsServer) -> None:
+    """One bad message must not end the others."""
+    inbox = Inbox()
+
+    def receive(subject: str, payload: bytes, reply: str) -> None:
+        inbox.receive(subject, payload, reply)
+        if payload == b"bad":
+            raise ValueError(payload)
+
+    async with running(server) as one:
+        await one.subscribe("a", receive)
+        one.publish("a", b"bad")
+        one.publish("a", b"good")
+        await inbox.wait_for(b"good")
