@@ -21,11 +21,14 @@ async def check_shipping(trace: Path) -> list[Check]:
     checks = []
     for each in found:
         last = f", last at {datetime.fromtimestamp(each.shipped_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        detail = f"{each.behind:,} events wait for {each.target}{last if each.shipped_us else ', never reached'}"
+        erasures = f" and {each.erasures:,} deletions" if each.erasures else ""
+        last = last if each.shipped_us else ", never reached"
+        detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
         if each.failing:
             fix = "Mend what it names; what waits is in the trace file, and is then sent by itself."
             checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
         else:
-            fix = "A program with ship_to, or `callboard ship`, sends them." if each.behind else ""
+            waits = each.behind or each.erasures
+            fix = "A program with ship_to, or `callboard ship`, sends them." if waits else ""
             checks.append(Check("store:shipping", True, detail, fix))
     return checks

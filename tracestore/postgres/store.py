@@ -194,16 +194,13 @@ class PostgresStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
-        now = self._clock.now_us()
-        return await delete_session(self._database, session_id, key=self._clock.new_id("erasure"), at_us=now)
+        return await delete_session(self._database, session_id, self._clock.now_us())
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
-        before_us, key, now = to_us(before), self._clock.new_id("erasure"), self._clock.now_us()
-        return await self._database.write(
-            lambda statements: forget_content(statements, before_us, key=key, at_us=now)
-        )
+        before_us, now = to_us(before), self._clock.now_us()
+        return await self._database.write(lambda statements: forget_content(statements, before_us, now))
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         from .upkeep.condition import check

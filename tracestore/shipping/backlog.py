@@ -17,6 +17,8 @@ class Backlog(msgspec.Struct, frozen=True):
     """The name of the shared store, without user and password."""
     behind: int
     """The number of events that wait."""
+    erasures: int
+    """The number of deletions that wait."""
     shipped_us: int
     """The time at which events were last sent, in microseconds UTC; 0 if never."""
     failing: str
@@ -34,7 +36,8 @@ async def backlogs(trace: Path) -> list[Backlog]:
     try:
         for mark in marks(trace):
             behind = await source.behind(mark.position)
-            found.append(Backlog(mark.target, behind, mark.shipped_us, mark.failing))
+            erasures = await source.erasures_behind(mark.erased)
+            found.append(Backlog(mark.target, behind, erasures, mark.shipped_us, mark.failing))
     finally:
         await source.close()
     return found

@@ -4,6 +4,7 @@
   connection that broke may have broken before the commit or after it.
 - **shipping**: batch after batch is read behind the position, and sent.
 - **resting**: everything is there. The file is looked at again after a while, or at once when somebody hurries.
+  Now and then the target is asked, too: it may be out of reach by now, or have fallen back to a backup.
 - **retrying**: the target or the file failed. After a while, which doubles from failure to failure, it is asked.
 
 The position moves in two ways only: to the end of a batch that the target has committed, and to what the target
@@ -28,6 +29,8 @@ class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The number of events in a transaction of the target."""
     look_seconds: float = 0.5
     """The time after which the file is looked at again when everything is shipped, in seconds."""
+    ask_seconds: float = 60.0
+    """The time after which a target is asked again that nothing was sent to, in seconds."""
     first_retry: float = 0.5
     """The wait after a first failure, in seconds. It doubles with each further failure."""
     longest_retry: float = 30.0
@@ -62,6 +65,7 @@ class Course:
     def __init__(self, options: ShippingOptions) -> None:
         self._options = options
         self._until = 0.0
+        self._ask_at = 0.0
         self._limit = options.batch_events
         self.state: State = "asking"
         self.position = START
@@ -73,8 +77,11 @@ class Course:
         if self.state in ("resting", "retrying"):
             if now < self._until:
                 return Rest(self._until - now)
-            self.state = "shipping" if self.state == "resting" else "asking"
-        return Ask() if self.state == "asking" else Send(self.position, self._limit)
+            self.state = "shipping" if self.state == "resting" and now < self._ask_at else "asking"
+        if self.state == "asking":
+            self._ask_at = now + self._options.ask_seconds
+            return Ask()
+        return Send(self.position, self._limit)
 
     def asked(self, position: Position) -> None:
         """The target has everything up to this position."""

@@ -28,6 +28,8 @@ class Mark(msgspec.Struct, frozen=True):
     """The name of the target, without any password."""
     position: Position = Position()
     """The position up to which everything was in the target."""
+    erased: int = 0
+    """The number of the last deletion in the file that the target had done."""
     shipped_us: int = 0
     """The time of that, in microseconds UTC."""
     failing: str = ""

@@ -20,9 +20,8 @@ from .text import Lines, lines_of
 EVENT_COLUMNS = (*(name for name in COLUMNS if name not in ("run_id", "data")), "data")
 """The columns of events, besides the run."""
 
-_SEQ, _TOPIC, _TS_US, _SESSION, _TAGS, _DATA = map(
-    EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id", "tags", "data")
-)
+SEQ, TOPIC, TS_US, SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
+_TAGS, _DATA = map(EVENT_COLUMNS.index, ("tags", "data"))
 _identity = itemgetter(*map(EVENT_COLUMNS.index, IDENTITY))
 
 
@@ -33,6 +32,8 @@ def packed(
     content: SessionContent | None = None,
     *,
     is_all: bool = True,
+    erased: int = 0,
+    dead: Collection[str] = (),
 ) -> Shipment:
     """A shipment of events that follow one another.
 
@@ -42,28 +43,39 @@ def packed(
         after: The place behind which they lie.
         content: The content that was captured with them.
         is_all: Whether nothing lay behind them when they were read.
+        erased: The number of the last deletion in the file when they were read.
+        dead: The sessions that were deleted after all that is said of them here.
     """
     numbers, runs, rows = zip(*read, strict=True)
     columns = list(zip(*rows, strict=True))
-    moments = columns[_TS_US]
-    seqs = ranges(runs, columns[_SEQ])
-    projected = [each for each in read if each[2][_TOPIC] in PROJECTED_TOPICS]
+    moments = columns[TS_US]
+    seqs = ranges(runs, columns[SEQ])
+    projected = [each for each in read if each[2][TOPIC] in PROJECTED_TOPICS]
     projection = projection_of(projected)
     projection.complete()
     return Shipment(
         after=after,
-        last=Position(numbers[-1], names[runs[-1]], rows[-1][_SEQ]),
+        last=Position(numbers[-1], names[runs[-1]], rows[-1][SEQ]),
         read=read,
         events=lines_of(EVENT_COLUMNS, runs, rows),
         runs={run: RunSpan(names[run], *times, seqs[run][1]) for run, times in ranges(runs, moments).items()},
-        sessions=ranges(columns[_SESSION], moments),
+        first_seqs={run: first for run, (first, _) in seqs.items()},
+        sessions={name: times for name, times in ranges(columns[SESSION], moments).items() if name not in dead},
         days={moment // US_PER_DAY for moment in moments},
         projected=projected,
         projection=projection,
         begun=[_begun(of.insert.columns, of.rows) for of in projection.calls if of.begin and of.rows],
         content=content,
         is_all=is_all,
+        erased=erased,
+        dead=dead,
     )
+
+
+def sessions_of(read: Sequence[Read], shipment: Shipment) -> dict[str, tuple[int, int]]:
+    """The times of the first and the last of some of a shipment's events, by those sessions that it enters."""
+    found = ranges([row[SESSION] for _, _, row in read], [row[TS_US] for _, _, row in read])
+    return {name: times for name, times in found.items() if name in shipment.sessions}
 
 
 def projection_of(read: Iterable[Read]) -> Projection:
@@ -71,14 +83,14 @@ def projection_of(read: Iterable[Read]) -> Projection:
     projection = Projection()
     for _, run, row in read:
         tags = row[_TAGS]
-        event = decode_event(row[_TOPIC], row[_DATA])
-        projection.add(event, run, row[_TS_US], list(_identity(row)), tags_of(tags) if tags else None)
+        event = decode_event(row[TOPIC], row[_DATA])
+        projection.add(event, run, row[TS_US], list(_identity(row)), tags_of(tags) if tags else None)
     return projection
 
 
 def is_new(event: Read, numbers: Mapping[int, int], new: Collection[tuple[int, int]]) -> bool:
     """Whether an event is among those that are new to the server: the server's number of its run, and its own."""
-    return (numbers[event[1]], event[2][_SEQ]) in new
+    return (numbers[event[1]], event[2][SEQ]) in new
 
 
 def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
@@ -94,7 +106,12 @@ def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
 
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}
     read = [(number, run, row(values)) for number, run, values in shipment.read]
-    return packed(read, names, shipment.after, shipment.content, is_all=shipment.is_all)
+    return packed(
+        *(read, names, shipment.after, shipment.content),
+        is_all=shipment.is_all,
+        erased=shipment.erased,
+        dead={clean(name) for name in shipment.dead},
+    )
 
 
 def _begun(columns: tuple[str, ...], rows: list[list[SqlValue]]) -> Lines:

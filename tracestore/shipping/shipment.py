@@ -10,6 +10,7 @@ import msgspec
 from ..sql.connection import Row
 from ..sql.projection import Projection
 from ..sql.run_numbers import RunSpan
+from ..sql.upkeep.erasures import Erasure
 from .text import Lines
 
 
@@ -60,8 +61,10 @@ class Shipment(msgspec.Struct, frozen=True):
     """The events as text."""
     runs: dict[int, RunSpan]
     """The parts of runs that the events are, by the numbers of the runs in the file."""
+    first_seqs: dict[int, int]
+    """The lowest number of an event in each run, by the numbers of the runs in the file."""
     sessions: dict[str, tuple[int, int]]
-    """The times of the first and the last event of each session, in microseconds UTC."""
+    """The times of the first and the last event of each session that is not dead, in microseconds UTC."""
     days: set[int]
     """The days of the events, since 1970."""
     projected: list[Read]
@@ -74,9 +77,22 @@ class Shipment(msgspec.Struct, frozen=True):
     """The content that was captured with the events; None if there is none."""
     is_all: bool = True
     """Whether nothing lay behind it when it was read."""
+    erased: int = 0
+    """The number of the last deletion in the file when it was read. The store has done all up to that one."""
+    dead: Collection[str] = ()
+    """The sessions that were deleted in the file after all that is said of them here."""
 
     def __len__(self) -> int:
         return len(self.read)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What is to be done next of a trace file: deletions come before events."""
+
+    shipment: Shipment | None = None
+    """The next events; None if there are none."""
+    erasures: Sequence[Erasure] = ()
+    """The next deletions."""
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -125,11 +141,24 @@ class Target(Protocol):
 
         Returns:
             The place up to which the store has everything of the file. It is further on than this shipment if
-            another shipper was quicker. A shipment from `START` is believed, and the place goes back.
+            another shipper was quicker. It is before the shipment if the store has fallen back, as to a backup:
+            then nothing was stored. A shipment from `START` is believed, and the place goes back.
 
         Raises:
             Unstorable: A value is to blame.
         """
+        ...
+
+    async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
+        """Note the place of the end of a shipment that the store can't take."""
+        ...
+
+    async def erased(self, origin: Origin) -> int:
+        """The number of the last deletion of a file that the store has done."""
+        ...
+
+    async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
+        """Delete what was deleted in a file. A deletion that was done before is not done again."""
         ...
 
     async def open_runs(self, origin: Origin) -> Collection[str]:

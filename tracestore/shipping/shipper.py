@@ -22,7 +22,7 @@ from ..sql.connection import Unstorable
 from .adoption import LookForFiles
 from .course import Ask, Course, Rest, Send, ShippingOptions
 from .marks import Mark, Turn, first_mark, mark_path, write_mark
-from .shipment import Origin, Position, Shipment, Target
+from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Source
 
 _log = Log("tracestore.shipping")
@@ -95,7 +95,8 @@ class TraceShipper:
             None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
-        self._ahead: Shipment | None = None  # read while the one before it was taken
+        self._ahead: Reading | None = None  # read while the shipment before it was taken
+        self._erased = 0  # the number of the last deletion in the file that the target has done
         self._open_runs: set[str] = set()
         self._state: ShippingState = "shipping"
         self._reason = ""
@@ -218,35 +219,55 @@ class TraceShipper:
             self._files.register()
         await self._target.open()
         position = await self._source.confirmed(await self._target.position(self._origin))
+        self._erased = 0 if position == START else await self._target.erased(self._origin)
         self._open_runs = set(await self._target.open_runs(self._origin))
         self._course.asked(position)
 
     async def _send(self, step: Send) -> bool:
         """Send what is behind a position. Returns whether that was all."""
-        shipment = await self._read(step)
+        reading = await self._read(step)
+        if reading.erasures:
+            await self._target.erase(self._origin, reading.erasures)
+            self._erased = reading.erasures[-1].number
+            self._keep_mark()
+            return False
+        shipment = reading.shipment
         if shipment is None:
             return True
-        events = len(shipment)
         try:
             position = await self._take(shipment, step.limit)
         except Unstorable as error:
-            if self._course.unstorable(events, shipment.last):
+            if len(shipment) == 1:
+                await self._target.pass_over(self._origin, shipment)
+            if self._course.unstorable(len(shipment), shipment.last):
                 self._passed_over += 1
                 _log.error("event_unstorable", event=shipment.last.event, file=str(self.path), error=str(error))
             return False
+        if position.event <= shipment.after.event:  # nothing was stored
+            if await self._source.confirmed(position) == position:
+                _log.warning("store_fell_back", target=self._target.name, file=str(self.path))
+                await self._ask()
+                return False
+            # It is the place of another file of this name, such as a copy. Each goes its own way.
+            position = await self._target.take(self._origin, msgspec.structs.replace(shipment, after=START))
+        await self._sent(shipment, position)
+        return shipment.is_all
+
+    async def _sent(self, shipment: Shipment, position: Position) -> None:
         if position != shipment.last and await self._source.confirmed(position) != position:
             position = shipment.last
         self._course.sent(position)
-        self._shipped += events
+        self._shipped += len(shipment)
         self._open_runs |= {run.run_id for run in shipment.runs.values()}
         self._keep_mark()
-        return shipment.is_all
 
-    async def _read(self, step: Send) -> Shipment | None:
+    async def _read(self, step: Send) -> Reading:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.after == step.after and len(ahead) <= step.limit:
+        shipment = None if ahead is None else ahead.shipment  # deletions are read when it is their turn
+        is_next = shipment is not None and shipment.after == step.after and len(shipment) <= step.limit
+        if ahead is not None and is_next:
             return ahead
-        return await self._source.read(step.after, step.limit)
+        return await self._source.read(step.after, step.limit, self._erased)
 
     async def _take(self, shipment: Shipment, limit: int) -> Position:
         """Have the target take a shipment, and read the next one meanwhile."""
@@ -265,7 +286,7 @@ class TraceShipper:
 
     async def _read_ahead(self, after: Position, limit: int) -> None:
         with contextlib.suppress(StoreError, OSError):  # then it is read when it is its turn
-            self._ahead = await self._source.read(after, limit)
+            self._ahead = await self._source.read(after, limit, self._erased)
 
     async def _end_runs(self) -> None:
         if self._open_runs:
@@ -290,7 +311,11 @@ class TraceShipper:
     def _keep_mark(self) -> None:
         assert self._mark is not None
         self._mark = msgspec.structs.replace(
-            self._mark, position=self._course.position, shipped_us=self._clock.now_us(), failing=""
+            self._mark,
+            position=self._course.position,
+            erased=self._erased,
+            shipped_us=self._clock.now_us(),
+            failing="",
         )
         write_mark(mark_path(self.path, self._target.name), self._mark)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,20 @@ from bus.errors import StoreError
 from bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.connection import Row, Statements, placeholders
+from ..sql.upkeep.erasures import erased_since, erasures_after, next_boundary
+from ..sql.upkeep.expiry import references_in
 from ..sqlite.database import Database
 from ..sqlite.schema.migrations import migrate
-from .packing import EVENT_COLUMNS, packed
-from .shipment import START, Ending, Position, Read, SessionContent, Shipment
+from .packing import EVENT_COLUMNS, SEQ, SESSION, TOPIC, TS_US, packed
+from .shipment import START, Ending, Position, Read, Reading, SessionContent, Shipment
 
 _CAPTURED = (SessionConfigured.topic_of(), SessionMessageAppended.topic_of())
 _AT_ONCE_EVENTS = 500
 _MOST_BYTES = 8_000_000
 """The size from which on a shipment is large enough, however few its events are."""
 
-_REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
 _AT_ONCE = 500
+_ERASURES_AT_ONCE = 200
 
 
 class Source:
@@ -54,10 +55,19 @@ class Source:
         with contextlib.suppress(StoreError):
             await self._database.close()
 
-    async def read(self, after: Position, limit: int) -> Shipment | None:
-        """The events behind a position, with their content; None if there are none. Raises StoreError."""
+    async def read(self, after: Position, limit: int, erased: int) -> Reading:
+        """What is to be done next, all of one state of the file.
+
+        Args:
+            after: The place behind which the events lie.
+            limit: The number of events at most.
+            erased: The number of the last deletion that is done.
+
+        Raises:
+            StoreError: The file can't be read.
+        """
         await self.open()
-        return await self._database.look(lambda statements: _shipment(statements, after, limit))
+        return await self._database.look(lambda statements: _reading(statements, after, limit, erased))
 
     async def confirmed(self, position: Position) -> Position:
         """A position as the target tells it, if it is one of this file; else the beginning. Raises StoreError."""
@@ -90,21 +100,46 @@ class Source:
         ((count,),) = await self._database.read("SELECT count(*) FROM events WHERE id > ?", (position.event,))
         return int(count)
 
+    async def erasures_behind(self, erased: int) -> int:
+        """The number of deletions behind one. Raises StoreError."""
+        await self.open()
+        ((count,),) = await self._database.read("SELECT count(*) FROM erasures WHERE id > ?", (erased,))
+        return int(count)
+
 
 async def _checked(database: Database) -> None:
     await migrate(database, 0)
 
 
-def _shipment(statements: Statements, after: Position, limit: int) -> Shipment | None:
+def _reading(statements: Statements, after: Position, limit: int, erased: int) -> Reading:
+    statements.run("BEGIN")
+    try:
+        if erasures := erasures_after(statements, erased, _ERASURES_AT_ONCE):
+            return Reading(erasures=erasures)
+        return Reading(_shipment(statements, after, limit, erased))
+    finally:
+        statements.run("COMMIT")
+
+
+def _shipment(statements: Statements, after: Position, limit: int, erased: int) -> Shipment | None:
     events, is_all = _events(statements, after.event, limit)
     if not events:
         return None
+    boundary = next_boundary(statements, events[0][0])
+    if boundary is not None:  # what was said before a deletion and what was said since go apart
+        before = [event for event in events if event[0] <= boundary]
+        events, is_all = before, is_all and len(before) == len(events)
     runs = {run for _, run, _ in events}
     names: dict[int, str] = dict(
         statements.run(f"SELECT id, run_id FROM runs WHERE id IN ({placeholders(len(runs))})", list(runs))
     )
-    captured = [(names[run], values) for _, run, values in events if values[_TOPIC] in _CAPTURED]
-    return packed(events, names, after, _content(statements, captured), is_all=is_all)
+    captured = [(names[run], values) for _, run, values in events if values[TOPIC] in _CAPTURED]
+    content = _content(statements, captured)
+    dead: set[str] = set()
+    if boundary is not None:
+        sessions = {values[SESSION] for _, _, values in events} - {None}
+        dead = erased_since(statements, events[-1][0], sessions)
+    return packed(events, names, after, content, is_all=is_all, erased=erased, dead=dead)
 
 
 def _events(statements: Statements, after: int, limit: int) -> tuple[list[Read], bool]:
@@ -127,7 +162,6 @@ def _events(statements: Statements, after: int, limit: int) -> tuple[list[Read],
     return found, False
 
 
-_SEQ, _TOPIC, _TS_US, _SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
 _TYPES: dict[str, Any] = {"seq": int, "ts_us": int, "mono_ns": int, "attempt": int | None}
 _VALUES: Any = tuple[tuple(_TYPES.get(name, str | None) for name in EVENT_COLUMNS)]  # type: ignore[misc]
 _decoder: msgspec.json.Decoder[list[Read]] = msgspec.json.Decoder(list[tuple[int, int, _VALUES]])
@@ -143,8 +177,8 @@ def _content(statements: Statements, events: list[tuple[str, Row]]) -> SessionCo
     """The content that was captured with events and has not been replaced or deleted since."""
     if not events or not statements.run(_HAS_CONTENT)[0][0]:
         return None
-    moments = [values[_TS_US] for _, values in events]
-    said = {(run_id, values[_SEQ]) for run_id, values in events}
+    moments = [values[TS_US] for _, values in events]
+    said = {(run_id, values[SEQ]) for run_id, values in events}
     messages = [
         row
         for row in statements.run(
@@ -153,7 +187,7 @@ def _content(statements: Statements, events: list[tuple[str, Row]]) -> SessionCo
         )
         if (row[2], row[3]) in said
     ]
-    names = {values[_SESSION] for _, values in events} | {row[0] for row in messages}
+    names = {values[SESSION] for _, values in events} | {row[0] for row in messages}
     setups: list[Row] = []
     for name in sorted(name for name in names if name is not None):
         setups += statements.run(f"{_SETUPS} WHERE s.session_id = ?", (name,))
@@ -189,9 +223,5 @@ def _bodies(statements: Statements, wanted: set[bytes | None]) -> list[Row]:
             found[digest] = rows[0]
             body = rows[0][2]
             if body.startswith(b"{"):
-                waiting += map(_digest, _REFERENCE.findall(body))
+                waiting += references_in(body)
     return list(found.values())
-
-
-def _digest(text: bytes) -> bytes:
-    return bytes.fromhex(text.decode())

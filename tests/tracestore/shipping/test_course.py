@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
 from tracestore.shipping.shipment import START, Position
 
-OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, first_retry=0.5, longest_retry=4.0)
+OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
 
 
 def test_the_target_is_asked_first() -> None:
@@ -37,11 +37,27 @@ def test_a_failing_target_is_not_hurried() -> None:
     course.failed(0.0)
     course.hurry()
     assert course.next(0.1) == Rest(0.4)
+    assert course.next(0.5) == Ask()
     course.asked(START)
     course.nothing_left(1.0)
     assert course.next(1.5) == Rest(0.5)
     course.hurry()
     assert course.next(1.5) == Send(START, 4)
+
+
+def test_a_target_that_nothing_is_sent_to_is_asked_now_and_then() -> None:
+    course = Course(OPTIONS)
+    asked = []
+    for now in range(200):
+        match course.next(float(now)):
+            case Ask():
+                asked.append(now)
+                course.asked(START)
+            case Send():
+                course.nothing_left(float(now))
+            case _:
+                pass
+    assert asked == [0, 60, 120, 180]
 
 
 @given(st.integers(1, 30), st.integers(1, 9))

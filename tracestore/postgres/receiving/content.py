@@ -2,41 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 from ...shipping.shipment import Origin, SessionContent
 from ...sql.connection import Row
+from ...sql.upkeep.expiry import references_in
 from ..statements import Statements
+from .erasing import OPEN, Barrier
+
+_ENTER_BODY = """
+    INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
+    ON CONFLICT (hash) DO UPDATE SET last_us = greatest(content.last_us, excluded.last_us)
+"""
+
+
+def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[Row]:
+    """Those of some bodies that are named, and those that they name."""
+    there = {bytes(body[0]): body for body in bodies}
+    found: dict[bytes, Row] = {}
+    waiting = [bytes(digest) for digest in digests if digest is not None]
+    while waiting:
+        digest = waiting.pop()
+        if digest in there and digest not in found:
+            found[digest] = there[digest]
+            waiting += references_in(there[digest][2])
+    return list(found.values())
 
 
 class ContentStoring:
-    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
+    """Captured content on its way into the store. A session that is another file's is kept under a second name.
+
+    Args:
+        statements: The connection, in the transaction of the events.
+        origin: The file.
+        content: The content.
+        new: The events that are new here, by the number of the run and their own; None is all.
+        barrier: What must not come back.
+        living: The sessions that new events speak of; None is all.
+    """
 
     def __init__(
-        self, statements: Statements, origin: Origin, content: SessionContent, new: set[Row] | None
+        self,
+        statements: Statements,
+        origin: Origin,
+        content: SessionContent,
+        new: set[Row] | None,
+        barrier: Barrier = OPEN,
+        living: Container[str] | None = None,
     ) -> None:
         self._statements = statements
         self._origin = origin
         self._content = content
-        self._new = new  # of a shipment of which a part was here already; None: all of it is new
+        self._new = new
+        self._barrier = barrier
+        self._living = living
         self._numbers: dict[str, int] = {}
 
     def store(self) -> None:
-        """Store it, in the transaction of the events."""
-        content = self._content
-        names: dict[str, str] = {setup[0]: self._name_of(setup) for setup in content.setups}
-        branches = {setup[0] for setup in content.setups if not setup[2] and not self._is_known(names[setup[0]])}
-        for setup in content.setups:
+        """Store it."""
+        setups = [setup for setup in self._content.setups if self._living is None or setup[0] in self._living]
+        names: dict[str, str] = {setup[0]: self._name_of(setup) for setup in setups}
+        setups = [setup for setup in setups if not self._is_gone(names[setup[0]], setup[3])]
+        branches = {setup[0] for setup in setups if not setup[2] and not self._is_known(names[setup[0]])}
+        digests = [setup[5] for setup in setups]
+        for setup in setups:
             self._store_setup(names[setup[0]], setup)
-        for message in content.messages:
+        for message in self._content.messages:
+            name = names.get(message[0]) or message[0]
+            if self._is_gone(name, message[4]):
+                continue
             number = self._number(message[2], message[4])
             if message[0] in branches or self._new is None or (number, message[3]) in self._new:
-                self._store_message(names.get(message[0]) or message[0], number, message)
-        self._statements.run_many(
-            """
-            INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-            ON CONFLICT (hash) DO UPDATE SET last_us = greatest(content.last_us, excluded.last_us)
-            """,
-            content.bodies,
-        )
+                self._store_message(name, number, message)
+                digests.append(message[5])
+        self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
+
+    def _is_gone(self, name: str, ts_us: int) -> bool:
+        return name in self._barrier.sessions or ts_us < self._barrier.before_us
 
     def _name_of(self, setup: Row) -> str:
         """The name of a session here: its own, unless a run from elsewhere has a session of that name."""

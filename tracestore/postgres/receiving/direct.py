@@ -13,16 +13,17 @@ from ...sql.connection import Unstorable
 from ...sql.projection import flat
 from ..statements import Statements
 from .content import ContentStoring
-from .entries import Stored, enter_mark, enter_runs, enter_sessions, known_runs, mark_of, numbered
+from .entries import Present, Stored, enter_mark, enter_runs, enter_sessions, numbered, was_sent
 
 
-def store_new(statements: Statements, origin: Origin, shipment: Shipment) -> Stored:
+def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
     """Store a shipment of which all is new.
 
     Args:
         statements: The connection, in a transaction.
         origin: The file.
         shipment: The shipment.
+        present: What is here.
 
     Returns:
         What became of it.
@@ -30,8 +31,7 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment) -> Sto
     Raises:
         Unstorable: Something is not new, or no table takes it. The transaction is to be undone.
     """
-    before = mark_of(statements, origin)
-    if (before or START) != shipment.after or (before is None and known_runs(statements, shipment)):
+    if (present.mark or START) != shipment.after or was_sent(statements, shipment):
         raise Unstorable("the shipment doesn't follow what is here")
     numbers = enter_runs(statements, origin, shipment)
     for table, lines in (("events", shipment.events), *(("calls", lines) for lines in shipment.begun)):
@@ -39,8 +39,8 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment) -> Sto
     for insert, rows, begin in shipment.projection.calls:
         if rows and not begin:
             statements.insert(insert, flat(numbered(rows, numbers)))
-    enter_sessions(statements, shipment, shipment.projection)
+    enter_sessions(statements, shipment.sessions, shipment.projection, present.barrier)
     shipment.projection.write_behind_calls(statements)
     if shipment.content is not None:
-        ContentStoring(statements, origin, shipment.content, None).store()
-    return Stored(enter_mark(statements, origin, shipment, before), all_new=True)
+        ContentStoring(statements, origin, shipment.content, None, present.barrier).store()
+    return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=True)

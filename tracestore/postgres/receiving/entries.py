@@ -9,9 +9,10 @@ import msgspec
 
 from ...shipping.shipment import START, Origin, Position, Shipment
 from ...sql.call_rows import RUN, Values
-from ...sql.connection import Insert, placeholders
+from ...sql.connection import Insert
 from ...sql.projection import UPSERT_SESSION, Projection, flat
 from ..statements import Statements
+from .erasing import OPEN, Barrier, barrier_for
 
 _ENTER_RUNS = Insert(
     "runs",
@@ -24,13 +25,35 @@ _ENTER_RUNS = Insert(
     RETURNING run_id, id
     """,
 )
-_MARK = """
-    INSERT INTO shipping (origin, event, run_id, seq, host, file, shipped_at)
-    VALUES (?, ?, ?, ?, ?, ?, clock_timestamp())
-    ON CONFLICT (origin) DO UPDATE SET
-        event = excluded.event, run_id = excluded.run_id, seq = excluded.seq,
-        host = excluded.host, file = excluded.file, shipped_at = excluded.shipped_at
+_PRESENT = """
+    SELECT EXISTS (SELECT 1 FROM erasures), (SELECT before_us FROM pruned), s.erasure, s.event, s.run_id, s.seq
+      FROM (SELECT 1) AS one LEFT JOIN shipping AS s ON s.origin = ?
 """
+_SENT = """
+    SELECT 1 FROM jsonb_to_recordset(CAST(? AS jsonb)) AS s (name text, seq bigint)
+      JOIN runs AS r ON r.run_id = s.name COLLATE "C" AND r.committed_seq >= s.seq
+     LIMIT 1
+"""
+_MARK = """
+    INSERT INTO shipping (origin, event, run_id, seq, host, file, erasure, shipped_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, clock_timestamp())
+    ON CONFLICT (origin) DO UPDATE SET
+        event = excluded.event, run_id = excluded.run_id, seq = excluded.seq, host = excluded.host,
+        file = excluded.file, erasure = excluded.erasure, shipped_at = excluded.shipped_at
+"""
+
+
+class Present(msgspec.Struct, frozen=True):
+    """What is here when a shipment comes."""
+
+    mark: Position | None
+    """The place up to which everything of its file is here; None if nothing is known of the file."""
+    erased: int
+    """The number of the last deletion in the file that is done here."""
+    pruned_us: int | None
+    """The moment before which retention has deleted, in microseconds UTC; None if it has never done so."""
+    barrier: Barrier
+    """What the shipment must not bring back."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -42,16 +65,25 @@ class Stored(msgspec.Struct, frozen=True):
     """Whether none of its events was here before."""
 
 
-def mark_of(statements: Statements, origin: Origin) -> Position | None:
-    """The place up to which everything of a file is here; None if nothing is known of the file."""
-    rows = statements.run("SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,))
-    return Position(*rows[0]) if rows else None
+def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> Present:
+    """What is here when a shipment comes, in its transaction."""
+    ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
+    mark = None if event is None else Position(event, run_id, seq)
+    barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
+    return Present(mark, erased or 0, pruned_us, barrier)
 
 
-def known_runs(statements: Statements, shipment: Shipment) -> bool:
-    """Whether something of the runs of a shipment is here, or was."""
-    names = [run.run_id for run in shipment.runs.values()]
-    return bool(statements.run(f"SELECT 1 FROM runs WHERE run_id IN ({placeholders(len(names))}) LIMIT 1", names))
+def is_ahead(shipment: Shipment, present: Present) -> bool:
+    """Whether something that came before a shipment is missing here: the database fell back, as to a backup."""
+    if shipment.after == START:
+        return False
+    return shipment.after.event > (present.mark or START).event or shipment.erased > present.erased
+
+
+def was_sent(statements: Statements, shipment: Shipment) -> bool:
+    """Whether events of its runs have come before that lie behind some of a shipment's."""
+    first = [{"name": run.run_id, "seq": shipment.first_seqs[number]} for number, run in shipment.runs.items()]
+    return bool(statements.run(_SENT, (msgspec.json.encode(first).decode(),)))
 
 
 def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> dict[int, int]:
@@ -73,9 +105,12 @@ def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Val
         yield [*row[:RUN], numbers[of_run], *row[RUN + 1 :]]
 
 
-def enter_sessions(statements: Statements, shipment: Shipment, projection: Projection) -> None:
-    """Enter the sessions of a shipment, with what the events that are new say of them."""
-    statements.insert(UPSERT_SESSION, projection.sessions(shipment.sessions))
+def enter_sessions(
+    statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
+) -> None:
+    """Enter sessions with what events say of them, but for those that were deleted here."""
+    here = {name: between for name, between in times.items() if name not in barrier.sessions}
+    statements.insert(UPSERT_SESSION, projection.sessions(here))
 
 
 def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
@@ -88,5 +123,7 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
     last = shipment.last
     if before is not None and before.event > last.event and shipment.after != START:
         return before
-    statements.run(_MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file))
+    statements.run(
+        _MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file, shipment.erased)
+    )
     return last

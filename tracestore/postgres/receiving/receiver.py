@@ -19,6 +19,7 @@ from ...shipping.shipment import START, Ending, Origin, Position, Shipment
 from ...sql.calls.sum_keeping import SumKeeper
 from ...sql.connection import Unstorable
 from ...sql.uninterrupted import Patience
+from ...sql.upkeep.erasures import Erasure
 from ...timestamps import US_PER_DAY
 from ..clean import clean_text
 from ..database import SCHEMA, Database
@@ -27,10 +28,11 @@ from ..schema.migrations import migrate
 from ..schema.partitions import ensure_months
 from ..statements import Statements
 from .direct import store_new
-from .entries import Stored
+from .entries import Present, Stored, enter_mark, is_ahead, present_for
+from .erasing import erase
 from .staged import stage, store_staged
 
-_Store: TypeAlias = Callable[[Statements, Origin, Shipment], Stored]
+_Store: TypeAlias = Callable[[Statements, Origin, Shipment, Present], Stored]
 _Stage: TypeAlias = Callable[[Statements, Shipment], None]
 
 PATIENCE = Patience(work=60.0, cancelled=2.0)
@@ -106,7 +108,10 @@ class Receiver:
             with unstorable():
                 if not shipment.days <= self._days:
                     ensure_months(statements, [day * US_PER_DAY for day in shipment.days])
-                return store(statements, origin, shipment)
+                present = present_for(statements, origin, shipment)
+                if is_ahead(shipment, present):
+                    return Stored(present.mark or START, all_new=True)
+                return store(statements, origin, shipment, present)
 
         def staged(statements: Statements) -> None:
             with unstorable():
@@ -121,6 +126,24 @@ class Receiver:
             self._sent_before.add(origin.name)
         await self._sums.stored(len(shipment))
         return stored.position
+
+    async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
+        """Note the place of the end of a shipment that the store can't take."""
+        clean = cleaned(shipment, clean_text)
+
+        def work(statements: Statements) -> None:
+            enter_mark(statements, origin, clean, present_for(statements, origin, clean).mark)
+
+        await self._database.write(work)
+
+    async def erased(self, origin: Origin) -> int:
+        """The number of the last deletion of a file that was done here."""
+        rows = await self._database.read("SELECT erasure FROM shipping WHERE origin = ?", (origin.name,))
+        return int(rows[0][0]) if rows else 0
+
+    async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
+        """Delete what was deleted in a file."""
+        await erase(self._database, origin, erasures)
 
     async def open_runs(self, origin: Origin) -> Collection[str]:
         """The runs of a file that have no end here."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...shipping.packing import EVENT_COLUMNS, is_new, projection_of
+import msgspec
+
+from ...shipping.packing import EVENT_COLUMNS, is_new, projection_of, sessions_of
 from ...shipping.shipment import Origin, Shipment
 from ...sql.projection import flat
 from ..clean import clean_text
 from ..statements import Statements
 from .content import ContentStoring
-from .entries import Stored, enter_mark, enter_runs, enter_sessions, mark_of, numbered
+from .entries import Present, Stored, enter_mark, enter_runs, enter_sessions, numbered
 
 _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
 _STAGE = f"""
@@ -27,6 +29,11 @@ _ENTER_EVENTS = f"""
     ON CONFLICT DO NOTHING
     RETURNING run, seq
 """
+_DROP_PRUNED = """
+    DELETE FROM pg_temp.shipped_events AS s
+     USING runs AS r, jsonb_to_recordset(CAST(? AS jsonb)) AS n (there bigint, name text)
+     WHERE n.there = s.run AND r.run_id = n.name COLLATE "C" AND s.seq <= r.committed_seq AND s.ts_us < ?
+"""
 
 
 def stage(statements: Statements, shipment: Shipment) -> None:
@@ -37,13 +44,16 @@ def stage(statements: Statements, shipment: Shipment) -> None:
     statements.copy("pg_temp.shipped_events", ("run", *events.columns), events.options, events.text(as_there))
 
 
-def store_staged(statements: Statements, origin: Origin, shipment: Shipment, *, clean: bool) -> Stored:
-    """Store what is new of a shipment that is staged.
+def store_staged(
+    statements: Statements, origin: Origin, shipment: Shipment, present: Present, *, clean: bool
+) -> Stored:
+    """Store what is new of a shipment that is staged. What has come before and was pruned since is not new.
 
     Args:
         statements: The connection, in the transaction of `stage`.
         origin: The file.
         shipment: The shipment.
+        present: What is here.
         clean: Whether every value is to be made one that PostgreSQL takes, as has been done with the events.
 
     Returns:
@@ -52,21 +62,26 @@ def store_staged(statements: Statements, origin: Origin, shipment: Shipment, *, 
     Raises:
         Unstorable: No table takes something of it. The transaction is to be undone.
     """
-    before = mark_of(statements, origin)
+    if present.pruned_us is not None:
+        names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
+        statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))
     numbers = enter_runs(statements, origin, shipment)
     inserted = statements.run(_ENTER_EVENTS, (_array(numbers), _array(numbers.values())))
     new = None if len(inserted) == len(shipment) else set(inserted)
     projection = projection_of(event for event in shipment.projected if new is None or is_new(event, numbers, new))
     projection.complete()
+    sessions = shipment.sessions
+    if new is not None:
+        sessions = sessions_of([event for event in shipment.read if is_new(event, numbers, new)], shipment)
     if clean:
         projection.make_storable(clean_text)
     for insert, rows, _ in projection.calls:
         statements.insert(insert, flat(numbered(rows, numbers)))
-    enter_sessions(statements, shipment, projection)
+    enter_sessions(statements, sessions, projection, present.barrier)
     projection.write_behind_calls(statements)
     if shipment.content is not None:
-        ContentStoring(statements, origin, shipment.content, new).store()
-    return Stored(enter_mark(statements, origin, shipment, before), all_new=new is None)
+        ContentStoring(statements, origin, shipment.content, new, present.barrier, sessions).store()
+    return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=new is None)
 
 
 def _array(numbers: Iterable[int]) -> str:

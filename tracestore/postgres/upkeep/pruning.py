@@ -46,6 +46,10 @@ _STAYS = """
     (e.id >= (SELECT max(id) FROM events)
      OR (e.request_id IS NOT NULL AND EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id)))
 """
+_NOTE = """
+    INSERT INTO pruned (id, before_us) VALUES (1, ?)
+    ON CONFLICT (id) DO UPDATE SET before_us = greatest(pruned.before_us, excluded.before_us)
+"""
 
 
 class ServerPruning(pruning.Pruning):
@@ -53,10 +57,16 @@ class ServerPruning(pruning.Pruning):
 
     _delete_tags = "DELETE FROM call_tags WHERE call_id IN ({calls})"
     _events_with_calls = False
+    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # others say what has come of them
 
     def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
         super().__init__(database, progress)
         self._server = database
+
+    async def _delete(self, before_us: int) -> int:
+        """Note first how far retention goes: what was deleted from before that moment is not to come again."""
+        await self._server.write(lambda statements: statements.run(_NOTE, (before_us,)))
+        return await super()._delete(before_us)
 
     async def _delete_events(self, before_us: int) -> None:
         """Drop months, and delete what is old of the others."""

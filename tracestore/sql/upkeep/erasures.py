@@ -6,6 +6,7 @@ it says what shippers must not bring back. A row is written in the transaction o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 
 import msgspec
@@ -16,8 +17,8 @@ from ..connection import Row, Statements, placeholders
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """One deletion: of a session, or of all content that was last said before a moment."""
 
-    key: str
-    """An identifier that no other deletion has."""
+    key: str = ""
+    """An identifier that no other deletion anywhere has; empty before it is recorded."""
     at_us: int
     """The time of the deletion, in microseconds UTC."""
     number: int = 0
@@ -40,7 +41,7 @@ def note_erasure(statements: Statements, erasure: Erasure) -> None:
         SELECT ?, ?, coalesce(max(id), 0), ?, ?, ? FROM events
         """,
         (
-            erasure.key,
+            secrets.token_hex(16),
             erasure.at_us,
             erasure.session_id,
             erasure.before_us,
@@ -74,9 +75,9 @@ def erasures_after(statements: Statements, number: int, limit: int) -> list[Eras
 
 
 def next_boundary(statements: Statements, event: int) -> int | None:
-    """The number of the last event before the next deletion of a session behind an event; None without one."""
+    """The number of the last event before the next deletion of a session since an event; None without one."""
     ((boundary,),) = statements.run(
-        "SELECT min(event) FROM erasures WHERE session_id IS NOT NULL AND event > ?", (event,)
+        "SELECT min(event) FROM erasures WHERE session_id IS NOT NULL AND event >= ?", (event,)
     )
     return None if boundary is None else int(boundary)
 

@@ -50,7 +50,7 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
 _CONTENT = ("session_messages", "session_setups")
 
 
-def forget_content(statements: Statements, before_us: int, *, key: str, at_us: int) -> int:
+def forget_content(statements: Statements, before_us: int, at_us: int) -> int:
     """Delete content that was last said before a moment, and erase it. The caller holds a transaction.
 
     Sessions that began before that moment can't be resumed any more. Their events and costs stay.
@@ -58,20 +58,19 @@ def forget_content(statements: Statements, before_us: int, *, key: str, at_us: i
     Args:
         statements: The connection.
         before_us: The moment, in microseconds since the epoch.
-        key: An identifier for this deletion.
         at_us: The time now.
 
     Returns:
         The number of bodies that were deleted.
     """
-    note_erasure(statements, Erasure(key=key, at_us=at_us, before_us=before_us))
+    note_erasure(statements, Erasure(at_us=at_us, before_us=before_us))
     with statements.erasing():
         statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
         statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
         return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
 
 
-async def delete_session(database: Database, session_id: str, *, key: str, at_us: int) -> bool:
+async def delete_session(database: Database, session_id: str, at_us: int) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
     It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
@@ -79,7 +78,6 @@ async def delete_session(database: Database, session_id: str, *, key: str, at_us
     Args:
         database: The database.
         session_id: The session.
-        key: An identifier for this deletion.
         at_us: The time now.
 
     Returns:
@@ -90,12 +88,17 @@ async def delete_session(database: Database, session_id: str, *, key: str, at_us
         runs = runs_in(statements, session_id)
         if not delete_sessions(statements, [session_id]):
             return False
-        note_erasure(statements, Erasure(key=key, at_us=at_us, session_id=session_id, runs=runs))
+        note_erasure(statements, Erasure(at_us=at_us, session_id=session_id, runs=runs))
         return True
 
     found = await database.write(work)
     await sweep_bodies(database, at_us + 1)
     return found
+
+
+def references_in(body: bytes) -> list[bytes]:
+    """The hashes of the bodies that one is made of."""
+    return [bytes.fromhex(name.decode()) for name in _REFERENCE.findall(body)]
 
 
 async def sweep_bodies(database: Database, before_us: int) -> None:
@@ -142,7 +145,7 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
             continue
         found.add(digest)
         for (body,) in statements.run("SELECT body FROM content WHERE hash = ?", (digest,)):
-            left += [bytes.fromhex(name.decode()) for name in _REFERENCE.findall(body)]
+            left += references_in(body)
     return Needed(found, str(moment), [])
 
 

@@ -45,7 +45,7 @@ _OLD_SESSIONS = """
        AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.session_id = s.session_id)
        AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.session_id = s.session_id)
 """
-_OLD_RUNS = """
+OLD_RUNS = """
     SELECT r.id FROM runs AS r
      WHERE r.last_us < :before_us AND r.ended_us IS NOT NULL
        AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.run = r.id)
@@ -96,6 +96,9 @@ class Pruning(ABC):
     """Deletes the tags of calls; ``{calls}`` stands for a list of their ids."""
     _events_with_calls: bool
     """Whether events go in the transaction of their calls, and not after them."""
+
+    _old_runs = OLD_RUNS
+    """Finds the runs of which nothing is left."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
         """A pruning, not yet begun.
@@ -157,7 +160,7 @@ class Pruning(ABC):
         await self._delete_events(before_us)
         while await self._step(partial(_delete_sessions, before_us=before_us)):
             pass
-        await self._step(partial(_delete_runs, before_us=before_us))
+        await self._step(partial(self._delete_runs, before_us=before_us))
         await self._delete_bodies(before_us)
         return self._report.events + self._report.attempts - began
 
@@ -191,6 +194,10 @@ class Pruning(ABC):
             # Looking takes no lock, and most of a trace is mostly young.
             if await self._found(f"SELECT 1 {OLD_EVENTS} LIMIT 1", span):
                 await self._step(partial(_delete_some_events, before_us=before_us, span=span))
+
+    def _delete_runs(self, statements: Statements, before_us: int) -> dict[str, int]:
+        gone = statements.change(f"DELETE FROM runs WHERE id IN ({self._old_runs})", {"before_us": before_us})
+        return {"runs": gone}
 
     async def _delete_bodies(self, before_us: int) -> None:
         """What was captured and belongs to no session any more."""
@@ -297,7 +304,3 @@ def _delete_some_events(statements: Statements, before_us: int, span: dict[str, 
 def _delete_sessions(statements: Statements, before_us: int) -> dict[str, int]:
     found = statements.run(f"{_OLD_SESSIONS} LIMIT {SESSIONS_AT_ONCE}", {"before_us": before_us})
     return {"sessions": delete_sessions(statements, [name for (name,) in found])}
-
-
-def _delete_runs(statements: Statements, before_us: int) -> dict[str, int]:
-    return {"runs": statements.change(f"DELETE FROM runs WHERE id IN ({_OLD_RUNS})", {"before_us": before_us})}
