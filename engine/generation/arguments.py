@@ -17,7 +17,8 @@ from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
-from ..tools import Tool
+from ..tools import ToolLike
+from .plain_messages import MessageLike, as_messages
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +35,13 @@ class Arguments(TurnOptions, total=False):
     them, see `TurnOptions`.
     """
 
-    messages: Sequence[Message] | None
-    """A whole conversation in place of a prompt."""
+    messages: Sequence[MessageLike] | None
+    """A whole conversation in place of a prompt. Plain mappings with role and content are messages, too."""
     system_prompt: str | None
     """The system prompt."""
-    tools: Sequence[Tool]
-    """The tools. Active ones are run, at most `max_tool_rounds` times. With a passive one, which has no function,
-    the calls are returned."""
+    tools: Sequence[ToolLike]
+    """The tools, or plain functions that say enough by their type hints and docstrings. Active ones are run, at
+    most `max_tool_rounds` times. With a passive one, which has no function, the calls are returned."""
     tags: Mapping[str, str] | None
     """The tags of the calls, for the trace; never sent."""
     provider: str | None
@@ -102,12 +103,6 @@ def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
         raise TypeError("prompt is text or content blocks; say messages=[...] for messages")
     if prompt is not None and not isinstance(prompt, str | Sequence):
         raise TypeError(f"prompt is text or content blocks, not {_kind(prompt)}")
-    for message in arguments.get("messages") or ():
-        if not isinstance(message, Message):
-            raise TypeError(f"messages takes Message objects, not {_kind(message)}: Message.user('...') makes one")
-    for tool in arguments.get("tools", ()):
-        if not isinstance(tool, Tool):
-            raise TypeError(f"tools takes Tool objects, not {_kind(tool)}: put @tool above the function")
     if isinstance(arguments.get("stop_sequences"), str):
         raise TypeError("stop_sequences takes several texts: stop_sequences=['...']")
     if isinstance(arguments.get("signal"), AbortController):
@@ -119,12 +114,13 @@ def _kind(value: object) -> str:
 
 
 def conversation(
-    model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[Message] | None
+    model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[MessageLike] | None
 ) -> tuple[Message, ...]:
     """The messages to send.
 
     Raises:
         CallboardError: There is neither a prompt nor a message, or there are both.
+        TypeError: A message is none.
     """
     if prompt is not None and messages is not None:
         raise CallboardError(
@@ -134,7 +130,7 @@ def conversation(
     if prompt is not None:
         return (Message.user(prompt),)
     if messages:
-        return tuple(messages)
+        return as_messages(messages)
     if messages is not None:
         raise CallboardError(
             "messages is empty: there is nothing to answer; say a prompt, or at least one message"

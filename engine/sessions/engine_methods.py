@@ -9,7 +9,7 @@ from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
-from ..tools import Approve, Tool
+from ..tools import Approve, ToolLike
 from .delete import deleted
 from .export_import import imported, state_of
 from .listing import SessionInfo, listed
@@ -28,7 +28,7 @@ class SessionMethods:
         model: Model,
         *,
         system_prompt: str | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[ToolLike] = (),
         session_id: str | None = None,
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
@@ -43,7 +43,7 @@ class SessionMethods:
         Args:
             model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
             system_prompt: The system prompt of its turns.
-            tools: The tools of its turns.
+            tools: The tools of its turns, or plain functions that say enough by their type hints and docstrings.
             session_id: An id in place of a new one.
             tags: The tags of its calls, for the trace; never sent.
             fallback: The models to try when the first one fails; None leaves it to models.yaml.
@@ -57,6 +57,7 @@ class SessionMethods:
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
+            ToolDefinitionError: A function doesn't say enough about its parameters.
             CallboardError: A session of that id is open.
         """
         expand(self._runtime.registry, model, fallback)
@@ -80,7 +81,7 @@ class SessionMethods:
         self,
         session_id: str,
         *,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[ToolLike] | None = None,
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
@@ -149,7 +150,7 @@ class SessionMethods:
         document: bytes | str,
         *,
         session_id: str | None = None,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[ToolLike] | None = None,
         model: Model | None = None,
         key: str | None = None,
     ) -> Session:

@@ -14,7 +14,7 @@ from tracestore import SavedSession, decode_json, encode_json
 from ..routing.candidates import expand
 from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime
-from ..tools import Tool
+from ..tools import Tool, ToolLike
 from .setup import model_of, setup_of
 from .state import SessionState
 
@@ -92,7 +92,7 @@ def state_of(
     document: ExportedSession,
     *,
     session_id: str | None,
-    tools: Sequence[Tool] | None,
+    tools: Sequence[ToolLike] | None,
     model: Model | None,
 ) -> SessionState:
     """The state of an imported session.

@@ -14,7 +14,7 @@ from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
-from ..tools import Tool
+from ..tools import Tool, ToolLike
 from .costs import costs_of, reprice_messages
 from .setup import model_of
 from .state import SessionState
@@ -39,7 +39,7 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
 async def resumed(
     runtime: Runtime,
     session_id: str,
-    tools: Sequence[Tool] | None,
+    tools: Sequence[ToolLike] | None,
     model: Model | None,
     system_prompt: str | None,
     options: TurnOptions,
@@ -62,7 +62,7 @@ async def resumed(
 async def stored_state(
     runtime: Runtime,
     session_id: str,
-    tools: Sequence[Tool] | None,
+    tools: Sequence[ToolLike] | None,
     model: Model | None,
     system_prompt: str | None,
     options: TurnOptions,

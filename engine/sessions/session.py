@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from adapters import ContentBlock, Message, ToolUseBlock
-from bus import NoTurnRunning, SessionRenamed
+from bus import CallboardError, NoTurnRunning, SessionRenamed
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply
@@ -21,7 +21,7 @@ from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..tools import Answer, Tool, open_calls, require_distinct
+from ..tools import Answer, Approved, Denied, Tool, ToolLike, as_tools, open_calls
 from .export_import import exported
 from .fork import fork_of
 from .state import SessionState
@@ -90,13 +90,12 @@ class Session:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of the next turn. Assigning two tools of one name raises ConfigurationError."""
+        """The tools of the next turn. Plain functions may be assigned, too, as `Engine.session` takes them."""
         return self._state.tools
 
     @tools.setter
-    def tools(self, tools: Sequence[Tool]) -> None:
-        require_distinct(tools)
-        self._state.tools = tuple(tools)
+    def tools(self, tools: Sequence[ToolLike]) -> None:
+        self._state.tools = as_tools(tools)
         self._changed()
 
     @property
@@ -224,6 +223,48 @@ class Session:
         turn = self._new_turn((), model, streamed=False, options=options, answers=dict(answers))
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
+
+    async def approve(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> Reply:
+        """Run calls that wait for an approval, and go on with the turn. It is `submit` with `Approved()` for each.
+
+        A call is given as it was shown, as `pending_calls` has it, so that nothing runs that nobody saw.
+
+        Args:
+            calls: The calls, at least one.
+            options: As in `send`.
+
+        Returns:
+            The assistant's last message.
+
+        Raises:
+            CallboardError: A call doesn't wait, or waits with other arguments.
+            ValueError: There is no call.
+        """
+        return await self.submit(self._shown(calls, Approved()), **options)
+
+    async def deny(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> Reply:
+        """Tell the model that calls are not approved, and go on with the turn. The exceptions are as in `approve`.
+
+        Args:
+            calls: The calls, at least one, as `pending_calls` has them.
+            why: The reason, for the model.
+            options: As in `send`.
+
+        Returns:
+            The assistant's last message.
+        """
+        return await self.submit(self._shown(calls, Denied(why)), **options)
+
+    def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
+        """The answer to each of some calls, which must wait just as they are given."""
+        if not calls:
+            raise ValueError("name the calls: session.pending_calls are those that wait")
+        waiting = {call.id: call for call in self.pending_calls}
+        for call in calls:
+            if waiting.get(call.id) != call:
+                other = "waits with other arguments now" if call.id in waiting else "waits for no answer"
+                raise CallboardError(f"call {call.id!r} of {call.name!r} {other}: look at session.pending_calls")
+        return {call.id: answer for call in calls}
 
     def submit_stream(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]

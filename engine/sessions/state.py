@@ -13,7 +13,7 @@ from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
 from ..conversation.requests.refused_reasoning import RefusedReasoning
 from ..routing.model_choice import Model, Requirements
-from ..tools import Tool, require_distinct
+from ..tools import ToolLike, as_tools
 
 _NO_OPTIONS: TurnOptions = {}
 
@@ -52,6 +52,8 @@ class SessionState:
 
     Raises:
         ConfigurationError: Two tools have one name.
+        ToolDefinitionError: A function doesn't say enough about its parameters.
+        TypeError: Something is neither a tool nor a function.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class SessionState:
         session_id: str,
         model: Model,
         system_prompt: str | None,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolLike],
         tags: dict[str, str],
         *,
         options: TurnOptions = _NO_OPTIONS,
@@ -67,13 +69,12 @@ class SessionState:
         name: str | None = None,
         forked_from: str | None = None,
     ) -> None:
-        require_distinct(tools)
         self.id = session_id
         self.model = model
         self.options = options
         self.requires = requires
         self.system_prompt = system_prompt
-        self.tools = tuple(tools)
+        self.tools = as_tools(tools)
         self.tags = tags
         self.messages: list[Message] = []
         self.name = name

@@ -8,9 +8,10 @@ from bus._lazy_names import later
 
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
+from .function.given import ToolLike, as_tools
 from .function.handler import ToolHandler
 from .function.parameters import ToolDefinitionError
-from .function.tool import FunctionTool, Tool, require_distinct
+from .function.tool import FunctionTool, Tool
 from .mcp.tools import mcp_tools
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
@@ -40,13 +41,14 @@ __all__ = [
     "ToolDefinitionError",
     "ToolError",
     "ToolHandler",
+    "ToolLike",
     "ToolRound",
     "ToolRoundContext",
     "answers_to",
+    "as_tools",
     "last_reply",
     "mcp_tools",
     "open_calls",
-    "require_distinct",
     "run_tools",
     "tool",
 ]

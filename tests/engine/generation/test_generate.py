@@ -12,7 +12,7 @@ from adapters import CancelledError, CanonicalRequest, Message, Role, ServerErro
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
 from tests.support.engines import registry, running, talking, topics
-from tests.support.scripted import ADD, CALLS_ADD, Say, add
+from tests.support.scripted import ADD, CALLS_ADD, Say
 
 from ...definition_of_done.rows import row
 
@@ -43,6 +43,46 @@ async def test_a_whole_conversation_is_answered() -> None:
         result = await engine.generate("s:m", messages=said)
         assert [message.text for message in result.messages] == ["1+1?", "2", "And 1 more?", "3"]
         assert (await engine.generate("s:m", [TextBlock("Hi")])).messages[0].text == "Hi"
+
+
+async def test_plain_mappings_are_messages() -> None:
+    """Where their meaning is plain: a speaker and a text, or texts and blocks."""
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": ["1+1", {"type": "text", "text": "?"}]},
+        Message.assistant("2"),
+        {"role": "user", "content": [TextBlock("And 1 more?")]},
+    ]
+    async with running(Say("3")) as (engine, _):
+        result = await engine.generate("s:m", messages=said)
+    assert [(message.role, message.text) for message in result.messages] == [
+        (Role.SYSTEM, "Be brief."),
+        (Role.USER, "1+1?"),
+        (Role.ASSISTANT, "2"),
+        (Role.USER, "And 1 more?"),
+        (Role.ASSISTANT, "3"),
+    ]
+
+
+async def test_a_plain_function_is_a_tool() -> None:
+    """As @tool would make it, also one that is given again, and in a session."""
+
+    async def plus(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    calls = Say("Let me see.", calls=[("plus", {"a": 1, "b": 2})])
+    async with running(calls, Say("It is 3."), calls, Say("It is 3."), calls, Say("3")) as (engine, _):
+        for _again in range(2):
+            result = await engine.generate("s:m", "1+2?", tools=[plus])
+            assert [answer.text for answer in result.steps[0].tool_results] == ["3"]
+        session = engine.session("s:m", tools=[plus])
+        assert (await session.send("1+2?")).text == "3"
+        assert [(tool.name, tool.definition.description) for tool in session.tools] == [
+            ("plus", "Adds two numbers.")
+        ]
+        with pytest.raises(ConfigurationError, match="two tools are named 'plus'"):
+            session.tools = [plus, plus]
 
 
 async def test_tools_are_run_and_every_step_is_kept() -> None:
@@ -247,13 +287,18 @@ async def test_an_argument_that_a_session_has_not_is_a_type_error(name: str, adv
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        ({"messages": [{"role": "user", "content": "Hi"}]}, r"not dict: Message.user\('...'\) makes one"),
+        ({"messages": [{"role": "tool", "content": "Hi"}]}, r"role is 'tool'; .* Message\.tool_result"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is int; it is text or a list of blocks"),
+        ({"messages": [{"role": "user", "text": "Hi"}]}, "has role and content, not 'text'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a block of type 'image_url'"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "content holds int"),
         ({"messages": "Hi"}, r"not str: Message.user"),
         ({"prompt": [Message.user("Hi")]}, r"say messages=\[...\]"),
         ({"prompt": Message.user("Hi")}, r"say messages=\[...\]"),
         ({"prompt": 3}, "text or content blocks, not int"),
         ({"prompt": "Hi", "model": 3}, "a name, several names or a ModelChoice, not int"),
-        ({"prompt": "Hi", "tools": [add]}, "not function: put @tool above"),
+        ({"prompt": "Hi", "tools": [3]}, "takes tools and functions, not int"),
+        ({"prompt": "Hi", "tools": [dict]}, "takes tools and functions, not the class dict"),
         ({"prompt": "Hi", "stop_sequences": "END"}, r"stop_sequences=\['...'\]"),
         ({"prompt": "Hi", "signal": AbortController()}, r"signal=controller\.signal"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
@@ -93,6 +94,33 @@ async def test_some_answers_leave_the_rest_open() -> None:
         assert (await session.submit({open_["ask"]: ToolError("nobody is here")})).text == "done"
         assert results(session.messages[3]) == [("The call was not approved: too much", True)]
         assert results(session.messages[4]) == [("nobody is here", True)]
+
+
+async def test_calls_are_approved_and_denied_as_they_were_shown() -> None:
+    """Each by its call; the model is asked when all have an answer."""
+    both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
+    async with talking(both, Say("done"), tools=[pay]) as (session, _):
+        await session.send("go")
+        little, much = session.pending_calls
+        await session.deny(much, why="too much")
+        assert (await session.approve(little)).text == "done"
+        answers = [each for message in session.messages[2:4] for each in results(message)]
+        assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
+
+
+async def test_nothing_is_approved_that_nobody_saw() -> None:
+    """No call, one with other arguments, one that is answered already: all are refused, and nothing runs."""
+    async with talking(Say(calls=[("pay", {"euros": 5})]), Say("done"), tools=[pay]) as (session, _):
+        await session.send("go")
+        (waiting,) = session.pending_calls
+        with pytest.raises(ValueError, match=r"session\.pending_calls"):
+            await session.approve()
+        with pytest.raises(CallboardError, match="waits with other arguments now"):
+            await session.approve(msgspec.structs.replace(waiting, input={"euros": 1}))
+        assert session.pending_calls == (waiting,)
+        await session.approve(waiting)
+        with pytest.raises(CallboardError, match="waits for no answer"):
+            await session.deny(waiting)
 
 
 async def test_a_submitted_turn_can_be_streamed() -> None:
