@@ -30,6 +30,7 @@ async def engine_on(
     calls: int = 256,
     keep_streams: bool = True,
     budgets: Sequence[Budget] = (),
+    ship_to: str | None = None,
 ) -> AsyncIterator[Engine]:
     """A whole engine, its trace in a file, and a quiet log."""
     logging.getLogger("callboard").setLevel(logging.ERROR)
@@ -46,6 +47,7 @@ async def engine_on(
             prices=PriceTable.default(),
             limits=limits,
             budgets=budgets,
+            ship_to=ship_to,
         ) as engine:
             yield engine
 

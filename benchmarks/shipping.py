@@ -4,28 +4,36 @@
 
 The floor is psycopg alone: the rows that shipping made, as text, in transactions of as many events, into tables
 with the same indexes and triggers. Both are wall time, in turns, each into a database of its own; the least of all
-rounds counts. The last row is the CPU time of the sending process for each call of six events.
+rounds counts. The second row is the CPU time of that sending process for each call of six events. The last row is
+what shipping adds to calls: the CPU time of a process whose engine ships what it traces, beside one that doesn't.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import psycopg
-
+from engine import Engine, Session
 from tests.support.postgres_server import PostgresServer, own_server, why_not
+from tests.support.reply_server import reply_server
 from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 
+from .hosts import engine_on, history, tools
+from .per_call import MESSAGES, TOOLS, through_engine
 from .store import call, envelopes_of
-from .table import Row, micros
+from .table import Row, against, in_turns, micros
 
 _TABLES = ("events", "calls", "call_tags", "sessions")
 _ROUNDS = 3
 _GATE = 2.0
+_CALLS, _TURNS = 400, 9
 
 
 async def _fill(path: Path, calls: int) -> int:
@@ -53,6 +61,8 @@ async def _shipped(path: Path, dsn: str) -> tuple[float, float]:
 
 def _rows_of(dsn: str) -> dict[str, list[bytes]]:
     """The rows of a shared store as COPY gives them."""
+    import psycopg
+
     rows = {}
     with psycopg.connect(dsn, options="-c search_path=callboard") as connection:
         for table in _TABLES:
@@ -64,6 +74,8 @@ def _rows_of(dsn: str) -> dict[str, list[bytes]]:
 
 def _copied(dsn: str, rows: dict[str, list[bytes]], batches: int) -> float:
     """Wall seconds of the bare COPY, in so many transactions."""
+    import psycopg
+
     with psycopg.connect(dsn, options="-c search_path=callboard") as connection:
         began = time.perf_counter()
         for number in range(batches):
@@ -77,6 +89,8 @@ def _copied(dsn: str, rows: dict[str, list[bytes]], batches: int) -> float:
 
 async def _made(server: PostgresServer, name: str, path: Path, months_of: str = "") -> str:
     """An empty shared store; with the partitions of another one."""
+    import psycopg
+
     server.execute(f"CREATE DATABASE {name}")
     dsn = server.dsn_of(name)
     async with PostgresStore(dsn, path=path.with_name("pg")):
@@ -92,21 +106,21 @@ async def _made(server: PostgresServer, name: str, path: Path, months_of: str = 
     return dsn
 
 
-async def _rows(quick: bool) -> list[Row]:
+async def _rates(server: PostgresServer, folder: Path, quick: bool) -> list[Row]:
+    """What a file of many calls takes, and what of that the sender's CPU does."""
     calls = 1_000 if quick else 10_000
-    with own_server() as server, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.db"
-        events = await _fill(path, calls)
-        batches = -(-events // ShippingOptions().batch_events)
-        wall, cpu, floor = [], [], []
-        for number in range(1 if quick else _ROUNDS):
-            dsn = await _made(server, f"shipped_{number}", path)
-            seconds, spent = await _shipped(path, dsn)
-            wall.append(seconds)
-            cpu.append(spent)
-            rows = _rows_of(dsn)
-            bare = await _made(server, f"bare_{number}", path, dsn)
-            floor.append(await asyncio.to_thread(_copied, bare, rows, batches))
+    path = folder / "trace.db"
+    events = await _fill(path, calls)
+    batches = -(-events // ShippingOptions().batch_events)
+    wall, cpu, floor = [], [], []
+    for number in range(1 if quick else _ROUNDS):
+        dsn = await _made(server, f"shipped_{number}", path)
+        seconds, spent = await _shipped(path, dsn)
+        wall.append(seconds)
+        cpu.append(spent)
+        rows = _rows_of(dsn)
+        bare = await _made(server, f"bare_{number}", path, dsn)
+        floor.append(await asyncio.to_thread(_copied, bare, rows, batches))
     ratio = min(wall) / min(floor)
     return [
         Row(
@@ -119,6 +133,48 @@ async def _rows(quick: bool) -> list[Row]:
         ),
         Row("CPU of the sending process, per call of six events", micros(min(cpu) / calls)),
     ]
+
+
+async def _through(engine: Engine, session: Session, calls: int) -> None:
+    await through_engine(engine, session, calls)
+    if (shipper := engine._runtime.shipper) is not None:
+        assert await shipper.shipped(60.0)
+
+
+async def _beside_calls(server: PostgresServer, quick: bool) -> Row:
+    """What shipping adds to the CPU of a process that calls, all its threads, until all is shipped."""
+    calls, repetitions = (20, 1) if quick else (_CALLS, _TURNS)
+    server.execute("CREATE DATABASE beside_calls")
+    with reply_server(50) as url:
+        async with engine_on(url) as alone, engine_on(url, ship_to=server.dsn_of("beside_calls")) as ships:
+            contestants = {}
+            for name, engine in (("alone", alone), ("ships", ships)):
+                session = engine.session("chat:bench", system_prompt="You are brief.", tools=tools(TOOLS))
+                engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+                contestants[name] = partial(_through, engine, session, calls)
+            spent = await in_turns(contestants, repetitions=repetitions)
+    return against(
+        "CPU of a process whose engine ships, per call", spent["ships"] / calls, spent["alone"] / calls, gate=1.05
+    )
+
+
+@contextlib.contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """A home of our own: a shipper notes there which file it ships, and adopts those of dead processes."""
+    before = os.environ.get("CALLBOARD_HOME")
+    os.environ["CALLBOARD_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CALLBOARD_HOME"]
+        else:
+            os.environ["CALLBOARD_HOME"] = before
+
+
+async def _rows(quick: bool) -> list[Row]:
+    with own_server() as server, tempfile.TemporaryDirectory() as name, _home(Path(name) / "home"):
+        return [*await _rates(server, Path(name), quick), await _beside_calls(server, quick)]
 
 
 def rows(quick: bool) -> list[Row]:

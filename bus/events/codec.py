@@ -154,8 +154,10 @@ _WithUsage = TypeVar("_WithUsage", LlmCallCompleted, LlmCallFailed, MessageMetad
 
 
 def _with_raw(thing: _WithUsage, raw: msgspec.Raw) -> _WithUsage:
+    """The thing, which was just decoded and is nobody else's yet, with the usage object in it."""
     assert thing.usage is not None
-    return msgspec.structs.replace(thing, usage=msgspec.structs.replace(thing.usage, raw=raw.copy()))
+    msgspec.structs.force_setattr(thing.usage, "raw", raw.copy())
+    return thing
 
 
 # -- Envelopes

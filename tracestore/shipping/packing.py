@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from bus.events.codec import decode_event
 
-from ..sql.call_rows import IDENTITY, RUN
+from ..sql.call_rows import IDENTITY, RUN, Values
 from ..sql.calls.columns import tags_of
-from ..sql.connection import Row, SqlValue
 from ..sql.events import COLUMNS
 from ..sql.projection import PROJECTED_TOPICS, Projection
 from ..sql.run_numbers import RunSpan, ranges
@@ -22,11 +21,11 @@ EVENT_COLUMNS = (*(name for name in COLUMNS if name not in ("run_id", "data")), 
 
 SEQ, TOPIC, TS_US, SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
 _TAGS, _DATA = map(EVENT_COLUMNS.index, ("tags", "data"))
-_identity = itemgetter(*map(EVENT_COLUMNS.index, IDENTITY))
+_IDENTITY = tuple(map(EVENT_COLUMNS.index, IDENTITY))
 
 
 def packed(
-    read: Sequence[Read],
+    read: Read,
     names: Mapping[int, str],
     after: Position,
     content: SessionContent | None = None,
@@ -46,21 +45,20 @@ def packed(
         erased: The number of the last deletion in the file when they were read.
         dead: The sessions that were deleted after all that is said of them here.
     """
-    numbers, runs, rows = zip(*read, strict=True)
-    columns = list(zip(*rows, strict=True))
-    moments = columns[TS_US]
-    seqs = ranges(runs, columns[SEQ])
-    projected = [each for each in read if each[2][TOPIC] in PROJECTED_TOPICS]
-    projection = projection_of(projected)
+    runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
+    between = ranges(runs, seqs)
+    sessions = ranges(read.columns[SESSION], moments)
+    projected = [place for place, topic in enumerate(read.columns[TOPIC]) if topic in PROJECTED_TOPICS]
+    projection = projection_of(read, projected)
     projection.complete()
     return Shipment(
         after=after,
-        last=Position(numbers[-1], names[runs[-1]], rows[-1][SEQ]),
+        last=Position(read.numbers[-1], names[runs[-1]], seqs[-1]),
         read=read,
-        events=lines_of(EVENT_COLUMNS, runs, rows),
-        runs={run: RunSpan(names[run], *times, seqs[run][1]) for run, times in ranges(runs, moments).items()},
-        first_seqs={run: first for run, (first, _) in seqs.items()},
-        sessions={name: times for name, times in ranges(columns[SESSION], moments).items() if name not in dead},
+        events=lines_of(EVENT_COLUMNS, runs, read.columns, may_have_quotes=read.may_have_quotes),
+        runs={run: RunSpan(names[run], *times, between[run][1]) for run, times in ranges(runs, moments).items()},
+        first_seqs={run: first for run, (first, _) in between.items()},
+        sessions={name: times for name, times in sessions.items() if name not in dead},
         days={moment // US_PER_DAY for moment in moments},
         projected=projected,
         projection=projection,
@@ -72,25 +70,47 @@ def packed(
     )
 
 
-def sessions_of(read: Sequence[Read], shipment: Shipment) -> dict[str, tuple[int, int]]:
+def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
     """The times of the first and the last of some of a shipment's events, by those sessions that it enters."""
-    found = ranges([row[SESSION] for _, _, row in read], [row[TS_US] for _, _, row in read])
+    names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
+    some = list(places)
+    found = ranges([names[place] for place in some], [moments[place] for place in some])
     return {name: times for name, times in found.items() if name in shipment.sessions}
 
 
-def projection_of(read: Iterable[Read]) -> Projection:
-    """What follows from events, not yet complete. The number of a run in the file stands for the server's."""
+def projection_of(read: Read, places: Iterable[int]) -> Projection:
+    """What follows from some of the events that were read, not yet complete.
+
+    The number of a run in the file stands for the server's.
+    """
     projection = Projection()
-    for _, run, row in read:
-        tags = row[_TAGS]
-        event = decode_event(row[TOPIC], row[_DATA])
-        projection.add(event, run, row[TS_US], list(_identity(row)), tags_of(tags) if tags else None)
+    topics, moments, all_tags, data = (read.columns[place] for place in (TOPIC, TS_US, _TAGS, _DATA))
+    identities = [read.columns[place] for place in _IDENTITY]
+    for place in places:
+        tags = all_tags[place]
+        projection.add(
+            decode_event(topics[place], data[place]),
+            read.runs[place],
+            moments[place],
+            [column[place] for column in identities],
+            tags_of(tags) if tags else None,
+        )
     return projection
 
 
-def is_new(event: Read, numbers: Mapping[int, int], new: Collection[tuple[int, int]]) -> bool:
-    """Whether an event is among those that are new to the server: the server's number of its run, and its own."""
-    return (numbers[event[1]], event[2][SEQ]) in new
+def are_new(
+    shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
+) -> list[int]:
+    """The places of those events that are new to a server.
+
+    Args:
+        shipment: The shipment.
+        places: The places of the events that are asked about.
+        numbers: The server's numbers of the runs, by their numbers in the file.
+        new: The events that are new, each by the server's number of its run and by its own.
+    """
+    runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
+    return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
 
 
 def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
@@ -100,21 +120,18 @@ def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
         shipment: The shipment.
         clean: Makes a text that the server takes of one that it doesn't.
     """
-
-    def row(values: Row) -> Row:
-        return tuple(clean(value) if isinstance(value, str) else value for value in values)
-
+    read = shipment.read
+    columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}
-    read = [(number, run, row(values)) for number, run, values in shipment.read]
     return packed(
-        *(read, names, shipment.after, shipment.content),
+        *(Read(read.numbers, read.runs, columns), names, shipment.after, shipment.content),
         is_all=shipment.is_all,
         erased=shipment.erased,
         dead={clean(name) for name in shipment.dead},
     )
 
 
-def _begun(columns: tuple[str, ...], rows: list[list[SqlValue]]) -> Lines:
-    runs: list[int] = [row[RUN] for row in rows]  # type: ignore[misc]
-    values = [(*row[:RUN], *row[RUN + 1 :]) for row in rows]
-    return lines_of((*columns[:RUN], *columns[RUN + 1 :]), runs, values)
+def _begun(names: tuple[str, ...], rows: list[Values]) -> Lines:
+    columns: list[Any] = list(zip(*rows, strict=True))
+    runs = columns.pop(RUN)
+    return lines_of((*names[:RUN], *names[RUN + 1 :]), runs, columns)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,8 +34,26 @@ START = Position()
 """The place before the first event."""
 
 
-Read: TypeAlias = tuple[int, int, Row]
-"""An event as it was read: its number in the file, the number of its run there, and `packing.EVENT_COLUMNS`."""
+class Read(msgspec.Struct, frozen=True):
+    """Events as they were read, column by column. So thousands of events are few objects."""
+
+    numbers: list[int]
+    """The numbers of the events in the file."""
+    runs: list[int]
+    """The numbers of their runs there."""
+    columns: Sequence[Sequence[Any]]
+    """Their values, in the order of `packing.EVENT_COLUMNS`."""
+    may_have_quotes: bool = True
+    """Whether `text.QUOTE` may be in one of them."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def up_to(self, number: int) -> Read:
+        """Those up to an event of this number."""
+        count = bisect_right(self.numbers, number)
+        columns = [column[:count] for column in self.columns]
+        return Read(self.numbers[:count], self.runs[:count], columns, self.may_have_quotes)
 
 
 class SessionContent(msgspec.Struct, frozen=True):
@@ -55,7 +74,7 @@ class Shipment(msgspec.Struct, frozen=True):
     """The place behind which they lie."""
     last: Position
     """The place of the last one."""
-    read: Sequence[Read]
+    read: Read
     """The events as they were read."""
     events: Lines
     """The events as text."""
@@ -67,8 +86,8 @@ class Shipment(msgspec.Struct, frozen=True):
     """The times of the first and the last event of each session that is not dead, in microseconds UTC."""
     days: set[int]
     """The days of the events, since 1970."""
-    projected: list[Read]
-    """The events that change other tables."""
+    projected: list[int]
+    """The places of the events that change other tables."""
     projection: Projection
     """What follows from those."""
     begun: list[Lines]

@@ -29,6 +29,9 @@ _log = Log("tracestore.shipping")
 
 ShippingState: TypeAlias = Literal["shipping", "retrying"]
 
+_MARK_SECONDS = 1.0
+"""The time after which the mark is written again while much is sent."""
+
 _TELL_FROM = 1000
 """The number of waiting events from which it is said again when it has doubled."""
 
@@ -95,6 +98,7 @@ class TraceShipper:
             None if adopts is None else LookForFiles(adopts, self._source.path, self._target.name, prices)
         )
         self._mark: Mark | None = None
+        self._mark_at = 0.0  # when it is to be written again
         self._ahead: Reading | None = None  # read while the shipment before it was taken
         self._erased = 0  # the number of the last deletion in the file that the target has done
         self._open_runs: set[str] = set()
@@ -229,7 +233,7 @@ class TraceShipper:
         if reading.erasures:
             await self._target.erase(self._origin, reading.erasures)
             self._erased = reading.erasures[-1].number
-            self._keep_mark()
+            self._keep_mark(at_once=True)
             return False
         shipment = reading.shipment
         if shipment is None:
@@ -259,7 +263,7 @@ class TraceShipper:
         self._course.sent(position)
         self._shipped += len(shipment)
         self._open_runs |= {run.run_id for run in shipment.runs.values()}
-        self._keep_mark()
+        self._keep_mark(at_once=shipment.is_all)
 
     async def _read(self, step: Send) -> Reading:
         ahead, self._ahead = self._ahead, None
@@ -308,7 +312,8 @@ class TraceShipper:
         assert self._mark is not None
         return Origin(self._mark.origin, socket.gethostname(), str(self.path))
 
-    def _keep_mark(self) -> None:
+    def _keep_mark(self, *, at_once: bool) -> None:
+        """Note how far the target is; while much is sent, not each time in the file, whose position may be old."""
         assert self._mark is not None
         self._mark = msgspec.structs.replace(
             self._mark,
@@ -317,7 +322,9 @@ class TraceShipper:
             shipped_us=self._clock.now_us(),
             failing="",
         )
-        write_mark(mark_path(self.path, self._target.name), self._mark)
+        if at_once or anyio.current_time() >= self._mark_at:
+            write_mark(mark_path(self.path, self._target.name), self._mark)
+            self._mark_at = anyio.current_time() + _MARK_SECONDS
 
     async def _note_failure(self, reason: str) -> None:
         self._reason = reason

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ..sqlite.database import Database
 from ..sqlite.schema.migrations import migrate
 from .packing import EVENT_COLUMNS, SEQ, SESSION, TOPIC, TS_US, packed
 from .shipment import START, Ending, Position, Read, Reading, SessionContent, Shipment
+from .text import QUOTE
 
 _CAPTURED = (SessionConfigured.topic_of(), SessionMessageAppended.topic_of())
 _AT_ONCE_EVENTS = 500
@@ -122,63 +123,100 @@ def _reading(statements: Statements, after: Position, limit: int, erased: int) -
 
 
 def _shipment(statements: Statements, after: Position, limit: int, erased: int) -> Shipment | None:
-    events, is_all = _events(statements, after.event, limit)
-    if not events:
+    read, is_all = _events(statements, after.event, limit)
+    if not read.numbers:
         return None
-    boundary = next_boundary(statements, events[0][0])
+    boundary = next_boundary(statements, read.numbers[0])
     if boundary is not None:  # what was said before a deletion and what was said since go apart
-        before = [event for event in events if event[0] <= boundary]
-        events, is_all = before, is_all and len(before) == len(events)
-    runs = {run for _, run, _ in events}
+        before = read.up_to(boundary)
+        read, is_all = before, is_all and len(before) == len(read)
+    runs = set(read.runs)
     names: dict[int, str] = dict(
         statements.run(f"SELECT id, run_id FROM runs WHERE id IN ({placeholders(len(runs))})", list(runs))
     )
-    captured = [(names[run], values) for _, run, values in events if values[TOPIC] in _CAPTURED]
-    content = _content(statements, captured)
+    ((has_content,),) = statements.run(_HAS_CONTENT)
+    content = _content(statements, _captured(read, names)) if has_content else None
     dead: set[str] = set()
     if boundary is not None:
-        sessions = {values[SESSION] for _, _, values in events} - {None}
-        dead = erased_since(statements, events[-1][0], sessions)
-    return packed(events, names, after, content, is_all=is_all, erased=erased, dead=dead)
+        dead = erased_since(statements, read.numbers[-1], set(read.columns[SESSION]) - {None})
+    return packed(read, names, after, content, is_all=is_all, erased=erased, dead=dead)
 
 
-def _events(statements: Statements, after: int, limit: int) -> tuple[list[Read], bool]:
-    """The events behind one, and whether those are all.
-
-    They come as JSON. The thread gives other threads their turn with every row that it fetches, and in a busy
-    process it waits milliseconds to have its own again. So many events are one row.
-    """
-    found: list[Read] = []
+def _events(statements: Statements, after: int, limit: int) -> tuple[Read, bool]:
+    """The events behind one, and whether those are all."""
+    columns: list[list[Any]] = [[] for _ in _READ]
     size = 0
-    while len(found) < limit and size < _MOST_BYTES:
-        wanted = min(_AT_ONCE_EVENTS, limit - len(found))
-        ((encoded,),) = statements.run(_EVENTS, {"after": after, "limit": wanted})
-        events = _decoder.decode(encoded)
-        found += events
-        if len(events) < wanted:
-            return found, True
-        size += len(encoded)
-        after = events[-1][0]
-    return found, False
+    may_have_quotes = is_all = False
+    while len(columns[0]) < limit and size < _MOST_BYTES and not is_all:
+        wanted = min(_AT_ONCE_EVENTS, limit - len(columns[0]))
+        part = _part(statements, after, wanted)
+        for column, more in zip(columns, part.columns, strict=True):
+            column += more
+        size += part.size
+        may_have_quotes |= part.may_have_quotes
+        after = columns[0][-1] if columns[0] else after
+        is_all = len(part.columns[0]) < wanted
+    return Read(columns[0], columns[1], columns[2:], may_have_quotes), is_all
 
 
-_TYPES: dict[str, Any] = {"seq": int, "ts_us": int, "mono_ns": int, "attempt": int | None}
-_VALUES: Any = tuple[tuple(_TYPES.get(name, str | None) for name in EVENT_COLUMNS)]  # type: ignore[misc]
-_decoder: msgspec.json.Decoder[list[Read]] = msgspec.json.Decoder(list[tuple[int, int, _VALUES]])
-_EVENTS = f"""
-    SELECT CAST(json_group_array(json_array(id, run, json_array({", ".join(EVENT_COLUMNS)}))) AS BLOB)
+class _Part(NamedTuple):
+    columns: Sequence[list[Any]]
+    size: int  # of their data
+    may_have_quotes: bool
+
+
+def _part(statements: Statements, after: int, limit: int) -> _Part:
+    """The events behind one, column by column.
+
+    They come in one row, as JSON and as one long text. For with every row that it fetches the thread gives other
+    threads their turn, and in a busy process it waits milliseconds to have its own again.
+    """
+    there = {"after": after, "limit": limit}
+    ((encoded, joined),) = statements.run(_EVENTS, there)
+    columns = _decoder.decode(encoded)
+    if joined is None:
+        return _Part((*columns, []), 0, may_have_quotes=False)
+    data = joined.split(QUOTE)
+    if is_odd := len(data) != len(columns[0]):  # the sign is in the data, too
+        ((encoded_data,),) = statements.run(_DATA, there)
+        data = msgspec.json.decode(encoded_data, type=list[str])
+    return _Part((*columns, data), len(joined), may_have_quotes=is_odd or _ESCAPED_SIGN in encoded)
+
+
+_READ = ("id", "run", *EVENT_COLUMNS)
+_TYPES: dict[str, Any] = dict.fromkeys(("id", "run", "seq", "ts_us", "mono_ns"), int) | {"attempt": int | None}
+_decoder: msgspec.json.Decoder[tuple[list[Any], ...]] = msgspec.json.Decoder(
+    tuple[tuple(list[_TYPES.get(name, str | None)] for name in _READ[:-1])]  # type: ignore[misc]
+)
+_ESCAPED_SIGN = b"\\u00"  # as a control character is written in JSON
+_BEHIND = """
       FROM events
      WHERE id > :after
        AND id <= (SELECT max(id) FROM (SELECT id FROM events WHERE id > :after ORDER BY id LIMIT :limit))
 """
+_EVENTS = f"""
+    SELECT CAST(json_array({", ".join(f"json_group_array({name})" for name in _READ[:-1])}) AS BLOB),
+           group_concat(data, char({ord(QUOTE)})) {_BEHIND}
+"""
+_DATA = f"SELECT CAST(json_group_array(data) AS BLOB) {_BEHIND}"
 
 
-def _content(statements: Statements, events: list[tuple[str, Row]]) -> SessionContent | None:
+def _captured(read: Read, names: Mapping[int, str]) -> list[tuple[str, int, int, str | None]]:
+    """Of events that may have come with content the run, the number, the time and the session."""
+    seqs, topics, moments, sessions = (read.columns[place] for place in (SEQ, TOPIC, TS_US, SESSION))
+    return [
+        (names[read.runs[place]], seqs[place], moments[place], sessions[place])
+        for place, topic in enumerate(topics)
+        if topic in _CAPTURED
+    ]
+
+
+def _content(statements: Statements, events: list[tuple[str, int, int, str | None]]) -> SessionContent | None:
     """The content that was captured with events and has not been replaced or deleted since."""
-    if not events or not statements.run(_HAS_CONTENT)[0][0]:
+    if not events:
         return None
-    moments = [values[TS_US] for _, values in events]
-    said = {(run_id, values[SEQ]) for run_id, values in events}
+    moments = [ts_us for _, _, ts_us, _ in events]
+    said = {(run_id, seq) for run_id, seq, _, _ in events}
     messages = [
         row
         for row in statements.run(
@@ -187,7 +225,7 @@ def _content(statements: Statements, events: list[tuple[str, Row]]) -> SessionCo
         )
         if (row[2], row[3]) in said
     ]
-    names = {values[SESSION] for _, values in events} | {row[0] for row in messages}
+    names = {session_id for _, _, _, session_id in events} | {row[0] for row in messages}
     setups: list[Row] = []
     for name in sorted(name for name in names if name is not None):
         setups += statements.run(f"{_SETUPS} WHERE s.session_id = ?", (name,))

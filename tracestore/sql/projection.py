@@ -52,6 +52,8 @@ INSERT_TAG = """
 """
 _SESSION = IDENTITY.index("session_id")
 
+_OF_CALLS = (LlmCallStarted, LlmCallCompleted, LlmCallFailed)
+
 _Told = tuple[str | None, str | None, str | None]
 
 
@@ -117,7 +119,7 @@ class Projection:
             identity: The values of the columns `IDENTITY`. The list is used up.
             tags: The tags of the envelope.
         """
-        if isinstance(event, LlmCallStarted | LlmCallCompleted | LlmCallFailed):
+        if isinstance(event, _OF_CALLS):
             if identity[REQUEST] is not None:
                 self._note_call(event, run, ts_us, identity, tags)
             return

@@ -14,8 +14,9 @@ from bus.events.envelope import Envelope
 from bus.events.sessions import SessionCreated
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from tracestore.postgres.receiving import receiver as receiving
+from tracestore.shipping import source
 from tracestore.shipping.text import lines_of
 
 from .conftest import _migrate
@@ -142,6 +143,50 @@ async def test_a_call_that_ends_in_a_later_shipment_is_one_call(
         assert await everything(store) == await everything(local)
 
 
+async def test_names_may_be_anything(local: TraceStore, trace: Path, shared: str, ways: list[str]) -> None:
+    """Also what stands between values, or for NULL, on the way."""
+    make = Maker("None")
+    for number, name in enumerate(
+        ("None", "\x02", "\x02None\x02", "\x1e", "\x1f", "a\nb\r", "\\N", "\\.", "", "é😀\u2028")
+    ):
+        request = f"{name}{number}"
+        ids = {"session_id": name, "turn_id": name, "tags": {"k\t\\": name or "."}}
+        await local.write([make.started(request, **ids), make.completed(request, **ids)])
+        await local.write([make.started(f"{request}x", model=f"openai:{name}x", **ids)])
+    await ship(trace, shared)
+    assert ways == ["direct"]
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_what_no_text_may_have_is_replaced(
+    local: TraceStore, trace: Path, shared: str, ways: list[str]
+) -> None:
+    make = Maker("run_a")
+    ids = {"session_id": "a\0b", "tags": {"k\0": "v"}}
+    await local.write([make.started("req\0", **ids), make.completed("req\0", **ids), make.started("req_2")])
+    await ship(trace, shared)
+    assert ways == ["direct", "staged", "staged"]
+    async with shipped(trace, shared) as store:
+        calls = {row.request_id: row for row in await store.calls(limit=None)}
+        assert set(calls) == {"req\ufffd", "req_2"}
+        assert (calls["req\ufffd"].session_id, calls["req\ufffd"].status) == ("a\ufffdb", "completed")
+        assert await store.calls(CallFilter(tags={"k\ufffd": "v"})) == [calls["req\ufffd"]]
+        assert len(await store.events(limit=None)) == 3
+
+
+async def test_a_shipment_is_bounded_by_its_size_too(
+    local: TraceStore, trace: Path, shared: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_MOST_BYTES", 1)
+    monkeypatch.setattr(source, "_AT_ONCE_EVENTS", 10)
+    await local.write(of_run("one", 20))
+    await ship(trace, shared)
+    assert len(ways) == -(-len(of_run("one", 20)) // 10)
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
 ODD = st.text(st.sampled_from('a"\\,\t\n\r\x01\x02\x1e\x1f\x7f\u2028é😀 '), max_size=5) | st.sampled_from(
     ("None", "", "\\N", "\\.", "NULL", "\x02None\x02", "'\x1e'")
 )
@@ -152,10 +197,13 @@ ODD = st.text(st.sampled_from('a"\\,\t\n\r\x01\x02\x1e\x1f\x7f\u2028é😀 '), m
 def test_any_value_arrives_as_it_was(shared: str, rows: list[tuple[str | None, str | None, int | None]]) -> None:
     import psycopg
 
-    lines = lines_of(("one", "two", "three"), [7] * len(rows), rows)
+    lines = lines_of(("one", "two", "three"), [7] * len(rows), list(zip(*rows, strict=True)))
     with psycopg.connect(shared) as connection:
         connection.execute("CREATE TEMP TABLE received (run bigint, one text, two text, three bigint)")
-        with connection.cursor().copy(f"COPY received FROM STDIN WITH ({lines.options})".encode()) as copy:
+        columns = ", ".join(("run", *lines.columns))
+        with connection.cursor().copy(
+            f"COPY received ({columns}) FROM STDIN WITH ({lines.options})".encode()
+        ) as copy:
             copy.write(lines.text({7: 8}))
         found = connection.execute("SELECT * FROM received ORDER BY ctid").fetchall()
         connection.rollback()

@@ -163,7 +163,8 @@ def _names(shipment: Shipment) -> dict[str, str]:
 def _begun(shipment: Shipment) -> Mapping[str, int]:
     """The times at which sessions begin in a shipment, the latest of each."""
     begun: dict[str, int] = {}
-    for _, _, row in shipment.projected:
-        if row[TOPIC] == SessionCreated.topic_of() and row[SESSION] is not None:
-            begun[row[SESSION]] = max(row[TS_US], begun.get(row[SESSION], 0))
+    topics, sessions, moments = (shipment.read.columns[column] for column in (TOPIC, SESSION, TS_US))
+    for place in shipment.projected:
+        if topics[place] == SessionCreated.topic_of() and sessions[place] is not None:
+            begun[sessions[place]] = max(moments[place], begun.get(sessions[place], 0))
     return begun

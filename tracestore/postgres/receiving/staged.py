@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...shipping.packing import EVENT_COLUMNS, is_new, projection_of, sessions_of
+from ...shipping.packing import EVENT_COLUMNS, are_new, projection_of, sessions_of
 from ...shipping.shipment import Origin, Shipment
 from ...sql.projection import flat
 from ..clean import clean_text
@@ -68,11 +68,12 @@ def store_staged(
     numbers = enter_runs(statements, origin, shipment)
     inserted = statements.run(_ENTER_EVENTS, (_array(numbers), _array(numbers.values())))
     new = None if len(inserted) == len(shipment) else set(inserted)
-    projection = projection_of(event for event in shipment.projected if new is None or is_new(event, numbers, new))
-    projection.complete()
-    sessions = shipment.sessions
+    places, sessions = shipment.projected, shipment.sessions
     if new is not None:
-        sessions = sessions_of([event for event in shipment.read if is_new(event, numbers, new)], shipment)
+        places = are_new(shipment, places, numbers, new)
+        sessions = sessions_of(shipment, are_new(shipment, range(len(shipment)), numbers, new))
+    projection = projection_of(shipment.read, places)
+    projection.complete()
     if clean:
         projection.make_storable(clean_text)
     for insert, rows, _ in projection.calls:
