@@ -72,3 +72,5 @@ class TurnHistory:
                 turn_id=self._turn_id,
                 message_id=message.id,
             )
+            if (frames := self._runtime.frames) is not None:
+                frames.sender.appended(self._turn_id, len(state.messages) - 1, message)

@@ -179,6 +179,8 @@ class Turn(TurnContext):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.queue.append(self)
         self.log = self.runtime.streams.open(self.id)
+        if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
+            frames.sender.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
         self.runtime.sessions.announce(state)
 
@@ -257,6 +259,8 @@ class Turn(TurnContext):
         model = self.model
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
+        if self.runtime.frames is not None and self.state.id:
+            self.runtime.frames.sender.begin(self.id, len(self.state.messages), self._history.pending)
         models = TurnModels(self, model, self._history.pending)
         tools = TurnTools(self, self._keep_results)
         try:

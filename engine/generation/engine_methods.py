@@ -92,20 +92,40 @@ class GenerationMethods:
         """
         return await complete(self._runtime, request, tags=tags)
 
-    def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        from_seq: int | Literal["tail"] = 0,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+    ) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
 
         A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
         earlier events gets a StreamReset instead.
 
+        In a cluster the turn may run on any node. What is not known here is then found out when it is read: the
+        first read raises what this would raise. If the turn's node dies, the stream ends when that is certain.
+
         Args:
             stream_id: The id of the stream.
             from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
+            coalesce: Whether to merge adjacent deltas of one block that are read together.
+            min_interval: Seconds from one batch of events to the next.
 
         Raises:
             UnknownStream: The turn has been over for too long.
             ValueError: `from_seq` is beyond the end.
             WrongLoop: The engine belongs to another event loop.
         """
-        self._runtime.host.require_loop()
-        return self._runtime.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)
+        runtime = self._runtime
+        runtime.host.require_loop()
+        streams, frames = runtime.streams, runtime.frames
+        if frames is not None and (stream_id not in streams or stream_id in frames.mirrors):
+            return frames.mirrors.attach(
+                stream_id, from_seq, runtime.host.start, coalesce=coalesce, min_interval=min_interval
+            )
+        return streams.attach(
+            stream_id, from_seq=from_seq, coalesce=coalesce, min_interval=min_interval, unfold=spelled_out
+        )

@@ -20,6 +20,12 @@ from tracestore import Store
 
 from ..opening import server_store
 from .cluster import Cluster
+from .frames.exchange import Subjects
+from .frames.part import Frames
+from .frames.stored import NothingStored
+from .frames.unowned import Unowned
+from .nats.broker import Broker
+from .nats.kept_frames import KeptFrames
 from .part import Part, child_of
 
 _log = Log("engine.node")
@@ -51,6 +57,18 @@ class Node:
         """The address and the schema of the shared database; None without one."""
         self.parts: Sequence[Part] = ()
         """In the order in which they start."""
+        self.broker: Broker | None = None
+        """The connection to the broker; None without one."""
+        self.frames: Frames | None = None
+        """The streams that are read on other nodes; None without a broker."""
+        if cluster.nats is not None:
+            self.broker = Broker(cluster.nats, self.name)
+            self.frames = self._frames(self.broker, streams)
+            self.parts = [*self.parts, self.broker, self.frames]
+
+    def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
+        kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
+        return Frames(self.cluster, self.id, kept, streams, Unowned(), NothingStored())
 
     async def start(self, root: Supervisor) -> None:
         """Have all parts at work, below a supervisor of their own."""

@@ -72,6 +72,7 @@ class Runtime:
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
         self.node = None if cluster is None else self._join(cluster)
+        self.frames = None if self.node is None else self.node.frames
         self.availability = AvailabilityTable()
         self.in_flight = InFlight()
         self.rate_limits = RateLimits()

@@ -45,18 +45,23 @@ class WatchingMethods:
         self._runtime.host.require_loop()
         return self._watcher.look(limit)
 
-    def cancel(self, turn_id: str) -> bool:
+    async def cancel(self, turn_id: str) -> bool:
         """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
 
+        In a cluster the turn may run on any node; then that node is asked.
+
         Returns:
-            False if no such turn is under way.
+            False if no such turn is under way, or its node does not answer.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
         """
         self._runtime.host.require_loop()
         turn = self._watcher.turn(turn_id)
-        return turn.cancel() if turn is not None else False
+        if turn is not None:
+            return turn.cancel()
+        frames = self._runtime.frames
+        return False if frames is None else await frames.mirrors.cancel(turn_id)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
         """One item at once, and then one whenever the numbers of the engine may have changed.

@@ -103,7 +103,7 @@ async def test_a_call_without_a_turn_is_under_way() -> None:
             await anyio.wait_all_tasks_blocked()
             (item,) = engine.under_way().items
             assert (item.kind, item.operation, item.model) == ("call", "embeddings", "s:m")
-            assert engine.cancel(item.id) is False
+            assert await engine.cancel(item.id) is False
             group.cancel_scope.cancel()
         assert engine.under_way().total == 0
 
@@ -123,10 +123,10 @@ async def test_anybody_cancels_a_turn_by_its_id() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await anyio.wait_all_tasks_blocked()
-            assert engine.cancel(stream.stream_id) is True
+            assert await engine.cancel(stream.stream_id) is True
         assert caught[0].content
-        assert engine.cancel(stream.stream_id) is False
-        assert engine.cancel("trn_other") is False
+        assert await engine.cancel(stream.stream_id) is False
+        assert await engine.cancel("trn_other") is False
 
 
 async def test_changes_come_with_events_and_with_streams_and_end_with_the_engine() -> None:

@@ -8,7 +8,7 @@ from bus import StopReason, TokenUsage, UsageSource
 from bus.streams.events import TurnComplete, TurnEvent
 
 from ...calls.accumulator import StreamAccumulator
-from .frame import Ending
+from .wire.frame import Ending
 
 
 def closing_events(events: Iterable[TurnEvent], ending: Ending) -> list[TurnEvent]:

@@ -21,8 +21,8 @@ import msgspec
 from bus.errors import UnknownStream
 from bus.streams.events import TurnEvent
 
-from .frame import Ending, Frame
 from .mirror import Mirror
+from .wire.frame import Ending, Frame
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

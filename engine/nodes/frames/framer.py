@@ -13,9 +13,9 @@ import msgspec
 from bus import Message, StreamLog
 from bus.streams.events import TurnEvent
 
-from .entries import chunks
-from .frame import Appended, Beginning, Frame
-from .packed import pack_message
+from .wire.entries import chunks
+from .wire.frame import Appended, Beginning, Frame
+from .wire.packed import pack_message
 
 _UNBOUNDED = 1 << 62
 

@@ -22,8 +22,8 @@ from bus.streams.events import TurnComplete, TurnEvent
 from bus.streams.fold import fold
 
 from .closing import closing_events
-from .entries import count_of, unpacked
-from .frame import Ending, Frame
+from .wire.entries import count_of, unpacked
+from .wire.frame import Ending, Frame
 
 MOST_HELD = 256
 """The number of frames that are held behind a gap. Later ones are let go; the gap is asked for anyway."""

@@ -18,9 +18,9 @@ from bus.backend import Signal, new_signal
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription, encode, read_answer
 from .follower import AskOwner, Follower, OwnerAnswer, Question, StoreAnswer, Stored, Timing
-from .frame import Assembly, UnreadableFrame, read_packet
 from .mirror import Mirror
 from .reader import RemoteReader
+from .wire.frame import Assembly, UnreadableFrame, read_packet
 
 _log = Log("engine.frames")
 

@@ -19,8 +19,8 @@ from bus.streams.events import TurnEvent
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, encode, read_ask
 from .follower import OwnerAnswer
-from .frame import Ending, Frame, packets
 from .framer import Framer
+from .wire.frame import Ending, Frame, packets
 
 _log = Log("engine.frames")
 
@@ -165,8 +165,11 @@ class FrameSender:
     def _say(self, stream_id: str, followed: _Followed) -> None:
         framer = followed.framer
         session_id = framer.session_id
-        framer.log.notify(lambda: self._note(followed))
+        if not framer.log.closed:
+            framer.log.notify(lambda: self._note(followed))
         if not self._ownership.may_act(session_id):
+            if framer.log.closed:
+                del self._open[stream_id]
             return  # it is kept, and said if this node may speak again
         framer.epoch = self._ownership.epoch_of(session_id)
         self._send(self._subjects.stream(stream_id, session_id), framer.frames())

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from bus import TextDelta, ToolUseEnd, TurnEvent
 from bus.events.envelope import UnknownEvent
-from engine.nodes.frames.entries import chunks, count_of, unpacked
-from engine.nodes.frames.frame import Assembly, Frame, Texts, UnreadableFrame, Whole, packets, read_packet
-from engine.nodes.frames.packed import Packed
+from engine.nodes.frames.wire.entries import chunks, count_of, unpacked
+from engine.nodes.frames.wire.frame import Assembly, Frame, Texts, UnreadableFrame, Whole, packets, read_packet
+from engine.nodes.frames.wire.packed import Packed
 
 from .events import LOGS, raws, without_raws
 

@@ -8,9 +8,9 @@ import pytest
 
 from bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
 from engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Stored, Timing
-from engine.nodes.frames.frame import Ending, Frame
 from engine.nodes.frames.framer import Framer
 from engine.nodes.frames.mirror import Mirror
+from engine.nodes.frames.wire.frame import Ending, Frame
 
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")

@@ -23,9 +23,9 @@ from bus import (
     TurnComplete,
     TurnEvent,
 )
-from engine.nodes.frames.frame import Ending, Frame, Texts
 from engine.nodes.frames.framer import Framer
 from engine.nodes.frames.mirror import MOST_HELD, Mirror
+from engine.nodes.frames.wire.frame import Ending, Frame, Texts
 
 from .events import LOGS, without_raws
 

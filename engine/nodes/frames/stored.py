@@ -1,0 +1,135 @@
+"""What the shared store knows of a turn whose owner can't be asked: its messages, or how it was ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Protocol
+
+from adapters.replies.whole import content_events
+from bus import Envelope, Log, Message, Role, SessionMessageAppended, SessionTurnCompleted, StoreError
+from bus.streams.events import MessageComplete, MessageStart, StepFinish, TurnComplete, TurnEvent, UserMessage
+from bus.values.usage import StopReason, TokenUsage, UsageSource
+from tracestore import CallFilter, Store
+
+from .follower import StoreAnswer, Stored
+from .wire.frame import Ending
+
+_log = Log("engine.frames")
+
+_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_MINUTE_US = 60_000_000
+
+
+class Endings(Protocol):
+    """Where it is decided how a turn ended whose node died."""
+
+    async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
+        """The ending of a turn. It is decided now, if the lease of its node is over.
+
+        Returns:
+            None while the turn's node is alive.
+
+        Raises:
+            StoreError: Nobody can tell now.
+        """
+
+
+class NothingStored:
+    """A cluster without a store."""
+
+    async def turn(self, _stream_id: str, _session_id: str, _node: str, _epoch: int) -> StoreAnswer:
+        """Nothing."""
+        return "nothing"
+
+
+class StoredTurns:
+    """Turns as the shared store has them.
+
+    Args:
+        trace: Gives the store, open.
+        endings: Where endings are decided.
+    """
+
+    def __init__(self, trace: Callable[[], Awaitable[Store]], endings: Endings) -> None:
+        self._trace = trace
+        self._endings = endings
+
+    async def turn(self, stream_id: str, session_id: str, node: str, epoch: int) -> StoreAnswer:
+        """What is known of a turn, see `mirrors.TurnSource`."""
+        try:
+            store = await self._trace()
+            events = await stored_events(store, stream_id, session_id)
+            if events:
+                return Stored(events)
+            if not node:
+                return "nothing"
+            return await self._endings.ending_of(stream_id, session_id, node, epoch) or "alive"
+        except StoreError as error:
+            _log.warning("turn_not_looked_up", stream_id=stream_id, error=str(error))
+            return "no answer"
+
+
+async def stored_events(store: Store, stream_id: str, session_id: str = "") -> tuple[TurnEvent, ...]:
+    """The events of a turn that is over, its messages in whole pieces; nothing if it isn't stored.
+
+    Args:
+        store: The store.
+        stream_id: The id of the turn and its stream.
+        session_id: The turn's session; empty if nobody knows.
+
+    Raises:
+        StoreError: The store can't be read.
+    """
+    since = _begun_us(stream_id)
+    if not session_id:
+        calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
+        session_id = (calls[0].session_id if calls else None) or ""
+    if not session_id:
+        return ()
+    history = await store.events(session_id=session_id, topic="session.*", since=since, limit=None)
+    own = [envelope for envelope in history if envelope.turn_id == stream_id]
+    ends = [envelope.data for envelope in own if isinstance(envelope.data, SessionTurnCompleted)]
+    if not ends:
+        return ()
+    said = {message.id: message for message in await store.messages(session_id) if message.id is not None}
+    spelled = tuple(_spelled(own, said))
+    return (*spelled, TurnComplete(ends[-1].status, ends[-1].error)) if spelled else ()
+
+
+def _spelled(own: Iterable[Envelope], said: dict[str, Message]) -> Iterator[TurnEvent]:
+    step = 0
+    for envelope in own:
+        if not isinstance(envelope.data, SessionMessageAppended):
+            continue
+        message = said.get(envelope.message_id or "")
+        if message is None:
+            continue
+        if message.role is Role.ASSISTANT:
+            yield from _reply(message, step)
+            step += 1
+        elif message.steers:
+            yield UserMessage(message.content, message.id or "")
+
+
+def _reply(message: Message, step: int) -> Iterator[TurnEvent]:
+    message_id, about = message.id or "", message.metadata
+    reason = StopReason.END_TURN if about is None else about.stop_reason
+    usage = TokenUsage(source=UsageSource.ESTIMATED) if about is None else about.usage
+    served = ("", "") if about is None else (about.model.partition(":")[2], about.provider)
+    yield MessageStart(message_id, *served, () if about is None else about.warnings)
+    yield from content_events(message_id, message.content)
+    yield MessageComplete(
+        message.content, reason, None if about is None else about.raw_stop_reason, usage, message_id
+    )
+    yield StepFinish(step, reason, usage, None if about is None else about.cost, message_id)
+
+
+def _begun_us(stream_id: str) -> int | None:
+    """The time at which a turn was made, which its id has; a minute before it, to be safe. None if it has none."""
+    digits = stream_id.partition("_")[2][:10]
+    if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
+        return None
+    milliseconds = 0
+    for digit in digits:
+        milliseconds = milliseconds * 32 + _ULID_DIGITS.index(digit)
+    return max(milliseconds * 1000 - _MINUTE_US, 0)

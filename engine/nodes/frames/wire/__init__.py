@@ -1,0 +1,1 @@
+"""The wire form of frames, and events of a log as their entries."""

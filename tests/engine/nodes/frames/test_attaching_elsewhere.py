@@ -1,0 +1,246 @@
+"""A stream is read on any node as it is read on its own: the same events, under the same numbers, with one end."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
+from bus.errors import CancelledError
+from engine import Engine
+from tests.support.nats_server import NatsServer
+from tests.support.scripted import ADD, CALLS_ADD, Say
+
+from .conftest import Gate, connected, nodes
+
+pytestmark = pytest.mark.anyio
+
+WORDS = [f"word{number} " for number in range(40)]
+Seen = list[tuple[int, TurnEvent | StreamReset[TurnEvent]]]
+
+
+async def read(
+    engine: Engine, stream_id: str, from_seq: int | Literal["tail"] = 0, at_most: int | None = None
+) -> Seen:
+    """The events that a reader gets, with their numbers."""
+    seen: Seen = []
+    with anyio.fail_after(20):
+        async with engine.attach(stream_id, from_seq=from_seq) as reader:
+            async for event in reader:
+                seen.append((reader.seq, event))
+                if len(seen) == at_most:
+                    break
+    return seen
+
+
+async def test_two_readers_on_other_nodes_get_what_the_owner_s_get(nats: NatsServer) -> None:
+    """While it is said, and with a tool round between two messages."""
+    gate = Gate()
+    async with nodes(nats, 3, CALLS_ADD, Say(*WORDS, pause=gate.step)) as (owner, *others):
+        results: dict[int, Seen] = {}
+
+        async def follow(number: int, engine: Engine, stream_id: str) -> None:
+            results[number] = await read(engine, stream_id)
+
+        async with owner.session("s:m", tools=[ADD]).stream("Hi") as turn, anyio.create_task_group() as group:
+            for number, engine in enumerate([owner, *others]):
+                group.start_soon(follow, number, engine, turn.stream_id)
+            for _ in range(len(WORDS)):
+                gate.open(1)
+                await anyio.sleep(0.002)
+            gate.open()
+            await turn.message()
+    assert results[0] == results[1] == results[2]
+    assert isinstance(results[0][-1][1], TurnComplete)
+    assert "tool.finished" in [event.type for _, event in results[1]]
+
+
+async def test_a_reader_goes_on_elsewhere_where_another_stopped(nats: NatsServer) -> None:
+    """As a browser does with Last-Event-ID: nothing twice, nothing missing."""
+    gate = Gate(20)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, one, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            turn.detach()
+        first = await read(one, turn.stream_id, at_most=10)
+        gate.open()
+        rest = await read(other, turn.stream_id, first[-1][0] + 1)
+        assert [*first, *rest] == await read(owner, turn.stream_id)
+
+
+async def test_the_tail_is_what_comes_from_now_on(nats: NatsServer) -> None:
+    """On another node, too."""
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            turn.detach()
+        early = await read(other, turn.stream_id, at_most=11)
+        reader = other.attach(turn.stream_id, from_seq="tail")
+        tail: list[Any] = []
+
+        async def follow() -> None:
+            tail.extend([(reader.seq, event) async for event in reader])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            with anyio.fail_after(10):
+                while reader.seq < 0:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+            gate.open()
+        assert tail[0][0] > 0
+        whole = await read(owner, turn.stream_id)
+        assert tail == whole[tail[0][0] :]
+        assert early == whole[:11]
+
+
+async def test_a_stream_that_is_over_is_read_from_its_frames(nats: NatsServer) -> None:
+    """The broker has kept them; the owner may be gone."""
+    async with nodes(nats, 2, Say(*WORDS)) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        whole = await read(owner, turn.stream_id)
+        await owner.aclose()
+        assert await read(other, turn.stream_id) == whole
+        assert await read(other, turn.stream_id, 5) == whole[5:]
+
+
+async def test_a_stream_whose_frames_are_gone_is_asked_of_its_owner(nats: NatsServer) -> None:
+    """The broker was wiped after the end."""
+    async with nodes(nats, 2, Say(*WORDS)) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        whole = await read(owner, turn.stream_id)
+        await restart(nats, owner, other)
+        assert await read(other, turn.stream_id) == whole
+
+
+async def test_a_broker_that_is_wiped_mid_stream_costs_no_event(nats: NatsServer) -> None:
+    """A reader that is there goes on, and one that comes later gets all of it."""
+    gate = Gate(20)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, late):
+        seen: Seen = []
+
+        async def follow(stream_id: str) -> None:
+            seen.extend(await read(other, stream_id))
+
+        async with anyio.create_task_group() as group:
+            async with owner.session("s:m").stream("Hi") as turn:
+                turn.detach()
+            group.start_soon(follow, turn.stream_id)
+            await read(late, turn.stream_id, at_most=15)
+            nats.stop()
+            nats.wipe()
+            gate.open(10)
+            nats.start()
+            for engine in (owner, other, late):
+                await connected(engine)
+            gate.open()
+        whole = await read(owner, turn.stream_id)
+        assert seen == whole
+        assert await read(late, turn.stream_id) == whole
+
+
+async def restart(nats: NatsServer, *engines: Engine) -> None:
+    nats.stop()
+    nats.wipe()
+    with anyio.fail_after(10):
+        while any(engine._runtime.node.broker.connected for engine in engines):  # type: ignore[union-attr]  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+    nats.start()
+    for engine in engines:
+        await connected(engine)
+
+
+async def test_an_unknown_stream_is_told_when_it_is_read(nats: NatsServer) -> None:
+    """Attaching doesn't wait for other nodes, so it can't know."""
+    async with nodes(nats, 2) as (one, _):
+        reader = one.attach("trn_nothing")
+        with pytest.raises(UnknownStream, match="no node has it"):
+            await anext(reader)
+        assert "trn_nothing" not in one.streams
+
+
+async def test_an_event_beyond_the_end_is_told_when_it_is_read(nats: NatsServer) -> None:
+    """As `attach` tells it of a stream of this node. A negative number is told at once."""
+    async with nodes(nats, 2, Say("a")) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        whole = await read(owner, turn.stream_id)
+        assert await read(other, turn.stream_id, len(whole)) == []
+        other.streams.discard(turn.stream_id)
+        with pytest.raises(ValueError, match="from_seq=99"):
+            await read(other, turn.stream_id, 99)
+        with pytest.raises(ValueError, match="from_seq=-1"):
+            other.attach("trn_other", from_seq=-1)
+
+
+async def test_a_turn_is_cancelled_from_any_node(nats: NatsServer) -> None:
+    """Its readers everywhere see the one end."""
+    gate = Gate(10)
+    async with nodes(nats, 3, Say(*WORDS, pause=gate.step)) as (owner, other, third):
+        async with owner.session("s:m").stream("Hi") as turn, anyio.create_task_group() as group:
+            seen: dict[str, Seen] = {}
+
+            async def follow(name: str, engine: Engine) -> None:
+                seen[name] = await read(engine, turn.stream_id)
+
+            for name, engine in {"owner": owner, "other": other}.items():
+                group.start_soon(follow, name, engine)
+            await read(third, turn.stream_id, at_most=5)
+            assert await third.cancel(turn.stream_id)
+            with pytest.raises(CancelledError):
+                await turn.message()
+        assert seen["other"] == seen["owner"]
+        end = seen["other"][-1][1]
+        assert isinstance(end, TurnComplete)
+        assert end.status == "cancelled"
+        assert not await third.cancel(turn.stream_id)
+        assert not await third.cancel("trn_nothing")
+
+
+async def test_a_call_without_a_session_is_read_elsewhere_too(nats: NatsServer) -> None:
+    """`stream()` has a stream like a session's turn."""
+    async with nodes(nats, 2, Say("Hel", "lo")) as (owner, other):
+        async with owner.stream("s:m", "Hi") as reply:
+            await reply.response()
+        seen = await read(other, reply.stream_id)
+        assert "".join(event.text for _, event in seen if isinstance(event, TextDelta)) == "Hello"
+
+
+async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
+    """A part of a stream must not pass for the whole."""
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            turn.detach()
+        await read(other, turn.stream_id, at_most=5)
+        gate.open()
+        with anyio.fail_after(10):
+            while turn.stream_id in other.streams:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
+
+
+async def test_closing_the_reader_s_engine_ends_its_readers(nats: NatsServer) -> None:
+    """With an error, since the stream goes on."""
+    gate = Gate(11)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            turn.detach()
+        reader = other.attach(turn.stream_id)
+        for _ in range(5):
+            await anext(reader)
+        await other.aclose()
+        with pytest.raises(CallboardError, match="any other node"):
+            async for _ in reader:
+                pass
+
+
+async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) -> None:
+    """The end of a long message goes out in parts."""
+    text = "x" * 3_000_000
+    async with nodes(nats, 2, Say(text, "end")) as (owner, other):
+        async with owner.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
