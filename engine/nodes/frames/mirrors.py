@@ -165,7 +165,7 @@ class Mirrors:
             False if no node that answers has it under way.
         """
         subject = self._subjects.ask("", stream_id)
-        answer = await self._broker.request(subject, encode(AskCancel(stream_id)), ASK_SECONDS)
+        answer = await self._broker.request(subject, encode(AskCancel(stream_id)), ASK_ALL_SECONDS)
         return bool(read_answer(answer, bool))
 
     async def run(self) -> None:
