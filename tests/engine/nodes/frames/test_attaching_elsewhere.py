@@ -215,10 +215,11 @@ async def test_a_mirror_that_nobody_reads_is_let_go(nats: NatsServer) -> None:
         async with owner.session("s:m").stream("Hi") as turn:
             turn.detach()
         await read(other, turn.stream_id, at_most=5)
-        gate.open()
+        gate.open(1)
         with anyio.fail_after(10):
             while turn.stream_id in other.streams:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
+        gate.open()
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
 
 
