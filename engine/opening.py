@@ -86,6 +86,13 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
     )
 
 
+def shipped_to(place: TracePlace) -> list[str]:
+    """The names of the shared stores that the trace at a place is shipped to."""
+    from tracestore.shipping.marks import marks
+
+    return [mark.target for mark in marks(place)] if isinstance(place, Path) else []
+
+
 async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
     """Ship a trace file, and what dead processes left beside it.
 

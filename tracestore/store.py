@@ -290,7 +290,9 @@ class Sessions(Protocol):
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session, and the content that was captured of it and of no other.
 
-        Its calls stay, and so do their costs: they have never had content. Captured bytes are overwritten.
+        Its calls stay, and so do their costs: they have never had content. Captured bytes are overwritten. What
+        was shipped from a file goes from the shared store with the next shipping; what is deleted in a shared
+        store is not brought back by a shipper, until a session of that name begins anew.
 
         Returns:
             False if nothing of the session is stored.
@@ -300,7 +302,8 @@ class Sessions(Protocol):
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last said before a moment.
 
-        Events and costs stay. Sessions that began earlier can't be resumed any more. The bytes are overwritten.
+        Events and costs stay. Sessions that began earlier can't be resumed any more. The bytes are overwritten. It
+        reaches a shared store, and stays there, as the deletion of a session does.
 
         Returns:
             The number of bodies that went.

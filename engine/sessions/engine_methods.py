@@ -134,7 +134,7 @@ class SessionMethods:
         """Forget a session: the open one, and its stored messages.
 
         Its calls stay in the trace, and so does their cost. A Session that is still held begins anew with its next
-        turn.
+        turn. What was shipped of it to another store goes from there as well, as soon as that can be reached.
 
         Returns:
             False if there was no such session.

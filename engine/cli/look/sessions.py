@@ -34,7 +34,7 @@ from engine.sessions.export_import import document_of
 from tracestore import CallFilter, SavedSession, SessionRow
 from tracestore.writing.captured import encode, encode_metadata
 
-from ...opening import store_to_read, store_to_write
+from ...opening import shipped_to, store_to_read, store_to_write
 from ...store_address import TracePlace
 from ..common.arguments import add_trace, chosen_trace, positive
 from ..common.fitting import FittingTable
@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.delete:
         anyio.run(_delete, trace, arguments.session)
         tell(f"Deleted {arguments.session}; its calls and costs stay.")
+        for target in shipped_to(trace):
+            tell(f"It goes from {target} with the next shipping, by a program with ship_to or `callboard ship`.")
     if arguments.delete or arguments.export is not None:
         return 0
     if arguments.session is not None:

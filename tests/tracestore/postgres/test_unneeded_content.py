@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from bus.events.actors import ActorStarted
 from bus.values.messages import Message
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import T0, Maker
@@ -35,13 +36,18 @@ async def test_a_body_that_comes_again_during_the_deletion_stays(dsn: str, tmp_p
             assert await store.messages("b") == SAID
 
 
-async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["deleted", "pruned"])
+async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) -> None:
     """A transaction of somebody else that goes on makes every younger body look as if it had come since."""
     async with PostgresStore(dsn, path=tmp_path / "trace") as store:
         with psycopg.connect(dsn) as other:
             other.execute("CREATE TABLE public.of_another_application (id bigint)")
             make = Maker("run_a")
             await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0)))
-            assert await store.delete_session("s")
+            if how == "deleted":
+                assert await store.delete_session("s")
+            else:
+                await store.write([make(ActorStarted(actor="x"), ts_us=T0 + 10**9)])
+                assert (await store.prune(before=T0 + 10**9)).bodies == 3
             other.rollback()
         assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)

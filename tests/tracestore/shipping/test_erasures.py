@@ -41,7 +41,13 @@ async def shipped(trace: Path, shared: str, at_once: int = 2000) -> AsyncIterato
 
 
 async def say(
-    store: TraceStore, make: Maker, session: str, *said: Message, first: int = 0, ts_us: int = T0, name: str = "n"
+    store: TraceStore,
+    make: Maker,
+    session: str,
+    *said: Message,
+    first: int = 0,
+    ts_us: int = T0,
+    name: str | None = None,
 ) -> None:
     """Begin a session and say something; or say more."""
     events = []
@@ -114,7 +120,7 @@ async def test_a_session_that_begins_anew_after_its_deletion_is_there_and_nothin
         async with shipped(trace, shared):
             pass
     await local.delete_session("s")
-    await say(local, make, "s", Message.user("Anew"), name="new")
+    await say(local, make, "s", Message.user("Anew"))
     for _ in range(2):
         async with shipped(trace, shared, at_once) as store:
             assert await store.saved_session("s") == await local.saved_session("s") is not None
@@ -226,10 +232,12 @@ async def test_a_shipment_that_was_read_before_a_deletion_does_not_undo_it(
     await slow._ask()
     late = present((await slow._source.read(slow._course.position, 100, 0)).shipment)
     await local.delete_session("s")
-    async with shipped(trace, shared):
-        pass
+    quick = TraceShipper(trace, shared)
+    await quick._step()
+    await quick._step()  # asks, and sends the deletion
     await slow._target.take(slow._origin, late)
     await slow.close()
+    await quick.close()
     async with shipped(trace, shared) as store:
         assert await store.saved_session("s") is None
         assert await store.sessions(None) == []
@@ -264,9 +272,9 @@ async def test_a_deletion_that_broke_off_is_finished(
 async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, trace: Path, shared: str) -> None:
     """Sent again, in several pieces and by several shippers; what had never come comes, however old it is."""
     old, young, late = Maker("run_old"), Maker("run_young"), Maker("run_late")
-    for _ in range(5):
-        await call(local, old, "old")
-        await call(local, young, "young", LATER)
+    for make, session, ts_us in ((old, "old", T0), (young, "young", LATER)):
+        for _ in range(5):
+            await call(local, make, session, ts_us)
     await say(local, old, "said", SECRET)
     await call(local, young, "young", LATER)  # the last event of a trace always stays
     await local.close_lost_runs()

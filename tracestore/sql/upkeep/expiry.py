@@ -110,17 +110,23 @@ async def sweep_bodies(database: Database, before_us: int) -> None:
         if not place:
             break
     if needed.spared:
-        await database.write(partial(_delete_if_unneeded, before_us=before_us, some=needed.spared))
+        await database.write(partial(delete_spared, before_us=before_us, some=needed.spared))
 
 
-def _delete_if_unneeded(statements: Statements, before_us: int, some: Sequence[int]) -> None:
-    """Delete and erase those of some bodies that no session needs, while nobody else writes."""
+def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -> int:
+    """Delete and erase those of some spared bodies that no session needs, while nobody else writes.
+
+    Returns:
+        The number of bodies that were deleted.
+    """
     needed = needed_bodies(statements, before_us).hashes
+    gone = 0
     with statements.erasing():
         for number in some:
             rows = statements.run("SELECT hash FROM content WHERE id = ? AND last_us < ?", (number, before_us))
             if rows and bytes(rows[0][0]) not in needed:
-                statements.run("DELETE FROM content WHERE id = ?", (number,))
+                gone += statements.change("DELETE FROM content WHERE id = ?", (number,))
+    return gone
 
 
 def needed_bodies(statements: Statements, before_us: int) -> Needed:

@@ -27,7 +27,7 @@ import msgspec
 
 from ...reports import PruneReport
 from ..connection import Database, Row, SqlValue, Statements, placeholders
-from .expiry import delete_sessions, delete_unneeded, needed_bodies
+from .expiry import delete_sessions, delete_spared, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -214,6 +214,8 @@ class Pruning(ABC):
 
         while await self._step(work) or last:
             pass
+        if needed.spared:
+            await self._step(lambda statements: {"bodies": delete_spared(statements, before_us, needed.spared)})
 
     async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
         """One transaction, and then as long a pause as it took, in which others can write."""
