@@ -29,6 +29,7 @@ SUBJECTS = {
     "tool_round": "A round of five tool calls, besides what the tools do (floor: asyncio.gather)",
     "store": "The trace store, per call of six events (floor: sqlite3 alone, as many rows, the same indexes)",
     "ingest": "Ingest of llm.call_* events (floor: executemany of the rows they make, the same schema, wall)",
+    "postgres_money": "Money in PostgreSQL (floor: INSERT ... SELECT; a full scan)",
     "shipping": "Shipping a trace file (floor: the bare COPY of the same rows, the same tables, wall)",
     "at_once": "Calls at once (floor: raw httpx, a client for each 16 calls)",
     "scale": "Streams at scale, through the whole engine with store (floor: raw httpx and msgspec)",

@@ -34,7 +34,7 @@ BY = ((), ("model",), ("provider",), ("day",), ("day", "provider", "model"), ("m
 def call_by_call() -> Iterator[None]:
     """Inside, no sum is taken from what the file keeps."""
 
-    async def never(*_: object) -> None:
+    def never(*_: object) -> None:
         return None
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,9 +14,9 @@ from ...filters import CallFilter
 from ...prices.rows import MAX_INT64
 from ...rows import CostRow
 from ...timestamps import US_PER_DAY, to_us
-from ..connection import Database, Sql, SqlValue
+from ..connection import Database, Dialect, Sql, SqlValue
 from ..repricing.run_costs import current_runs, runs_of
-from .current_costs import NOW_NANO, with_cost
+from .current_costs import cost_under, with_nano
 from .dimensions import grouping
 from .sums import SUMMED, flag, summands, sums_of
 from .where import condition
@@ -45,9 +45,13 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
     dialect = database.dialect
     group = grouping(by, "p", dialect)
     fields = _OF_SUMS
-    priced = await _from_sums(database, where, by, under)
+    runs = await database.look(
+        lambda statements: current_runs(statements) if under is None else runs_of(statements, under)
+    )
+    priced = _from_sums(dialect, where, by, runs)
     if priced is None:
-        fields, priced = _OF_CALLS, with_cost(under, *condition(where, dialect, NOW_NANO))
+        cost = cost_under(runs)
+        fields, priced = _OF_CALLS, with_nano(cost, *condition(where, dialect, cost[1]))
     sql, values = priced
     rows = await database.read(
         f"""
@@ -66,7 +70,7 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
     ]
 
 
-async def _from_sums(database: Database, where: CallFilter, by: Sequence[str], under: str | None) -> Sql | None:
+def _from_sums(dialect: Dialect, where: CallFilter, by: Sequence[str], runs: Sequence[int]) -> Sql | None:
     """A query for sums of calls; None where the sums that are kept don't tell.
 
     They don't tell which calls of a group a run has priced. So they don't tell what calls cost of which some were
@@ -81,12 +85,8 @@ async def _from_sums(database: Database, where: CallFilter, by: Sequence[str], u
     since, until = (None if moment is None else to_us(moment) for moment in (where.since, where.until))
     first = -MAX_INT64 if since is None else -(-since // US_PER_DAY)
     end = MAX_INT64 if until is None else until // US_PER_DAY
-    runs = await database.look(
-        lambda statements: current_runs(statements) if under is None else runs_of(statements, under)
-    )
     if first >= end or len(runs) > 1:
         return None
-    dialect = database.dialect
     which, of_filter = condition(anywhen, dialect)
     latest = _NOT_YET_KEPT.format(calls=dialect.by_number("calls", "c"))
     parts: list[str] = []
@@ -103,7 +103,8 @@ async def _from_sums(database: Database, where: CallFilter, by: Sequence[str], u
     for begin, stop in ((since, first * US_PER_DAY), (end * US_PER_DAY, until)):
         if begin is not None and stop is not None and begin < stop:
             edge = msgspec.structs.replace(where, since=begin, until=stop)
-            calls, of_calls = with_cost(under, *condition(edge, dialect, NOW_NANO))
+            cost = cost_under(runs)
+            calls, of_calls = with_nano(cost, *condition(edge, dialect, cost[1]))
             parts.append(_OF_CUT_DAY.format(calls=calls))
             values += of_calls
     return " UNION ALL ".join(parts), values

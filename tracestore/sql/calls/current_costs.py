@@ -71,6 +71,40 @@ def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlVa
     return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
 
 
+_MOST_JOINED = 8
+"""The number of runs up to which their costs are joined, for all calls at once."""
+
+
+def cost_under(runs: Sequence[int]) -> tuple[str, str]:
+    """The cost of many calls ``c`` as it would be if these runs were the current ones, the first of them first.
+
+    Returns:
+        The joins behind ``calls AS c``, and the expression for a call's nano-USD.
+    """
+    if len(runs) > _MOST_JOINED:
+        return "", nano_under(runs)
+    names = [f"cost_{place}" for place in range(len(runs))]
+    joins = "".join(
+        f" LEFT JOIN call_cost AS {name} ON {name}.run = {run:d} AND {name}.call_id = c.id"
+        for name, run in zip(names, runs, strict=True)
+    )
+    cases = "".join(f" WHEN {name}.call_id IS NOT NULL THEN {name}.cost_nano" for name in names)
+    return joins, f"(CASE{cases} ELSE c.cost_nano END)" if cases else "c.cost_nano"
+
+
+def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
+    """A SELECT of calls, to be added up, with their cost as ``now_nano``.
+
+    Args:
+        priced: What `cost_under` says.
+        condition: Which calls ``c``.
+        values: The parameters of the condition.
+    """
+    joins, nano = priced
+    sql = f"SELECT c.*, r.run_id, {nano} AS now_nano FROM calls AS c JOIN runs AS r ON r.id = c.run{joins}"
+    return f"{sql} WHERE {condition}", list(values)
+
+
 def nano_under(runs: Iterable[int]) -> str:
     """The cost of a call ``c`` as it would be if these runs were the current ones, the first of them first."""
     of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"

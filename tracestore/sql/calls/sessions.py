@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...rows import SessionRow
 from ..connection import Database, at_most, greater
+from ..repricing.run_costs import current_runs
 from .columns import tags_of
-from .current_costs import with_cost
+from .current_costs import cost_under, with_nano
 from .sums import sums_of
 
 _MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
@@ -37,7 +38,8 @@ _FIELDS = {
 
 async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
     """Sessions, the one with the latest event first."""
-    priced, _ = with_cost(None, "c.session_id IN (SELECT session_id FROM newest)")
+    runs = await database.look(current_runs)
+    priced, _ = with_nano(cost_under(runs), "c.session_id IN (SELECT session_id FROM newest)")
     limited, most = at_most(limit)
     rows = await database.read(
         f"""

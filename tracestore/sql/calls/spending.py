@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ...spending import Spending, SpendingQuery, SpendingRow
 from ..connection import Sql, SqlValue, Statements
-from .current_costs import with_cost
+from ..repricing.run_costs import current_runs
+from .current_costs import cost_under, with_nano
 from .dimensions import grouping
 from .sums import flag, total_input
 from .unknown import usage_unknown
@@ -49,7 +50,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str) -> Sql:
     if query.since_us is not None:
         conditions.append("c.ts_us >= ?")
         values.append(query.since_us)
-    priced, bound = with_cost(None, " AND ".join(conditions), values)
+    priced, bound = with_nano(cost_under(current_runs(statements)), " AND ".join(conditions), values)
     value = f"coalesce({group.names[0]}, '')" if group.names else "''"
     unknown = f"({usage_unknown('keyed')} OR {_output_unknown('keyed')} OR {_under_way('keyed')})"
     cost = "keyed.now_nano" if query.current else "keyed.cost_nano"

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from ...filters import CallFilter
 from ...rows import ErrorRow, Percentiles, StatisticsRow
 from ..connection import Database, Row
-from .current_costs import NOW_NANO, with_cost
+from ..repricing.run_costs import current_runs
+from .current_costs import cost_under, with_nano
 from .dimensions import Grouping, grouping
 from .sums import sums_of
 from .where import condition
@@ -72,7 +73,8 @@ def _grouped(group: Grouping) -> str:
 
 async def _counts(database: Database, where: CallFilter, by: Sequence[str]) -> list[Row]:
     group = grouping(by, "p", database.dialect)
-    priced, values = with_cost(None, *condition(where, database.dialect, NOW_NANO))
+    cost = cost_under(await database.look(current_runs))
+    priced, values = with_nano(cost, *condition(where, database.dialect, cost[1]))
     return await database.read(
         f"""
         WITH priced AS ({priced}),

@@ -47,7 +47,7 @@ def total_input(row: str) -> str:
 
 
 def sums_of(row: str) -> dict[str, str]:
-    """The sums over calls that `with_cost` gives, by the names that rows of answers have for them."""
+    """The sums over calls that `with_nano` gives, by the names that rows of answers have for them."""
     tokens = ("output_tokens", "cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens")
     return {
         "total_input_tokens": f"coalesce(sum{total_input(row)}, 0)",
