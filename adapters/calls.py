@@ -8,12 +8,13 @@ import msgspec
 
 from bus.streams.events import CallWarning
 from bus.values.json import Json
+from bus.values.shown import Shown
 from bus.values.usage import TokenUsage
 
 from .config import RetryPolicy
 
 
-class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CallRequest(Shown, frozen=True, kw_only=True):
     """One request to one model."""
 
     request_id: str
@@ -61,7 +62,7 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether everything comes back at once when the period begins anew, not little by little until then."""
 
 
-class CallResponse(msgspec.Struct, frozen=True, kw_only=True):
+class CallResponse(Shown, frozen=True, kw_only=True):
     """The response to one request."""
 
     request_id: str

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
-import msgspec
-
 from adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
@@ -30,6 +28,7 @@ from adapters.embeddings import (
 )
 from adapters.usage.estimate import upper_end
 from bus import CallboardError, ConfigurationError, Cost, CostSource
+from bus.values.shown import Shown
 
 from .calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from .models.entries import ModelEntry
@@ -53,7 +52,7 @@ class EmbeddingOptions(CallOptions, total=False):
     """The largest number of batches under way side by side."""
 
 
-class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingResult(Shown, frozen=True, kw_only=True):
     """The vectors of the texts."""
 
     vectors: tuple[Vector, ...]

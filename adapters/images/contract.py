@@ -18,6 +18,7 @@ import msgspec
 from adapters.requests.media import media_bytes
 from bus.private_file import write_private
 from bus.values.content import ImageBlock
+from bus.values.shown import Shown
 from bus.values.usage import TokenUsage
 
 from ..calls import CallRequest, CallResponse
@@ -112,7 +113,7 @@ class ImageRequest(CallRequest, frozen=True, kw_only=True):
                 return "composite"
 
 
-class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratedImage(Shown, frozen=True, kw_only=True):
     """An image. It has either `data` or `url`."""
 
     data: bytes | None = None

@@ -13,9 +13,10 @@ from typing import TypeAlias
 import msgspec
 
 from .json import JsonObject
+from .shown import Shown
 
 
-class ProviderRaw(msgspec.Struct, frozen=True, gc=False):
+class ProviderRaw(Shown, frozen=True, gc=False):
     """Data that a provider attached to a block; only that provider's adapter understands it."""
 
     provider: str
@@ -26,7 +27,7 @@ class ProviderRaw(msgspec.Struct, frozen=True, gc=False):
     """The model that issued the data, if the data is bound to that model."""
 
 
-class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
+class TextBlock(Shown, frozen=True, gc=False, tag="text"):
     """Plain text."""
 
     text: str
@@ -35,7 +36,7 @@ class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
     """The data that its provider attached to it, such as citations."""
 
 
-class ImageBlock(msgspec.Struct, frozen=True, gc=False, tag="image"):
+class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
     """An image, given by exactly one of `url` and `data`.
 
     Raises:
@@ -78,7 +79,7 @@ def _sniff_image(data: bytes) -> str | None:
     return None
 
 
-class AudioBlock(msgspec.Struct, frozen=True, gc=False, tag="audio"):
+class AudioBlock(Shown, frozen=True, gc=False, tag="audio"):
     """A recording, given by exactly one of `url` and `data`.
 
     Raises:
@@ -107,7 +108,7 @@ class AudioBlock(msgspec.Struct, frozen=True, gc=False, tag="audio"):
         return cls(data=Path(path).read_bytes())
 
 
-class DocumentBlock(msgspec.Struct, frozen=True, gc=False, tag="document"):
+class DocumentBlock(Shown, frozen=True, gc=False, tag="document"):
     """A document, given by exactly one of `url` and `data`.
 
     Raises:
@@ -172,7 +173,7 @@ def _sniff_document(data: bytes) -> str | None:
     return "application/pdf" if data.startswith(b"%PDF-") else None
 
 
-class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
+class ToolUseBlock(Shown, frozen=True, gc=False, tag="tool_use"):
     """A tool call that the model asks for."""
 
     id: str
@@ -194,7 +195,7 @@ ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 """What a tool's result may be made of."""
 
 
-class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
+class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
     """The answer of a tool."""
 
     tool_use_id: str
@@ -216,7 +217,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))
 
 
-class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
+class ThinkingBlock(Shown, frozen=True, gc=False, tag="thinking"):
     """Reasoning that the provider shows.
 
     A block with a signature and without `provider_raw` is taken to be Anthropic's, whose format it is.
@@ -230,7 +231,7 @@ class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
     """The data that its provider attached to it."""
 
 
-class RedactedThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="redacted_thinking"):
+class RedactedThinkingBlock(Shown, frozen=True, gc=False, tag="redacted_thinking"):
     """Reasoning that the provider hides."""
 
     data: str
@@ -239,7 +240,7 @@ class RedactedThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="redacted
     """The data that its provider attached to it."""
 
 
-class OpaqueBlock(msgspec.Struct, frozen=True, gc=False, tag="opaque"):
+class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
     """Content outside this catalogue, kept as it came."""
 
     kind: str

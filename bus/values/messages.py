@@ -25,6 +25,7 @@ from .content import (
     ToolUseBlock,
 )
 from .json import Json, JsonObject
+from .shown import Shown
 from .usage import Cost, StopReason, TokenUsage
 
 
@@ -67,7 +68,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """The model whose configured chain it belongs to."""
 
 
-class RoutingDecision(msgspec.Struct, frozen=True, gc=False):
+class RoutingDecision(Shown, frozen=True, gc=False):
     """The way by which a call came to its model."""
 
     requested: str
@@ -91,7 +92,7 @@ class CallWarning(msgspec.Struct, frozen=True, gc=False):
     """A text, for people."""
 
 
-class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
     """The origin of an assistant message, assigned by the session manager."""
 
     provider: str
@@ -126,7 +127,7 @@ class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.cost.pricing_version
 
 
-class Message(msgspec.Struct, frozen=True, dict=True):
+class Message(Shown, frozen=True, dict=True):
     """One entry of a conversation. Two messages say the same if role and content are equal.
 
     Raises:
@@ -251,7 +252,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     """The tool's name, for people."""
 
 
-class ToolDefinition(msgspec.Struct, frozen=True):
+class ToolDefinition(Shown, frozen=True):
     """A tool that the model may call.
 
     Raises:
@@ -286,7 +287,7 @@ class ToolDefinition(msgspec.Struct, frozen=True):
                     raise ValueError(f"tool {self.name!r}: required {name!r} is no property of its input_schema")
 
 
-class SessionSetup(msgspec.Struct, frozen=True, kw_only=True):
+class SessionSetup(Shown, frozen=True, kw_only=True):
     """The parts of a session besides its messages. They count as content, as messages do."""
 
     model: Json

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from .shown import Shown
+
 
 class StopReason(StrEnum):
     """The reason why a reply ended, the same for all providers. The provider's own word stands beside it as
@@ -73,7 +75,7 @@ def details_of(**counts: int | None) -> dict[str, int] | None:
     return {name: count for name, count in counts.items() if count} or None
 
 
-class TokenUsage(msgspec.Struct, frozen=True, gc=False):
+class TokenUsage(Shown, frozen=True, gc=False):
     """Token counts of one call. `input_tokens`, `output_tokens`, `cached_input_tokens` and
     `cache_creation_input_tokens` are disjoint, for every provider.
     """

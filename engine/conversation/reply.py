@@ -5,8 +5,10 @@ from __future__ import annotations
 from adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsage
 from adapters.usage.unfinished import NOTHING_USED
 from bus import Cost, RoutingDecision, TurnStatus
+from bus.values.json import JsonObject
 
 from ..calls.outcome import NOT_KNOWN
+from ..presented import in_markdown, in_plain_values
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
@@ -42,6 +44,24 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The messages that were to steer the reply's turn, and had not reached the model when the turn ended."""
         undelivered: tuple[Message, ...] = self.__dict__.get("_undelivered", ())
         return undelivered
+
+    def to_dict(self) -> JsonObject:
+        """The reply as plain values: text, status, model, usage, cost, calls, warnings. Money is exact text."""
+        return in_plain_values(
+            text=self.text,
+            reasoning=self.thinking or None,
+            status=self.status,
+            stop_reason=self.metadata.stop_reason,
+            model=self.model,
+            usage=self.usage,
+            cost=self.cost,
+            tool_calls=self.tool_uses,
+            warnings=self.warnings,
+        )
+
+    def _repr_markdown_(self) -> str:
+        """The reply in a notebook."""
+        return in_markdown(self.text, self.model, self.usage, self.cost)
 
     def ended(self, status: TurnStatus, undelivered: tuple[Message, ...] = ()) -> None:
         """Note how the reply's turn ended. That is no field: neither stored with the message nor compared."""

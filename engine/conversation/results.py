@@ -10,11 +10,14 @@ import msgspec
 from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
 from bus import Cost, TurnStatus
 from bus.values.cost_sum import CostSum
+from bus.values.json import JsonObject
+from bus.values.shown import Shown, short
 
+from ..presented import in_markdown, in_plain_values
 from .reply import Reply
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+class StepResult(Shown, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it."""
 
     message: Reply
@@ -77,6 +80,40 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
     undelivered: tuple[Message, ...] = ()
     """The messages that were to steer the turn, and had not reached the model when the turn ended."""
+
+    def __repr__(self) -> str:
+        parts = {
+            "text": short(self.text),
+            "status": repr(self.status),
+            "model": repr(self.message.model),
+            "stop_reason": repr(str(self.stop_reason)),
+            "total_usage": repr(self.total_usage),
+            "total_cost": repr(self.total_cost),
+            "steps": f"<{len(self.steps)}>",
+            "messages": f"<{len(self.messages)}>",
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in parts.items())})"
+
+    def _repr_markdown_(self) -> str:
+        """The reply in a notebook."""
+        return in_markdown(self.text, self.message.model, self.total_usage, self.total_cost)
+
+    def to_dict(self) -> JsonObject:
+        """The result as plain values, for a web framework or a log: text, status, model, the usage and the cost of
+        all steps, calls, warnings, messages. Money is exact text, and bytes are base64.
+        """
+        return in_plain_values(
+            text=self.text,
+            reasoning=self.reasoning,
+            status=self.status,
+            stop_reason=self.stop_reason,
+            model=self.message.model,
+            usage=self.total_usage,
+            cost=self.total_cost,
+            tool_calls=self.tool_calls,
+            warnings=self.warnings,
+            messages=self.messages,
+        )
 
     @property
     def text(self) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
@@ -14,6 +12,7 @@ from adapters.images.wire import fit
 from adapters.usage.estimate import estimate_request
 from adapters.usage.rates import TokenRates
 from bus import Cost, Message, TextBlock
+from bus.values.shown import Shown
 
 from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
@@ -42,7 +41,7 @@ class ImageOptions(CallOptions, total=False):
     """The file format, in the model's own words."""
 
 
-class ImageResult(msgspec.Struct, frozen=True, kw_only=True):
+class ImageResult(Shown, frozen=True, kw_only=True):
     """The images of one request."""
 
     images: tuple[GeneratedImage, ...]

@@ -9,10 +9,12 @@ from typing import Generic, TypeVar, Unpack
 
 from adapters import ContentBlock, Message
 from bus import CallboardError, Cost
+from bus.values.json import JsonObject
 
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
 from ..generation.arguments import Arguments, new_turn
+from ..presented import plain
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .reply import NoObjectGeneratedError, Unfit, read_reply
@@ -43,6 +45,10 @@ class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
     """The object."""
     repaired: bool = False
     """Whether the text is no valid JSON, and was read as it was meant."""
+
+    def to_dict(self) -> JsonObject:
+        """The result as plain values, as `GenerateResult.to_dict`, and the object as ``output``."""
+        return {"output": plain(self.output), **super().to_dict()}
 
 
 class ObjectTask(Generic[T]):

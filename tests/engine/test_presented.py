@@ -1,0 +1,73 @@
+"""Results that are looked at: in a console, in a notebook, as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from adapters import ImageBlock, Message, TextBlock
+from bus.values.shown import ITEMS, TEXT
+from tests.support.engines import running
+from tests.support.scripted import Say
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Person:
+    name: str
+    age: int
+
+
+async def test_the_repr_of_a_result_fits_a_screen() -> None:
+    """Whatever its length: the text's beginning, how it ended, what it used and cost."""
+    async with running(Say("Hello " * 5000)) as (engine, _):
+        result = await engine.generate("s:m", "Hi " * 5000)
+    shown = repr(result)
+    assert len(shown) < 1000
+    assert shown.startswith("GenerateResult(text='Hello Hello")
+    for part in ("29,880 more", "status='completed'", "model='s:m'", "steps=<1>", "messages=<2>"):
+        assert part in shown
+    assert max(len(repr(each)) for each in (result.message, result.response, result.steps[0])) < 3000
+
+
+def test_values_that_may_be_large_are_shown_in_short() -> None:
+    """Text, bytes, lists and objects are cut, defaults left out, and what is small is shown whole."""
+    assert repr(TextBlock("Hi")) == "TextBlock(text='Hi')"
+    assert repr(TextBlock("a" * TEXT + "bc")) == f"TextBlock(text='{'a' * TEXT}'… 2 more)"
+    picture = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(4992))
+    assert repr(picture) == "ImageBlock(data=<5,000 bytes>, media_type='image/png')"
+    many = Message.user([TextBlock(str(number)) for number in range(ITEMS + 6)])
+    assert repr(many).endswith("TextBlock(text='3'), … 6 more))")
+    assert repr(Message.user("Hi")) == "Message(role='user', content=(TextBlock(text='Hi'),))"
+
+
+async def test_a_result_becomes_plain_values() -> None:
+    """Which any JSON library writes; money is exact text, and an object is there as such."""
+    async with running(Say("Hello"), Say('{"name": "Ann", "age": 3}')) as (engine, _):
+        result = await engine.generate("s:m", [TextBlock("Hi"), ImageBlock(data=b"GIF89a")])
+        found = await engine.generate_object("s:m", "Who?", schema=Person)
+    told = json.loads(json.dumps(result.to_dict()))
+    assert (told["text"], told["status"], told["stop_reason"], told["model"]) == (
+        *("Hello", "completed"),
+        *("end_turn", "s:m"),
+    )
+    assert told["usage"]["input_tokens"] == 10
+    assert told["cost"] == {"usd": None, "source": "unpriced"}
+    assert [message["role"] for message in told["messages"]] == ["user", "assistant"]
+    assert told["messages"][0]["content"][1]["data"] == "R0lGODlh"
+    assert found.to_dict()["output"] == {"name": "Ann", "age": 3}
+    reply = result.message.to_dict()
+    assert (reply["text"], "messages" in reply) == ("Hello", False)
+
+
+async def test_a_notebook_shows_the_text_and_what_it_cost() -> None:
+    """As Markdown, of a result and of a session's reply."""
+    async with running(Say("**Hello**"), Say("**Hello**")) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+        reply = await engine.session("s:m").send("Hi")
+    wanted = f"**Hello**\n\n---\n*s:m, {result.total_usage.total_tokens} tokens, unpriced*"
+    assert result._repr_markdown_() == wanted
+    assert reply._repr_markdown_() == wanted
