@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from .tools.function.define import tool
     from .type_schema import SchemaError
     from .watching.preview import RequestPreview
+    from .web_view.app import WebView, web
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -105,6 +106,7 @@ else:
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
             ".watching.preview": ("RequestPreview",),
+            ".web_view.app": ("WebView", "web"),
         },
     )
 
@@ -177,6 +179,7 @@ __all__ = [
     "VideoResult",
     "ViewEvent",
     "ViewReader",
+    "WebView",
     "WorkUnderWay",
     "costs",
     "costs_sync",
@@ -199,4 +202,5 @@ __all__ = [
     "stream_object_sync",
     "stream_sync",
     "tool",
+    "web",
 ]

@@ -161,6 +161,12 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         """The configuration in force."""
         return self._runtime.registry
 
+    @property
+    def shows_content(self) -> bool:
+        """Whether what is said may be seen by others than the host: it is captured, and captured as it is."""
+        capture = self._runtime.capture
+        return capture is not None and not capture.redacts
+
     def _make_host(self, runtime: Runtime) -> EngineHost:
         self._host = EngineHost(runtime)
         return self._host

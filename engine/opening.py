@@ -41,6 +41,11 @@ def store_to_read(place: TracePlace) -> Store:
     return TraceStore.open_readonly(place)
 
 
+def place_to_read(store: Store | None) -> TracePlace | Store | None:
+    """The path of a store's file, so that it is read over a connection of one's own; for any other, the store."""
+    return store.path if isinstance(store, TraceStore) else store
+
+
 def server_store(store: Store) -> PostgresStore | None:
     """The store, if its trace is on a server and not in a file of this machine."""
     from tracestore import PostgresStore

@@ -47,6 +47,7 @@ COMMANDS = {
     "prune": "manage.upkeep:add_prune",
     "backup": "manage.upkeep:add_backup",
     "ship": "manage.ship:add_command",
+    "web": "look.web:add_command",
 }
 """The function that adds each command to the parser, in the order of ``--help``. Only needed ones are imported."""
 

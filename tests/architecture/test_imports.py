@@ -36,6 +36,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/nats/",),
+    "starlette": ("engine/web_view/", "engine/cli/look/web.py"),
+    "uvicorn": ("engine/cli/look/web.py",),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
@@ -44,6 +46,8 @@ LAZY = (
     "aiosqlite",
     "psycopg",
     "nats",
+    "starlette",
+    "uvicorn",
     "ulid",
     "structlog",
     "yaml",
@@ -78,7 +82,7 @@ LATE_PARTS = {
         *("replay", "saved_replies", "sql.calls.statistics"),
     ),
     "engine": (
-        *("cli", "embedding", "health", "type_schema"),
+        *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),
         *(
             "functions.objects",
             "objects.stream",

@@ -61,6 +61,11 @@ class Capture:
     def __init__(self, redact: Redact | None = None) -> None:
         self._redact = redact
 
+    @property
+    def redacts(self) -> bool:
+        """Whether a hook of the host's stands between a message and the store."""
+        return self._redact is not None
+
     def apply(self, envelope: Envelope) -> Envelope:
         """The event with its content cleared for the store. An event without content stays as it is."""
         data = envelope.data

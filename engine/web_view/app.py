@@ -1,0 +1,205 @@
+"""The live view as an ASGI application: `app.mount("/callboard", web(engine))`, or served by `callboard web`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from bus import CallboardError, ConfigurationError, Log
+from tracestore import Store
+
+from ..engine import Engine
+from ..store_address import TracePlace
+from .access import Access, Authorize
+from .answers import Refused, answer
+from .assets import Assets
+from .guard import THIS_MACHINE, Guard, checked_hosts
+from .repricing import Repricings
+from .screens import calls, costs, events, now, operation, sessions, streams
+from .sign_in import SCOPES, Scope, Visitor
+from .subject import Subject
+
+_log = Log("web")
+
+Screen = Callable[[Subject, Request], Awaitable[Response]]
+
+SCREENS: Sequence[tuple[str, str, Scope, Screen]] = (
+    ("GET", "/api/now", "view", now.now),
+    ("POST", "/api/cancel", "change", now.cancel),
+    ("GET", "/api/streams", "view", streams.streams),
+    ("GET", "/api/streams/{id}", "view", streams.stream),
+    ("GET", "/api/events", "view", events.events),
+    ("GET", "/api/events/history", "view", events.history),
+    ("GET", "/api/dead-letters", "view", events.dead_letters),
+    ("GET", "/api/calls", "view", calls.calls),
+    ("GET", "/api/calls/{id}", "view", calls.call),
+    ("GET", "/api/costs", "view", costs.costs),
+    ("GET", "/api/prices", "view", costs.prices),
+    ("GET", "/api/repricing", "view", costs.progress),
+    ("POST", "/api/reprice", "change", costs.reprice),
+    ("POST", "/api/undo", "change", costs.undo),
+    ("GET", "/api/sessions", "view", sessions.sessions),
+    ("GET", "/api/sessions/{id}", "view", sessions.session),
+    ("GET", "/api/models", "view", sessions.models),
+    ("POST", "/api/preview", "content", sessions.preview),
+    ("GET", "/api/stage", "view", operation.stage),
+    ("GET", "/api/providers", "view", operation.providers),
+)
+"""Of each screen's requests: method, path, the scope that it needs, and what answers it."""
+
+
+class WebView:
+    """The live view, made by `web`: an ASGI application."""
+
+    def __init__(self, subject: Subject, access: Access, hosts: frozenset[str]) -> None:
+        self._subject = subject
+        self._access = access
+        self._assets = Assets()
+        self._repricings = Repricings(subject)
+        routes = [Route(path, self._screen(screen, needs), methods=[how]) for how, path, needs, screen in SCREENS]
+        fixed = [
+            Route("/", self._answered(self._page)),
+            Route("/static/{name:path}", self._answered(self._asset)),
+            Route("/api/me", self._answered(self._me)),
+            Route("/api/sign-in", self._answered(access.exchange), methods=["POST"]),
+            Route("/api/sign-out", self._answered(self._sign_out), methods=["POST"]),
+        ]
+        app = Starlette(routes=[*fixed, *routes], exception_handlers={404: _nothing, 405: _nothing, 500: _broken})
+        app.router.redirect_slashes = False
+        self._app = Guard(app, hosts)
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def sign_in_url(self, address: str) -> str:
+        """An address that signs a browser in, once.
+
+        Args:
+            address: The address of the live view, as ``http://127.0.0.1:8372/``.
+
+        Raises:
+            ConfigurationError: The host decides by itself who may look.
+        """
+        if self._access.authorize is not None:
+            raise ConfigurationError("authorize= decides who may look, so there is no token to sign in with")
+        return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"
+
+    def on_sign_in(self, call: Callable[[], object]) -> None:
+        """Have a function called after each sign-in by such an address."""
+        self._access.on_sign_in = call
+
+    # -- what is no screen
+
+    async def _page(self, request: Request) -> Response:
+        if not request.url.path.endswith("/"):  # everything below is relative to it
+            return RedirectResponse(f"{request.url.path}/")
+        return self._assets.give(request, "index.html")
+
+    async def _asset(self, request: Request) -> Response:
+        return self._assets.give(request, request.path_params["name"])
+
+    async def _me(self, request: Request) -> Response:
+        visitor = await self._access.visitor(request, "view")
+        subject = self._subject
+        return answer(
+            {
+                "scopes": sorted(visitor.scopes),
+                "csrf": visitor.csrf,
+                "engine": subject.engine is not None,
+                "trace": subject.name if subject.has_trace else None,
+                "run_id": None if subject.engine is None else subject.engine.bus.run_id,
+                "content": subject.shows_live_content and "content" in visitor.scopes,
+                "signs_in": self._access.authorize is None,
+            }
+        )
+
+    async def _sign_out(self, request: Request) -> Response:
+        await self._access.visitor(request, "view")
+        sign_in = self._access.sign_in
+        sign_in.leave(request.cookies.get(sign_in.cookie, ""))
+        response = answer({"signed_in": False})
+        response.delete_cookie(sign_in.cookie, path=f"{request.scope.get('root_path', '')}/")
+        return response
+
+    # -- how
+
+    def _screen(self, screen: Screen, needs: Scope) -> Callable[[Request], Awaitable[Response]]:
+        async def admitted(request: Request) -> Response:
+            visitor: Visitor = await self._access.visitor(request, needs)
+            request.state.visitor = visitor
+            request.state.repricings = self._repricings
+            return await screen(self._subject, request)
+
+        return self._answered(admitted)
+
+    def _answered(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The handler, whose errors are answers."""
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Refused as refused:
+                return answer({"error": refused.why}, refused.status)
+            except CallboardError as error:
+                return answer({"error": str(error)}, 409)
+
+        return handled
+
+
+async def _nothing(request: Request, error: Exception) -> Response:
+    return answer({"error": "nothing here"}, getattr(error, "status_code", 404))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    _log.error("request_failed", error, path=request.url.path, error=repr(error))
+    return answer({"error": "something is broken here; the log says what"}, 500)
+
+
+def web(
+    engine: Engine | None = None,
+    *,
+    trace: TracePlace | Store | None = None,
+    authorize: Authorize | None = None,
+    hosts: Collection[str] = (),
+    scopes: Collection[Scope] = SCOPES,
+    show_content: bool | None = None,
+    shared: bool = False,
+) -> WebView:
+    """The live view of an engine, as an ASGI application for a host to mount.
+
+    Everything that it shows is read; it costs nothing while no page is open. Its answers are for the browsers of
+    the hosts that are listed, on pages of its own.
+
+    Args:
+        engine: The engine; None for a trace alone.
+        trace: A trace that another process writes: the path of its file, or a store. None is the engine's own.
+        authorize: The host's own authentication: gets the request (a `starlette.requests.Request`), and returns
+            the scopes that it has, of ``view``, ``content`` and ``change``; None or nothing refuses it. Without
+            it, `WebView.sign_in_url` gives addresses that sign a browser in once.
+        hosts: The names, without a port, by which browsers reach it, besides those of this machine itself.
+        scopes: The scopes of a sign-in by such an address.
+        show_content: Whether to show what is said by and to models. None shows it if the engine has
+            ``capture_content=True`` and no ``redact``.
+        shared: Whether other processes write to the engine's trace, so that it is looked at every second.
+
+    Raises:
+        ConfigurationError: There is nothing to show, or a host is no name.
+    """
+    if engine is None and trace is None:
+        raise ConfigurationError("web() shows an engine or a trace: give one of them")
+    unknown = set(scopes) - SCOPES
+    if unknown:
+        raise ConfigurationError(
+            f"scopes: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}"
+        )
+    subject = Subject(engine, trace, show_content=show_content, shared=shared)
+    access = Access(subject.clock, authorize, scopes)
+    return WebView(subject, access, checked_hosts((*THIS_MACHINE, *hosts)))

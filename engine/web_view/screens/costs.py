@@ -1,0 +1,173 @@
+"""*Costs*: sums by any dimension under two price versions; and the repricing of the past, tried, done, undone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bus import ConfigurationError
+from tracestore import CallFilter, CostRow, PriceTable, Store
+from tracestore.home import home_folder
+from tracestore.prices.home import published_table
+
+from ..access import body_of
+from ..answers import EventStream, Refused, answer, as_json, frame
+from ..repricing import Repricings
+from ..subject import Subject
+from .calls import call_filter
+
+AT_CALL_TIME = "call-time"
+PUBLISHED = "published"
+OWN = "engine"
+MOST_ROWS = 1000
+
+
+class Reprice(msgspec.Struct, forbid_unknown_fields=True):
+    """What a page asks for."""
+
+    version: str
+    """The version of a table that the trace knows, ``published`` or ``engine``."""
+    dry_run: bool = True
+    """Whether to report only."""
+    where: CallFilter = CallFilter()
+    """The calls."""
+    as_model: str | None = None
+    """As if that model had served them all."""
+    for_new_calls: bool = False
+    """Whether new calls get that table, too."""
+
+
+async def costs(subject: Subject, request: Request) -> Response:
+    """Sums by dimensions, each under two price versions.
+
+    Raises:
+        Refused: There is no such dimension or version.
+    """
+    where = call_filter(request)
+    by = [each for each in request.query_params.get("by", "day").split(",") if each]
+    sides = [request.query_params.get(side) or None for side in ("left", "right")]
+    await subject.flush()
+    async with subject.reading() as store:
+        try:
+            rows = [await _side(store, where, by, side) for side in sides]
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+    return answer(merged(rows[0], rows[1], at_call_time=[side == AT_CALL_TIME for side in sides]))
+
+
+async def _side(store: Store, where: CallFilter, by: Sequence[str], side: str | None) -> list[CostRow]:
+    under = None if side in (None, AT_CALL_TIME) else side
+    return await store.costs(where, by, under=under)
+
+
+def merged(left: Sequence[CostRow], right: Sequence[CostRow], *, at_call_time: Sequence[bool]) -> list[object]:
+    """The rows of two price versions side by side, in the order of the left ones."""
+    others = {row.key: row for row in right}
+    rows = [(row, others.pop(row.key, None)) for row in left]
+    both = [*rows, *((None, row) for row in others.values())]
+    return [_pair(first, second, at_call_time) for first, second in both[:MOST_ROWS]]
+
+
+def _pair(left: CostRow | None, right: CostRow | None, at_call_time: Sequence[bool]) -> object:
+    row = left or right
+    assert row is not None
+    return {
+        "key": row.key,
+        "calls": row.calls,
+        "input_tokens": row.total_input_tokens,
+        "output_tokens": row.output_tokens,
+        "cached_input_tokens": row.cached_input_tokens,
+        "estimated": row.estimated,
+        "unknown": row.unknown,
+        "left": _sum(left, at_call_time[0]),
+        "right": _sum(right, at_call_time[1]),
+    }
+
+
+def _sum(row: CostRow | None, at_call_time: bool) -> object:
+    if row is None:
+        return None
+    if at_call_time:
+        return {"nano_usd": row.at_call_time_nano_usd, "unpriced": row.at_call_time_unpriced}
+    return {"nano_usd": row.cost_nano_usd, "unpriced": row.unpriced}
+
+
+async def prices(subject: Subject, request: Request) -> Response:
+    """The price tables that can be chosen, the history of repricings, and what is current."""
+    async with subject.reading() as store:
+        known = await store.price_tables()
+        runs, current = await store.reprice_runs(), await store.current_prices()
+    engine = subject.engine
+    own = None if engine is None else _table(engine.prices)
+    published = published_table(home_folder())
+    return answer(
+        {
+            "tables": [_table(table) for table in known],
+            "published": _table(published),
+            "engine": own,
+            "runs": [{**msgspec.to_builtins(run), "state": run.state} for run in runs[:100]],
+            "current": current.versions,
+        }
+    )
+
+
+def _table(table: PriceTable) -> dict[str, object]:
+    return {"version": table.version, "label": table.label, "rows": len(table)}
+
+
+async def reprice(subject: Subject, request: Request) -> Response:
+    """Begin a repricing, dry or real. How far it is, is told by `progress`.
+
+    Raises:
+        Refused: One is under way, or there is no such table.
+    """
+    asked = await body_of(request, Reprice)
+    jobs: Repricings = request.state.repricings
+    if jobs.running:
+        raise Refused(409, "a repricing is under way")
+    table = await _chosen(subject, asked.version)
+    if asked.for_new_calls and subject.engine is None:
+        raise Refused(409, "new calls are those of the process that writes the trace; ask it to use other prices")
+    jobs.begin(
+        table, where=asked.where, dry_run=asked.dry_run, as_model=asked.as_model, for_new_calls=asked.for_new_calls
+    )
+    return answer(jobs.state, 202)
+
+
+async def undo(subject: Subject, request: Request) -> Response:
+    """Take the latest repricing back.
+
+    Raises:
+        Refused: One is under way.
+    """
+    await body_of(request, dict[str, object])
+    jobs: Repricings = request.state.repricings
+    if jobs.running:
+        raise Refused(409, "a repricing is under way")
+    return answer(await jobs.undo())
+
+
+async def progress(subject: Subject, request: Request) -> Response:
+    """The state of the repricing, at once and whenever it changes, and a word when costs have changed."""
+    return EventStream(_states(request.state.repricings))
+
+
+async def _states(jobs: Repricings) -> AsyncIterator[bytes]:
+    async for state in jobs.changes():
+        yield frame("repricing", as_json(state))
+
+
+async def _chosen(subject: Subject, version: str) -> PriceTable | str:
+    if version == PUBLISHED:
+        try:
+            return published_table(home_folder())
+        except ConfigurationError as error:
+            raise Refused(409, str(error)) from None
+    if version == OWN:
+        if subject.engine is None:
+            raise Refused(409, "there is no engine here")
+        return subject.engine.prices
+    return version

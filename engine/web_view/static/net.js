@@ -1,0 +1,85 @@
+// Asking and listening. Everything is relative to the page, wherever a host has mounted it.
+
+let csrf = "";
+
+export class Failed extends Error {
+  constructor(status, text) { super(text); this.status = status; }
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+  } catch {
+    throw new Failed(0, "Callboard can't be reached.");
+  }
+  let found = null;
+  try { found = await response.json(); } catch { /* its status says enough */ }
+  if (!response.ok) throw new Failed(response.status, (found && found.error) || `Status ${response.status}`);
+  return found;
+}
+
+export const get = (path) => ask(path);
+
+export const post = (path, body = {}) => ask(path, {
+  method: "POST",
+  headers: { "content-type": "application/json", "x-callboard-csrf": csrf },
+  body: JSON.stringify(body),
+});
+
+// The token of the printed address, once; it must not stay in the address or the history.
+export async function signIn() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token) {
+    history.replaceState(null, "", location.pathname + location.search + "#/now");
+    await post("api/sign-in", { token });
+  }
+  const me = await get("api/me");
+  csrf = me.csrf;
+  return me;
+}
+
+// Server-sent events while somebody looks: a hidden page listens to nothing, and goes on where it was.
+export function listen(path, handlers, { onState = () => {}, id = null } = {}) {
+  let source = null, last = id, closed = false, timer = 0;
+
+  function open() {
+    if (closed || source || document.hidden) return;
+    const mark = path.includes("?") ? "&" : "?";
+    source = new EventSource(last ? `${path}${mark}after=${encodeURIComponent(last)}` : path);
+    source.onopen = () => onState("live");
+    source.onerror = () => {
+      if (source.readyState !== EventSource.CLOSED) { onState("lost"); return; }
+      source = null;
+      onState("lost");
+      get("api/me").then(() => { timer = setTimeout(open, 2000); }, (error) => {
+        if (error.status === 401) onState("out"); else timer = setTimeout(open, 2000);
+      });
+    };
+    for (const [name, handler] of Object.entries(handlers)) {
+      source.addEventListener(name, (event) => {
+        if (event.lastEventId) last = event.lastEventId;
+        handler(JSON.parse(event.data), event.lastEventId);
+      });
+    }
+  }
+
+  function shut() {
+    clearTimeout(timer);
+    if (source) { source.close(); source = null; }
+  }
+
+  function turned() { if (document.hidden) shut(); else open(); }
+
+  document.addEventListener("visibilitychange", turned);
+  addEventListener("pagehide", shut);
+  addEventListener("pageshow", turned);
+  open();
+  return () => {
+    closed = true;
+    shut();
+    document.removeEventListener("visibilitychange", turned);
+    removeEventListener("pagehide", shut);
+    removeEventListener("pageshow", turned);
+  };
+}

@@ -1,0 +1,124 @@
+// The pieces that screens are made of. Text is only ever text: `bdi` keeps its direction to itself.
+
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.mjs";
+import { get, listen } from "./net.js";
+import { short } from "./words.js";
+
+export const T = ({ children, ...rest }) => html`<bdi ...${rest}>${children}</bdi>`;
+
+export const Dot = ({ state }) => html`<span class="dot ${state}" aria-hidden="true"></span>`;
+
+export const State = ({ state, children }) =>
+  html`<span class="state ${state}"><${Dot} state=${state} />${children ?? state}</span>`;
+
+export const Figure = ({ label, value, note, children, class: kind = "" }) => html`
+  <div class="figure ${kind}">
+    <span class="label">${label}</span>
+    <span class="value">${value}</span>
+    ${note && html`<span class="note">${note}</span>`}
+    ${children}
+  </div>`;
+
+export const Card = ({ title, aside, children, class: kind = "" }) => html`
+  <section class="card ${kind}">
+    ${title && html`<header><h2>${title}</h2>${aside && html`<div class="aside">${aside}</div>`}</header>`}
+    ${children}
+  </section>`;
+
+export const Empty = ({ title, children }) => html`
+  <div class="empty"><p class="lead">${title}</p>${children && html`<p>${children}</p>`}</div>`;
+
+export const Problem = ({ error }) =>
+  error ? html`<p class="problem" role="alert">${error.message ?? String(error)}</p>` : null;
+
+export const CallLink = ({ id }) =>
+  id ? html`<a class="id" href="#/calls/${encodeURIComponent(id)}" title=${id}>${short(id)}</a>` : "–";
+export const SessionLink = ({ id, name }) =>
+  id ? html`<a class="id" href="#/sessions/${encodeURIComponent(id)}" title=${id}><${T}>${name || short(id)}<//></a>` : "–";
+
+export const Tags = ({ tags }) => Object.entries(tags || {}).map(([key, value]) =>
+  html`<span class="tag" key=${key}><${T}>${key}<//>=<${T}>${value}<//></span>`);
+
+// A table whose cells know their headings, so that a phone can show each row as a card.
+export const Table = ({ columns, rows, keyed, empty, label, foot }) => rows.length || !empty ? html`
+  <div class="scroller"><table aria-label=${label}>
+    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.class}>${column.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row, index) => html`<tr key=${keyed ? keyed(row) : index}>
+      ${columns.map((column) => html`<td class=${column.class} data-label=${column.title}>${column.cell(row)}</td>`)}</tr>`)}
+    </tbody>
+    ${foot && html`<tfoot><tr>${columns.map((column) =>
+      html`<td class=${column.class} data-label=${column.title}>${column.foot ? column.foot(foot) : ""}</td>`)}</tr></tfoot>`}
+  </table></div>` : empty;
+
+// What a path answers; asked again when something in `again` changes.
+export function useAnswer(path, again = []) {
+  const [state, set] = useState({ data: null, error: null });
+  useEffect(() => {
+    let gone = false;
+    if (!path) { set({ data: null, error: null }); return undefined; }
+    get(path).then((data) => gone || set({ data, error: null }), (error) => gone || set((old) => ({ ...old, error })));
+    return () => { gone = true; };
+  }, [path, ...again]);
+  return state;
+}
+
+// The latest frame of a path, while the screen is there.
+export function useLive(path, name, onState) {
+  const [data, set] = useState(null);
+  useEffect(() => { set(null); return listen(path, { [name]: set }, { onState }); }, [path]);
+  return data;
+}
+
+export function useTick(ms = 1000) {
+  const [now, set] = useState(Date.now());
+  useEffect(() => {
+    const timer = setInterval(() => { if (!document.hidden) set(Date.now()); }, ms);
+    return () => clearInterval(timer);
+  }, []);
+  return now;
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// A chart: `make(colour)` gives uPlot's options, drawn anew when the theme or the width changes.
+export function Chart({ make, data, height = 120, label, again = "" }) {
+  const place = useRef(null), plot = useRef(null), latest = useRef(data);
+  latest.current = data;
+  useEffect(() => {
+    const draw = () => {
+      if (plot.current) plot.current.destroy();
+      const width = place.current.clientWidth || 300;
+      plot.current = new uPlot({ width, height, ...make(colour) }, latest.current, place.current);
+    };
+    draw();
+    const sized = new ResizeObserver(() => {
+      if (plot.current && place.current) plot.current.setSize({ width: place.current.clientWidth || 300, height });
+    });
+    sized.observe(place.current);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", draw);
+    addEventListener("callboard-theme", draw);
+    return () => {
+      sized.disconnect();
+      dark.removeEventListener("change", draw);
+      removeEventListener("callboard-theme", draw);
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [again]);
+  useEffect(() => { if (plot.current) plot.current.setData(data); }, [data]);
+  return html`<div class="chart" role="img" aria-label=${label} ref=${place}></div>`;
+}
+
+// A button that asks a second time before it does something that can't be taken back at once.
+export function Sure({ children, sure, onSure, disabled, class: kind = "" }) {
+  const [asked, ask] = useState(false);
+  useEffect(() => {
+    if (!asked) return undefined;
+    const timer = setTimeout(() => ask(false), 4000);
+    return () => clearTimeout(timer);
+  }, [asked]);
+  const click = () => { if (asked) { ask(false); onSure(); } else ask(true); };
+  return html`<button type="button" class="${kind} ${asked ? "asked" : ""}" disabled=${disabled} onClick=${click}>
+    ${asked ? sure : children}</button>`;
+}

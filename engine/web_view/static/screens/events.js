@@ -1,0 +1,101 @@
+// Events: the bus as it goes by, filtered by topic and by word; and the letters that nobody will read.
+
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.mjs";
+import { get, listen } from "../net.js";
+import { Card, CallLink, Empty, SessionLink, T, Table, useAnswer } from "../parts.js";
+import { clock, count, moment, plural } from "../words.js";
+
+const MOST = 1000;
+const TOPICS = [
+  ["", "everything"], ["llm.*", "calls"], ["session.*", "sessions"], ["tool.*", "tools"], ["provider.*,config.*", "providers"],
+  ["actor.*", "actors"], ["pricing.*,budget.*", "money"], ["store.*", "the trace"], ["job.*", "jobs"],
+];
+const BAD = /failed|crashed|escalated|refused/;
+
+function Line({ event }) {
+  const [open, set] = useState(false);
+  return html`<div class="line">
+    <time>${clock(event.ts_us)}</time>
+    <span class="topic ${BAD.test(event.topic) ? "bad" : ""}"><${T}>${event.topic}<//></span>
+    <span class="words"><${T}>${event.words}<//> ${event.request_id && html` <${CallLink} id=${event.request_id} />`}
+      ${!event.request_id && event.session_id && html` <${SessionLink} id=${event.session_id} />`}
+      <button type="button" class="quiet small" aria-expanded=${open} onClick=${() => set(!open)}>${open ? "less" : "more"}</button></span>
+    ${open && html`<pre class="json" dir="auto">${JSON.stringify(event, null, 2)}</pre>`}
+  </div>`;
+}
+
+// History from the trace and news from the bus overlap: an event is shown once, by its id.
+function useEvents(topics, onState) {
+  const [state, set] = useState({ events: [], missed: 0 });
+  useEffect(() => {
+    set({ events: [], missed: 0 });
+    const known = new Set();
+    let pending = [], due = false, gone = false;
+    const draw = () => {
+      due = false;
+      const lot = pending;
+      pending = [];
+      set((old) => {
+        const events = [...old.events, ...lot].slice(-MOST);
+        return { ...old, events };
+      });
+    };
+    const add = (lot) => {
+      for (const event of lot) {
+        if (known.has(event.event_id)) continue;
+        known.add(event.event_id);
+        pending.push(event);
+      }
+      if (known.size > 20 * MOST) { known.clear(); for (const event of pending) known.add(event.event_id); }
+      if (!due && pending.length) { due = true; setTimeout(draw, 100); }
+    };
+    const query = topics ? `?topics=${encodeURIComponent(topics)}` : "";
+    const stop = listen(`api/events${query}`, {
+      events: add,
+      ready: () => {},
+      missed: ({ count: number }) => set((old) => ({ ...old, missed: old.missed + number })),
+    }, { onState });
+    get(`api/events/history${query}`).then((lot) => {
+      if (gone) return;
+      const fresh = lot.filter((event) => !known.has(event.event_id));
+      for (const event of fresh) known.add(event.event_id);
+      set((old) => ({ ...old, events: [...fresh, ...old.events].slice(-MOST) }));
+    }, () => {});
+    return () => { gone = true; stop(); };
+  }, [topics]);
+  return state;
+}
+
+const LETTERS = [
+  { title: "Time", cell: (row) => moment(row.ts_us) },
+  { title: "To", cell: (row) => html`<${T}>${row.recipient}<//>` },
+  { title: "Message", cell: (row) => html`<${T} class="mono">${row.message_type}<//>` },
+  { title: "Why", cell: (row) => html`<${T}>${row.reason}<//>` },
+];
+
+export function Events({ me, onState }) {
+  const [topics, setTopics] = useState(""), [words, setWords] = useState(""), [held, hold] = useState(null);
+  const { events, missed } = useEvents(topics, onState);
+  const letters = useAnswer(me.engine ? "api/dead-letters" : null, [topics]);
+  const kept = held ?? events;
+  const shown = useMemo(() => {
+    const wanted = words.trim().toLowerCase();
+    const found = wanted ? kept.filter((event) => JSON.stringify(event).toLowerCase().includes(wanted)) : kept;
+    return found.slice(-300).reverse();
+  }, [kept, words]);
+  return html`
+    <div class="head"><div><h1>Events</h1><p class="sub">The newest first${me.engine ? ", as the bus publishes them" : ", as the trace gets them"}.</p></div></div>
+    <${Card}><div class="controls">
+      <label class="field">Topics<select value=${topics} onChange=${(event) => setTopics(event.target.value)}>
+        ${TOPICS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
+      <label class="field grow">With these words<input type="search" value=${words} placeholder="a session, a model, an error …"
+        onInput=${(event) => setWords(event.target.value)} /></label>
+      <button type="button" class="plain" aria-pressed=${held !== null} onClick=${() => hold(held ? null : events)}>${held ? "Go on" : "Hold"}</button>
+    </div><//>
+    ${missed > 0 && html`<p class="note-box">${plural(missed, "event")} came while this page was away, and are only in the trace.</p>`}
+    <${Card} aside=${plural(shown.length, "event")} title=${held ? "Held" : "Going by"}>
+      ${shown.length ? html`<div class="log" role="log" aria-live="off">${shown.map((event) => html`<${Line} key=${event.event_id} event=${event} />`)}</div>`
+        : html`<${Empty} title="No such event yet" />`}<//>
+    ${letters.data && letters.data.total > 0 && html`<${Card} title="Dead letters" aside=${count(letters.data.total)}>
+      <${Table} label="Dead letters" columns=${LETTERS} rows=${letters.data.letters} /><//>`}`;
+}

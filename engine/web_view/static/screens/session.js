@@ -1,0 +1,100 @@
+// Session: what was said, by whom, at what cost; the swaps of models; and what another one would be sent.
+
+import { html, useState } from "../vendor/htm-preact.mjs";
+import { post } from "../net.js";
+import { Card, CallLink, Empty, Problem, SessionLink, State, T, Table, Tags, useAnswer } from "../parts.js";
+import { bytes, count, duration, moment, plural, usd } from "../words.js";
+
+const LIST = [
+  { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} name=${row.name} />` },
+  { title: "State", cell: (row) => html`<${State} state=${row.open ? "live" : "idle"}>${row.open ? "open" : "stored"}<//>` },
+  { title: "Model", cell: (row) => html`<${T}>${row.model || "–"}<//>` },
+  { title: "Turns", class: "num", cell: (row) => row.stored ? count(row.stored.turns) : "–" },
+  { title: "Calls", class: "num", cell: (row) => row.stored ? count(row.stored.calls) : "–" },
+  { title: "Tokens out", class: "num", cell: (row) => row.stored ? count(row.stored.output_tokens) : "–" },
+  { title: "Cost", class: "num", cell: (row) => row.stored ? `${usd(row.stored.cost_nano_usd)}${row.stored.unpriced + row.stored.unknown ? " + ?" : ""}` : "–" },
+  { title: "Last", class: "num", cell: (row) => row.stored ? moment(row.stored.last_us) : "–" },
+  { title: "", cell: (row) => html`<${Tags} tags=${row.tags} />` },
+];
+
+function List({ onState }) {
+  const { data, error } = useAnswer("api/sessions");
+  if (data) onState("live");
+  return html`<div class="head"><div><h1>Sessions</h1><p class="sub">Open here, or kept in the trace.</p></div></div>
+    <${Problem} error=${error} />
+    ${data && html`<${Card}><${Table} label="Sessions" columns=${LIST} rows=${data} keyed=${(row) => row.session_id} empty=${html`<${Empty} title="No session yet" />`} /><//>`}`;
+}
+
+function Part({ block }) {
+  switch (block.kind) {
+    case "text": return html`<div class="said" dir="auto">${block.text ?? ""}</div>`;
+    case "thinking": return html`<div class="block thinking"><div class="kind">thinking</div><div class="said" dir="auto">${block.text ?? ""}</div></div>`;
+    case "tooluse": return html`<div class="block tool"><div class="kind"><b>calls</b> <${T}>${block.name ?? "a tool"}<//></div>${block.input && html`<pre class="said" dir="auto">${JSON.stringify(block.input, null, 2)}</pre>`}</div>`;
+    case "toolresult": return html`<div class="block tool"><div class="kind"><b>${block.is_error ? "failed" : "answers"}</b></div>
+      ${typeof block.content === "string" ? html`<pre class="said" dir="auto">${block.content}</pre>` : (block.content ?? []).map((part) => html`<${Part} block=${part} />`)}</div>`;
+    default: return html`<p class="soft">${block.kind}${block.bytes ? `, ${bytes(block.bytes)}` : ""}${block.url ? html`, <${T}>${block.url}<//>` : ""}</p>`;
+  }
+}
+
+function Said({ message, shown }) {
+  return html`<div class="bubble ${message.role}">
+    <div class="kind small soft">${message.role}${message.steers ? ", meanwhile" : ""}${message.model && html` · <${T}>${message.model}<//>`}
+      ${message.nano_usd !== null && html` · ${usd(message.nano_usd)}`} ${message.request_id && html` · <${CallLink} id=${message.request_id} />`}</div>
+    ${shown ? message.content.map((block) => html`<${Part} block=${block} />`) : html`<p class="faint">${message.content.map((block) => block.kind).join(", ")}, not shown</p>`}
+    ${message.warnings.map((warning) => html`<p class="note-box">${warning.message}</p>`)}
+  </div>`;
+}
+
+const CALLS = [
+  { title: "Began", cell: (row) => moment(row.started_us) },
+  { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
+  { title: "Outcome", cell: (row) => html`<${State} state=${row.status}>${row.error_class || row.status}<//>` },
+  { title: "Took", class: "num", cell: (row) => duration(row.latency_ms) },
+  { title: "Cost", class: "num", cell: (row) => row.nano_usd === null ? "–" : usd(row.nano_usd) },
+  { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
+];
+
+function pretty(text) {
+  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+}
+
+function Preview({ id }) {
+  const models = useAnswer("api/models");
+  const [model, setModel] = useState(""), [content, setContent] = useState("And now?"), [found, set] = useState(null), [error, fail] = useState(null);
+  const look = (event) => {
+    event.preventDefault();
+    fail(null);
+    post("api/preview", { session_id: id, model: model.trim(), content }).then(set, (problem) => { set(null); fail(problem); });
+  };
+  return html`<${Card} title="What another provider would be sent" aside="nothing is sent">
+    <form class="controls" onSubmit=${look}>
+      <label class="field grow">Model<input list="models" value=${model} placeholder="the session's own" onInput=${(event) => setModel(event.target.value)} />
+        <datalist id="models">${(models.data ?? []).map((each) => html`<option value=${each.id}></option>`)}</datalist></label>
+      <label class="field grow">If the next turn said<input value=${content} onInput=${(event) => setContent(event.target.value)} /></label>
+      <button class="plain">Show</button></form>
+    <${Problem} error=${error} />
+    ${found && html`<div class="preview"><p class="sub"><b><${T}>${found.model}<//></b>${found.input_tokens !== null && html` · about ${plural(found.input_tokens, "token")} in`}
+        ${found.input_nano_usd !== null ? html` · ${usd(found.input_nano_usd)} for the input` : found.refused ? "" : " · no price"}</p>
+      ${found.refused && html`<p class="problem">This model can't be asked: <bdi>${found.refused}</bdi></p>`}
+      ${found.warnings.map((warning) => html`<p class="note-box">${warning.message} <span class="faint">(${warning.code})</span></p>`)}
+      ${found.body ? html`<p class="small soft">POST <code><bdi>${found.path}</bdi></code></p><pre class="json" dir="auto">${pretty(found.body)}</pre>` : found.refused ? "" : html`<p class="soft">This adapter can't show its requests.</p>`}</div>`}
+  <//>`;
+}
+
+function One({ id, me, onState }) {
+  const { data, error } = useAnswer(`api/sessions/${encodeURIComponent(id)}`);
+  if (data) onState("live");
+  return html`<div class="head"><div><h1>Session <span class="mono"><bdi>${(data && data.name) || id}</bdi></span></h1>
+      ${data && html`<p class="sub">${plural(data.calls.length, "call")}, ${plural(data.messages.length, "stored message")} <${Tags} tags=${data.tags} /></p>`}</div></div>
+    <${Problem} error=${error} />
+    ${data && html`
+      ${data.swaps.length > 0 && html`<${Card} title="Swaps">${data.swaps.map((swap) => html`<p key=${swap.ts_us}><span class="soft">${moment(swap.ts_us)}</span> <${T}>${swap.previous}<//> → <b><${T}>${swap.current}<//></b></p>`)}<//>`}
+      <${Card} title="What was said" aside=${data.missing.length ? plural(data.missing.length, "part is missing", "parts are missing") : ""}>
+        ${data.system_prompt && html`<div class="bubble"><div class="kind small soft">system</div><div class="said" dir="auto">${data.system_prompt}</div></div>`}
+        ${data.messages.length ? data.messages.map((message) => html`<${Said} key=${message.id} message=${message} shown=${data.shown} />`)
+          : html`<${Empty} title="Its content was not captured">An engine with capture_content=True keeps what is said.<//>`}<//>
+      ${me.engine && me.content && html`<${Preview} id=${id} />`}
+      <${Card} title="Its calls"><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;
+}
+
+export const Sessions = (props) => props.id ? html`<${One} key=${props.id} ...${props} />` : html`<${List} ...${props} />`;

@@ -1,0 +1,153 @@
+// Stream: text, thinking and arguments as they grow; back to any moment; and how far each reader is.
+
+import { html, useEffect, useRef, useState, Component } from "../vendor/htm-preact.mjs";
+import { get, listen, post } from "../net.js";
+import { fold, nothing } from "../blocks.js";
+import { Card, Empty, Problem, State, Sure, T, Table } from "../parts.js";
+import { bytes, count, duration, plural, short, usd } from "../words.js";
+
+const READERS_MS = 1000;
+const MOST_LOTS = 20000;
+
+const stateOf = (stream) => ({ open: "live", kept: "done", folded: "idle" }[stream.state]);
+const LIST = [
+  { title: "Stream", cell: (row) => html`<a class="id" href="#/streams/${row.stream_id}">${short(row.stream_id)}</a>` },
+  { title: "State", cell: (row) => html`<${State} state=${stateOf(row)}>${row.state === "open" ? "open" : row.state === "kept" ? "over" : "over, folded"}<//>` },
+  { title: "Events", class: "num", cell: (row) => count(row.events) },
+  { title: "Memory", class: "num", cell: (row) => bytes(row.bytes) },
+  { title: "Readers", class: "num", cell: (row) => count(row.readers.length) },
+  { title: "Farthest behind", class: "num", cell: (row) => row.readers.length ? plural(Math.max(...row.readers.map((reader) => reader.lag)), "event") : "–" },
+];
+
+function useStreams(onState) {
+  const [rows, set] = useState(null);
+  useEffect(() => {
+    let gone = false, timer = 0;
+    const look = () => {
+      if (document.hidden) { timer = setTimeout(look, READERS_MS); return; }
+      get("api/streams").then((found) => { if (!gone) { set(found); onState("live"); } }, () => onState("lost"))
+        .finally(() => { if (!gone) timer = setTimeout(look, READERS_MS); });
+    };
+    look();
+    return () => { gone = true; clearTimeout(timer); };
+  }, []);
+  return rows;
+}
+
+function List({ me, onState }) {
+  const rows = useStreams(onState);
+  return html`
+    <div class="head"><div><h1>Streams</h1><p class="sub">Each turn's events, for as many readers as there are.</p></div></div>
+    ${!me.engine && html`<p class="note-box">Streams live in the process that runs the turns; this shows a trace. Open the live view of that process to read along.</p>`}
+    ${rows && html`<${Card}><${Table} label="Streams" columns=${LIST} rows=${rows} keyed=${(row) => row.stream_id}
+      empty=${html`<${Empty} title="No stream">The stream of a turn opens with it, and stays for a while.<//>`} /><//>`}`;
+}
+
+// One piece of text, drawn once: only the last piece of a block still changes.
+class Piece extends Component {
+  shouldComponentUpdate(next) { return next.text !== this.props.text; }
+  render({ text }) { return html`<div class="piece">${text}</div>`; }
+}
+
+const Said = ({ block }) => html`<div class="said" dir="auto">
+  ${block.pieces.map((text, index) => html`<${Piece} key=${index + (block.dropped ?? 0)} text=${text} />`)}</div>`;
+
+function Block({ block, shown }) {
+  const hidden = !shown && block.characters > 0 && html`<p class="faint">${plural(block.characters, "character")}, not shown</p>`;
+  switch (block.kind) {
+    case "start": return html`<div class="block"><div class="kind"><b>reply</b> <${T}>${block.model}<//> ${block.provider && html`<span>by <${T}>${block.provider}<//></span>`}</div>
+      ${block.warnings.map((warning) => html`<p class="note-box">${warning.message}</p>`)}</div>`;
+    case "text": return html`<div class="block text">${hidden || html`<${Said} block=${block} />`}</div>`;
+    case "thinking": return html`<div class="block thinking"><div class="kind">thinking</div>${hidden || html`<${Said} block=${block} />`}</div>`;
+    case "tool": return html`<div class="block tool"><div class="kind"><b>tool</b> <${T}>${block.name}<//>
+      <span>${block.run === "finished" ? (block.is_error ? "failed" : "answered") : block.run ? "runs" : block.whole ? "called" : "arguments grow"}</span>
+      ${block.latency_ms !== undefined && html`<span>${duration(block.latency_ms)}</span>`}</div>${hidden || html`<${Said} block=${block} />`}</div>`;
+    case "user": return html`<div class="block"><div class="kind">the user said meanwhile</div><${Said} block=${block} /></div>`;
+    case "provider": return html`<div class="block"><div class="kind">a block of the provider's own: <${T}>${block.name}<//></div></div>`;
+    case "end": return html`<div class="block"><div class="kind"><b>${block.stop_reason}</b> <span>${count(block.usage.output_tokens)} tokens out</span>
+      <span>${count(block.usage.input_tokens + block.usage.cached_input_tokens + block.usage.cache_creation_input_tokens)} in</span> <span>${block.usage.source}</span></div></div>`;
+    case "step": return html`<div class="block"><div class="kind">step ${block.step + 1} is done ${block.cost && html`<span>${usd(block.cost.nano_usd)}</span>`}</div></div>`;
+    default: return null;
+  }
+}
+
+const READERS = [
+  { title: "Reader", cell: (row) => row.index + 1 },
+  { title: "Has read up to", class: "num", cell: (row) => row.seq < 0 ? "nothing yet" : count(row.seq) },
+  { title: "Behind", class: "num", cell: (row) => plural(row.lag, "event") },
+  { title: "Given", class: "num", cell: (row) => count(row.delivered) },
+  { title: "Resets", class: "num", cell: (row) => count(row.resets) },
+];
+
+// The lots as they came, for going back; and what all of them add up to.
+function useStream(id, onState) {
+  const lots = useRef([]), live = useRef(nothing()), [seen, see] = useState({ version: 0 });
+  useEffect(() => {
+    lots.current = [];
+    live.current = nothing();
+    let due = false, over = false, shown = true, missing = null, stop = () => {};
+    const draw = () => { due = false; see((old) => ({ version: old.version + 1, over, shown, missing })); };
+    const ask = () => { if (!due) { due = true; requestAnimationFrame(draw); } };
+    const events = (lot, at) => {
+      lots.current.push({ at, lot });
+      if (lots.current.length > MOST_LOTS) lots.current.splice(0, MOST_LOTS / 2);
+      fold(live.current, lot);
+      ask();
+    };
+    get(`api/streams`).then((rows) => {
+      if (!rows.some((row) => row.stream_id === id)) { missing = new Error("There is no such stream here, or it ended too long ago."); draw(); return; }
+      stop = listen(`api/streams/${encodeURIComponent(id)}`, {
+        shown: (value) => { shown = value; ask(); },
+        events,
+        end: () => { over = true; stop(); draw(); },
+      }, { onState });
+    }, (error) => { missing = error; draw(); });
+    return () => stop();
+  }, [id]);
+  return { ...seen, lots: lots.current, live: live.current };
+}
+
+function One({ id, me, onState }) {
+  const { lots, live, over, shown = true, missing } = useStream(id, onState);
+  const [back, setBack] = useState(null), [follow, setFollow] = useState(true), [error, fail] = useState(null);
+  const rows = useStreams(() => {});
+  const stream = rows && rows.find((row) => row.stream_id === id);
+  const state = back === null ? live : fold(nothing(), lots.slice(0, back).flatMap((lot) => lot.lot));
+
+  useEffect(() => {
+    if (follow && back === null && !over) scrollTo(0, document.body.scrollHeight);
+  });
+  useEffect(() => {
+    const scrolled = () => setFollow(innerHeight + scrollY > document.body.scrollHeight - 80);
+    addEventListener("scroll", scrolled, { passive: true });
+    return () => removeEventListener("scroll", scrolled);
+  }, []);
+
+  const status = live.ended ? live.ended.status : over ? "over" : "live";
+  return html`
+    <div class="head"><div><h1>Stream <span class="mono">${short(id)}</span></h1>
+      <p class="sub"><${State} state=${status === "live" ? "live" : status === "completed" || status === "over" ? "done" : "failed"}>${status}<//>
+        · ${plural(state.characters + state.cut, "character")}${stream ? html` · ${plural(stream.events, "event")}` : ""}</p></div>
+      <div class="controls">${!over && me.scopes.includes("change") && html`
+        <${Sure} class="plain" sure="Cancel this turn?" onSure=${() => post("api/cancel", { id }).catch(fail)}>Cancel<//>`}</div></div>
+    <${Problem} error=${error || missing} />
+    ${live.ended && live.ended.error && html`<p class="problem"><bdi>${live.ended.error}</bdi></p>`}
+    ${!shown && html`<p class="note-box">What is said is not shown: this engine doesn't capture content as it is. Its shape and its speed are.</p>`}
+    ${lots.length > 1 && html`<${Card}><label class="field">
+      <span>${back === null ? "As it is now; drag to go back" : `As it was after lot ${back} of ${lots.length}`}</span>
+      <input type="range" min="0" max=${lots.length} value=${back === null ? lots.length : back} aria-label="Moment of the stream"
+        onInput=${(event) => { const at = Number(event.target.value); setBack(at >= lots.length ? null : at); }} /></label>
+      ${back !== null && html`<button type="button" class="quiet small" onClick=${() => setBack(null)}>Back to now</button>`}<//>`}
+    <${Card} class="reply">
+      ${state.cut > 0 && html`<p class="note-box">The first ${plural(state.cut, "character")} are no longer kept in this page.</p>`}
+      ${state.blocks.length ? state.blocks.map((block) => html`<${Block} key=${block.id} block=${block} shown=${shown} />`)
+        : !missing && html`<${Empty} title="Nothing has come yet" />`}
+    <//>
+    ${stream && html`<${Card} title="Readers" aside=${plural(stream.readers.length, "reader")}>
+      <${Table} label="Readers" columns=${READERS} rows=${stream.readers.map((reader, index) => ({ ...reader, index }))}
+        empty=${html`<p class="soft">Nobody reads it.</p>`} /><//>`}
+    ${!follow && !over && back === null && html`<div class="follow"><button type="button"
+      onClick=${() => { setFollow(true); scrollTo(0, document.body.scrollHeight); }}>Follow</button></div>`}`;
+}
+
+export const Streams = (props) => props.id ? html`<${One} key=${props.id} ...${props} />` : html`<${List} ...${props} />`;

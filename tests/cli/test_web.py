@@ -1,0 +1,104 @@
+"""`callboard web`: what it serves, what it prints, and which addresses it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.programs import CHECKOUT
+
+from .running import call
+
+ADDRESS = re.compile(r"(http://\S+)/#token=(\S+)")
+
+
+@contextmanager
+def serving(home: Path, *words: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    """The command under way: its address, the token, and its process, which is interrupted at the end."""
+    environment = {**os.environ, "CALLBOARD_HOME": str(home), "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "callboard", "web", "--port", "0", *words]
+    with subprocess.Popen(
+        command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        seen = ""
+        try:
+            for line in process.stdout:
+                seen += line
+                if found := ADDRESS.search(line):
+                    yield found[1], found[2], process
+                    return
+            raise AssertionError(seen)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+
+
+@contextmanager
+def signed_in(address: str, token: str) -> Iterator[httpx.Client]:
+    """A browser that has opened the printed address."""
+    with httpx.Client(base_url=f"{address}/", timeout=20) as client:
+        assert client.post("api/sign-in", json={"token": token}).status_code == 200
+        client.headers["x-callboard-csrf"] = client.get("api/me").json()["csrf"]
+        yield client
+
+
+def test_an_engine_of_its_own_shows_the_default_trace(traced: Path) -> None:
+    """On this machine only; the address is good once, and the next one is printed."""
+    with serving(traced) as (address, token, process):
+        assert address.startswith("http://127.0.0.1:")
+        with signed_in(address, token) as client:
+            me = client.get("api/me").json()
+            assert (me["engine"], me["trace"].endswith("trace.db")) == (True, True)
+            assert me["scopes"] == ["change", "content", "view"]
+            assert len(client.get("api/calls").json()) == 3
+            assert client.get("", headers={"host": "evil.example"}).status_code == 403
+        assert process.stdout is not None
+        assert "another browser" in process.stdout.readline()
+        second = ADDRESS.search(process.stdout.readline())
+        assert second is not None
+        assert second[2] != token
+        with signed_in(address, second[2]):
+            pass
+    assert process.returncode in (0, 130)
+
+
+def test_a_trace_of_another_process_is_shown(traced: Path) -> None:
+    """Named by --db; there is no engine, and whoever may only look changes nothing."""
+    with serving(traced, "--db", str(traced / "trace.db"), "--view-only") as (address, token, _):
+        with signed_in(address, token) as client:
+            me = client.get("api/me").json()
+            assert (me["engine"], me["scopes"]) == (False, ["content", "view"])
+            assert len(client.get("api/calls").json()) == 3
+            assert client.post("api/undo", json={}).status_code == 403
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1"])
+def test_other_machines_are_let_in_only_if_that_is_said(address: str, home: Path) -> None:
+    """The refusal says how to say it."""
+    done = call("web", "--bind", address, home=home, exits=2)
+    assert "--allow-network" in done.stderr
+
+
+def test_a_trace_that_is_not_there_is_told_at_once(home: Path) -> None:
+    """Nothing is served, and no file is made."""
+    done = call("web", "--db", str(home / "nothing.db"), home=home, exits=1)
+    assert "nothing.db" in done.stderr
+    assert not (home / "nothing.db").exists()
+
+
+def test_a_port_that_is_taken_is_told(traced: Path) -> None:
+    """By its number."""
+    with serving(traced) as (address, _, _):
+        port = address.rpartition(":")[2]
+        done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)
+        assert port in done.stderr

@@ -1,0 +1,532 @@
+"""What is refused, rule by rule: hosts, origins, tokens, forged changes, paths, markup, frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from callboard import ConfigurationError, Engine, WebView, web
+from engine.web_view.access import CSRF_HEADER, MOST_BYTES
+from engine.web_view.app import SCREENS
+from engine.web_view.guard import HEADERS, THIS_MACHINE, host_name
+from engine.web_view.sign_in import SignIn
+from tests.support.engines import keeping, registry, running
+from tests.support.scripted import Say
+from tests.support.virtual_time import FakeClock
+
+from .serving import HERE, asking, served, sign_in, token_of
+
+pytestmark = pytest.mark.anyio
+
+GETS = [path for method, path, _, _ in SCREENS if method == "GET"]
+POSTS = [path for method, path, _, _ in SCREENS if method == "POST"]
+FORBIDDEN = (
+    *("innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML"),
+    *("document.write", "eval(", "new Function"),
+)
+"""Ways in which text becomes markup or code."""
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e javascript:alert(1)"
+
+
+@asynccontextmanager
+async def viewed(*, signed_in: bool = True, **options: object) -> AsyncIterator[tuple[WebView, httpx.AsyncClient]]:
+    """A live view of an engine without a trace, and a client of it."""
+    async with running() as (engine, _):
+        view = web(engine, **options)  # type: ignore[arg-type]
+        async with asking(view) as client:
+            if signed_in:
+                await sign_in(client, view)
+            yield view, client
+
+
+def concrete(path: str) -> str:
+    return path.removeprefix("/").replace("{id}", "some")
+
+
+# -- hosts and origins
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evil.example:8000",
+        "",
+        "127.0.0.1@evil.example",
+        "127.0.0.1:8000/evil.example",
+        "127.0.0.1:evil",
+        "[::1",
+        "0.0.0.0",
+        "127.0.0.2",
+        "LOCALHOST.",
+        "127.0.0.1,evil.example",
+    ],
+)
+async def test_another_host_is_refused_on_every_request(host: str) -> None:
+    """DNS rebinding makes a page's own origin look like ours; only the list of hosts tells."""
+    async with viewed() as (_, client):
+        for path in ("", "static/app.js", "api/me", "api/now"):
+            answer = await client.get(path, headers={"host": host, "origin": f"http://{host}"})
+            assert (answer.status_code, "host" in answer.json()["error"]) == (403, True), path
+        answer = await client.post("api/cancel", json={"id": "x"}, headers={"host": host})
+        assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8372", "localhost", "LocalHost:1", "[::1]:8372", "watch.example"])
+async def test_the_hosts_on_the_list_are_let_in(host: str) -> None:
+    """Those of this machine by themselves, others as the host lists them; the port doesn't matter."""
+    async with viewed(hosts=["watch.example"]) as (_, client):
+        assert (await client.get("", headers={"host": host})).status_code == 200
+
+
+async def test_a_request_with_two_hosts_is_refused() -> None:
+    """What stands between may read the other one."""
+    async with viewed() as (_, client):
+        headers = httpx.Headers([("host", "127.0.0.1:8000"), ("host", "evil.example")])
+        assert (await client.get("api/me", headers=headers)).status_code == 403
+
+
+@pytest.mark.parametrize("bad", ["*", "*.example", "http://x.example", "x.example:80", "", "a/b", "a@b"])
+async def test_a_list_of_hosts_has_names_and_nothing_else(bad: str) -> None:
+    """A pattern would be a hole, and a port would never match."""
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match="is no name or address"):
+            web(engine, hosts=[bad])
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:9999",
+        "http://localhost:8000",
+        "http://127.0.0.1:8000.evil",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_another_origin_is_refused(method: str, origin: str) -> None:
+    """Also another port of this machine, which a browser counts to the same site."""
+    async with viewed() as (_, client):
+        answer = await client.request(
+            method, "api/cancel" if method == "POST" else "api/me", headers={"origin": origin}
+        )
+        assert (answer.status_code, "origin" in answer.json()["error"]) == (403, True)
+        own = {"origin": HERE}
+        assert (await client.get("api/me", headers=own)).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_request_from_another_site_is_refused_but_a_link_is_followed(site: str) -> None:
+    """A link opens the page, which holds nothing; what a page of another site fetches or embeds is refused."""
+    async with viewed() as (_, client):
+        fetched = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
+        assert (await client.get("api/me", headers=fetched)).status_code == 403
+        assert (await client.get("static/app.js", headers=fetched)).status_code == 403
+        linked = {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}
+        assert (await client.get("", headers=linked)).status_code == 200
+
+
+async def test_a_web_socket_is_refused() -> None:
+    """There is none, and a browser sends one to anybody."""
+    async with running() as (engine, _):
+        said: list[object] = []
+
+        async def send(message: object) -> None:
+            said.append(message)
+
+        async def receive() -> dict[str, str]:
+            return {"type": "websocket.connect"}
+
+        scope = {"type": "websocket", "path": "/api/now", "headers": [(b"host", b"127.0.0.1")]}
+        await web(engine)(scope, receive, send)  # type: ignore[arg-type]
+        assert said == [{"type": "websocket.close", "code": 1008}]
+
+
+# -- tokens and cookies
+
+
+@pytest.mark.parametrize("path", GETS)
+async def test_no_screen_answers_without_a_sign_in(path: str) -> None:
+    """And says what to do."""
+    async with viewed(signed_in=False) as (_, client):
+        answer = await client.get(concrete(path))
+        assert (answer.status_code, "printed" in answer.json()["error"]) == (401, True)
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_nothing_is_changed_without_a_sign_in(path: str) -> None:
+    """Whatever the headers."""
+    async with viewed(signed_in=False) as (_, client):
+        answer = await client.post(concrete(path), json={}, headers={CSRF_HEADER: "x", "origin": HERE})
+        assert answer.status_code == 401
+
+
+async def test_a_token_is_good_once() -> None:
+    """Whoever finds it in a terminal's history finds nothing."""
+    async with viewed(signed_in=False) as (view, client):
+        token = token_of(view)
+        assert (await client.post("api/sign-in", json={"token": token})).status_code == 200
+        again = await client.post("api/sign-in", json={"token": token})
+        assert (again.status_code, "used already" in again.json()["error"]) == (401, True)
+
+
+@pytest.mark.parametrize("token", ["", "x", "A" * 43, "é", "\x00", "a" * 10_000])
+async def test_a_guessed_token_is_refused(token: str) -> None:
+    """And leaves no cookie."""
+    async with viewed(signed_in=False) as (_, client):
+        answer = await client.post("api/sign-in", json={"token": token})
+        assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
+
+
+async def test_old_tokens_go_when_newer_ones_come() -> None:
+    """The latest sixteen are kept."""
+    async with viewed(signed_in=False) as (view, client):
+        old = token_of(view)
+        for _ in range(16):
+            token_of(view)
+        assert (await client.post("api/sign-in", json={"token": old})).status_code == 401
+
+
+async def test_the_cookie_is_of_this_page_alone() -> None:
+    """No script reads it, no other site sends it, no other path gets it."""
+    async with running() as (engine, _):
+        view = web(engine)
+        app = Starlette(routes=[Mount("/callboard", view)])
+        async with asking(app, f"{HERE}/callboard/") as client:
+            answer = await client.post("api/sign-in", json={"token": token_of(view)})
+            cookie = answer.headers["set-cookie"]
+            assert "HttpOnly" in cookie
+            assert "SameSite=strict" in cookie
+            assert "Path=/callboard/" in cookie
+            assert "Secure" not in cookie
+        async with asking(app, "https://127.0.0.1/callboard/") as client:
+            answer = await client.post("api/sign-in", json={"token": token_of(view)})
+            assert "Secure" in answer.headers["set-cookie"]
+
+
+async def test_two_live_views_of_a_machine_have_cookies_of_their_own() -> None:
+    """Cookies know no ports: one sign-in must not end the other."""
+    async with running() as (engine, _):
+        one, other = web(engine), web(engine)
+        async with asking(one) as client:
+            await sign_in(client, one)
+            async with asking(other, cookies=client.cookies) as elsewhere:
+                assert (await elsewhere.get("api/me")).status_code == 401
+
+
+async def test_a_visit_ends() -> None:
+    """By signing out, after a week, and when too many others came."""
+    clock = FakeClock()
+    sign = SignIn(clock, ["view"])
+    secrets = [sign.exchange(sign.new_token()) for _ in range(65)]
+    first, *_, last = [secret or "" for secret in secrets]
+    assert (sign.visitor(first), sign.visitor(last) is not None) == (None, True)
+    sign.leave(last)
+    assert sign.visitor(last) is None
+    kept = secrets[-2] or ""
+    clock.advance(7 * 24 * 3600 - 1)
+    assert sign.visitor(kept) is not None
+    clock.advance(2)
+    assert sign.visitor(kept) is None
+
+
+async def test_signing_out_is_for_good() -> None:
+    """The cookie says nothing any more, wherever it was copied to."""
+    async with viewed() as (_, client):
+        stolen = dict(client.cookies)
+        assert (await client.post("api/sign-out", json={})).status_code == 200
+        client.cookies.update(stolen)
+        assert (await client.get("api/me")).status_code == 401
+
+
+# -- changes
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("value", [None, "", "x", "0" * 32])
+async def test_a_change_needs_the_header_that_only_the_page_can_read(path: str, value: str | None) -> None:
+    """A form or an image of another page sends the cookie, if at all, and never this header."""
+    async with viewed() as (_, client):
+        del client.headers[CSRF_HEADER]
+        headers = {} if value is None else {CSRF_HEADER: value}
+        answer = await client.post(concrete(path), json={}, headers=headers)
+        assert (answer.status_code, CSRF_HEADER in answer.json()["error"]) == (403, True)
+
+
+async def test_the_header_of_another_visitor_is_refused() -> None:
+    """Each sign-in has its own."""
+    async with viewed() as (view, client), asking(view) as other:
+        await sign_in(other, view)
+        client.headers[CSRF_HEADER] = other.headers[CSRF_HEADER]
+        assert (await client.post("api/cancel", json={"id": "x"})).status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+async def test_a_change_is_json_and_says_so(kind: str) -> None:
+    """What a form of any page may send without asking first is refused."""
+    async with viewed() as (_, client):
+        answer = await client.post("api/cancel", content=b'{"id": "x"}', headers={"content-type": kind})
+        assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "more": 1}', b"\xff\xfe", b'{"id": null}', b"null"]
+)
+async def test_a_body_that_is_not_as_it_should_be_is_refused(body: bytes) -> None:
+    """With the reason, and without a stack trace."""
+    async with viewed() as (_, client):
+        answer = await client.post("api/cancel", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert "Traceback" not in answer.text
+
+
+async def test_a_body_without_end_is_refused() -> None:
+    """Before it fills the memory."""
+    async with viewed() as (_, client):
+        body = b'{"id": "' + b"x" * MOST_BYTES + b'"}'
+        answer = await client.post("api/cancel", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
+@pytest.mark.parametrize("path", POSTS)
+async def test_what_changes_something_is_a_post(method: str, path: str) -> None:
+    """A link, an image or a prefetch changes nothing."""
+    async with viewed() as (_, client):
+        assert (await client.request(method, concrete(path))).status_code in (404, 405)
+
+
+@pytest.mark.parametrize("path", [path for _, path, needs, _ in SCREENS if needs == "change"])
+async def test_whoever_may_only_look_changes_nothing(path: str) -> None:
+    """The scope is checked, not the buttons of the page."""
+    async with viewed(scopes=["view", "content"]) as (_, client):
+        answer = await client.post(concrete(path), json={})
+        assert (answer.status_code, "'change'" in answer.json()["error"]) == (403, True)
+
+
+async def test_a_scope_that_does_not_exist_is_refused() -> None:
+    """A typing error must not be a wider door."""
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match="no chagne"):
+            web(engine, scopes=["view", "chagne"])  # type: ignore[list-item]
+
+
+# -- a host's own authentication
+
+
+async def test_the_hosts_own_authentication_decides() -> None:
+    """It gets the request; nothing and None refuse it; there is no token to sign in with."""
+
+    def authorize(request: Request) -> list[str] | None:
+        return {"ada": ["view", "change"], "bob": ["view"], "eve": [], "mad": ["change"]}.get(
+            request.headers.get("x-user", "")
+        )
+
+    async with viewed(signed_in=False, authorize=authorize) as (view, client):
+        codes = {}
+        for user in ("ada", "bob", "eve", "mad", "nobody"):
+            answer = await client.get("api/me", headers={"x-user": user})
+            codes[user] = answer.status_code
+            if user == "ada":
+                csrf = answer.json()["csrf"]
+        assert codes == {"ada": 200, "bob": 200, "eve": 401, "mad": 401, "nobody": 401}
+        changes = {}
+        for user in ("ada", "bob"):
+            headers = {"x-user": user, CSRF_HEADER: csrf}
+            changes[user] = (await client.post("api/cancel", json={"id": "x"}, headers=headers)).status_code
+        assert changes == {"ada": 409, "bob": 403}
+        forged = await client.post("api/cancel", json={"id": "x"}, headers={"x-user": "ada"})
+        assert forged.status_code == 403
+        with pytest.raises(ConfigurationError):
+            view.sign_in_url(HERE)
+        assert (await client.post("api/sign-in", json={"token": "x"})).status_code == 404
+
+
+async def test_a_host_may_ask_elsewhere_who_it_is() -> None:
+    """A coroutine function is awaited; an error of it lets nobody in."""
+
+    async def authorize(request: Request) -> set[str]:
+        if "broken" in request.headers:
+            raise RuntimeError("the directory is down")
+        return {"view"}
+
+    async with running() as (engine, _):
+        async with served(web(engine, authorize=authorize)) as address, httpx.AsyncClient() as client:  # type: ignore[arg-type]
+            assert (await client.get(f"{address}/api/me")).status_code == 200
+            broken = await client.get(f"{address}/api/me", headers={"broken": "yes"})
+            assert (broken.status_code, "directory" in broken.text) == (500, False)
+
+
+# -- paths, headers, markup
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "static/../app.py",
+        "static/../../../pyproject.toml",
+        "static/%2e%2e/app.py",
+        "static/..%2fapp.py",
+        "static//etc/passwd",
+        "static/%00",
+        "static/vendor/../../app.py",
+        "static/app.js%00.png",
+        "static/",
+        "static",
+        "static/\\..\\app.py",
+        "app.py",
+    ],
+)
+async def test_no_path_leaves_the_pages_files(path: str) -> None:
+    """Over a real server, which doesn't tidy the path up."""
+    async with running() as (engine, _), served(web(engine)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /{path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        assert answer.split(b" ")[1] in (b"404", b"400")
+        assert b"import" not in answer
+
+
+@pytest.mark.parametrize("path", ["", "static/app.js", "api/me", "api/nothing", "nothing", "api/calls"])
+async def test_every_answer_has_the_headers_of_the_policy(path: str) -> None:
+    """No code in line, nothing from elsewhere, no frame, no guessing of types; refusals, too."""
+    async with viewed() as (_, client):
+        for headers in ({}, {"host": "evil.example"}):
+            answer = await client.get(path, headers=headers)
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+async def test_the_page_itself_obeys_the_policy() -> None:
+    """No code and no style in line, and nothing from another host."""
+    folder = Path(__file__).parents[2] / "engine" / "web_view" / "static"
+    page = (folder / "index.html").read_text()
+    assert "<style" not in page
+    assert all("src=" in tag for tag in page.split("<script")[1:])
+    for path in folder.rglob("*"):
+        if path.suffix in (".js", ".html", ".css") and "vendor" not in path.parts:
+            text = path.read_text()
+            assert "http://" not in text.replace("http://www.w3.org", ""), path
+            assert "https://" not in text, path
+            assert not [way for way in FORBIDDEN if way in text], path
+
+
+async def test_nothing_that_a_page_learns_is_kept_by_a_cache() -> None:
+    """Neither answers nor cookies."""
+    async with viewed() as (_, client):
+        for path in ("api/me", "api/streams", "api/calls"):
+            assert (await client.get(path)).headers["cache-control"] == "no-store"
+
+
+async def test_a_script_in_every_field_is_only_ever_json(tmp_path: Path) -> None:
+    """Names, tags, texts, tools, errors, ids, as a model or a server may fill them."""
+    reply = Say(HOSTILE, calls=[(HOSTILE[:60], {HOSTILE: HOSTILE})])
+    async with keeping(tmp_path / "t.db", reply, Say(fails=RuntimeError(HOSTILE))) as engine:
+        session = engine.session("s:m", name=HOSTILE, tags={HOSTILE: HOSTILE}, session_id="ses_<b>")
+        for _ in range(2):
+            with suppress(Exception):
+                await session.send(HOSTILE)
+        view = web(engine)
+        async with asking(view) as client:
+            await sign_in(client, view)
+            seen = ""
+            for path in (
+                "api/calls",
+                "api/sessions",
+                "api/sessions/ses_<b>",
+                "api/events/history",
+                "api/streams",
+                "api/costs?by=session_id&left=&right=",
+                "api/costs?by=tag:x",
+                "api/prices",
+                "api/dead-letters",
+            ):
+                answer = await client.get(path)
+                assert answer.status_code == 200, (path, answer.text)
+                assert answer.headers["content-type"] == "application/json"
+                json.loads(answer.content)
+                seen += answer.text
+            assert "<script>alert(1)</script>" in seen  # as it was said; the page makes text nodes of it
+
+
+async def test_an_error_tells_nothing_of_the_inside() -> None:
+    """A fault of ours is a short sentence; the log has the rest."""
+    async with running() as (engine, _):
+        view = web(engine)
+        async with served(view) as address, httpx.AsyncClient(base_url=f"{address}/") as client:
+            await sign_in(client, view)
+            view._subject.engine = object()  # type: ignore[assignment]
+            answer = await client.get("api/streams")
+            assert (answer.status_code, answer.json()) == (
+                500,
+                {"error": "something is broken here; the log says what"},
+            )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "api/calls?limit=-1",
+        "api/calls?limit=x",
+        "api/calls?since=x",
+        "api/calls?status=nonsense",
+        "api/costs?by=nonsense",
+        "api/costs?by=day;drop table calls",
+        "api/events?topics=a..b",
+        "api/events?topics=>.a",
+        "api/events/history?topics=**",
+        "api/streams/x?after=y:1",
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused(query: str, tmp_path: Path) -> None:
+    """With a reason, and not with a fault."""
+    async with running(store=tmp_path / "t.db") as (engine, _):
+        view = web(engine)
+        async with asking(view) as client:
+            await sign_in(client, view)
+            answer = await client.get(query)
+            assert answer.status_code in (400, 404), answer.text
+            assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("a.example", "a.example"),
+        ("A.Example:80", "a.example"),
+        ("[::1]:8", "::1"),
+        ("a@b", ""),
+        ("a:b", ""),
+        ("", ""),
+        ("a/b", ""),
+    ],
+)
+def test_a_host_header_is_a_name_and_a_port(host: str, name: str) -> None:
+    """Anything else is none."""
+    assert host_name(host) == name
+
+
+async def test_the_engine_that_is_shown_needs_no_change(tmp_path: Path) -> None:
+    """A host without the extra imports everything but this."""
+    assert callable(web)
+    assert isinstance(THIS_MACHINE, tuple)
+    with pytest.raises(ConfigurationError, match="give one of them"):
+        web()
+    assert Engine(models=registry(), trace=False).shows_content is False

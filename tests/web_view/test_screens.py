@@ -1,0 +1,642 @@
+"""What the screens are told, over a real server: live, from any place, and only to whoever may know it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, WebView, web
+from engine.web_view import tail as web_tail
+from engine.web_view.tail import Tail
+from tests.support.engines import keeping, registry, running
+from tests.support.scripted import ADD, Say
+
+from .serving import first, listening, served, sign_in
+
+pytestmark = pytest.mark.anyio
+
+CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
+DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], "dear")
+PAID = 10 * 1000 + 5 * 10_000
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let others run until something is true."""
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0)
+
+
+def subscriptions(engine: Engine) -> set[str]:
+    """The names of those who read the bus."""
+    return {each.name for each in engine.bus.statistics().subscriptions}
+
+
+@asynccontextmanager
+async def looking(view: WebView) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser that is signed in, over a real server."""
+    async with served(view) as address, httpx.AsyncClient(base_url=f"{address}/", timeout=20) as client:
+        await sign_in(client, view)
+        yield client
+
+
+async def job(client: httpx.AsyncClient, **asked: Any) -> Any:
+    """The state of a repricing at its end."""
+    async with listening(client, "api/repricing") as states:
+        await first(states, "repricing")
+        begun = await client.post("api/reprice", json=asked)
+        assert begun.status_code == 202, begun.text
+        async for _, state, _ in states:
+            if state["state"] in ("done", "failed"):
+                return state
+    raise AssertionError("it never ended")
+
+
+# -- Now
+
+
+async def test_now_shows_a_call_while_it_runs_and_then_no_more(tmp_path: Path) -> None:
+    """With what it has said and cost, and what the day has cost."""
+    go = anyio.Event()
+    async with running(Say("Hello", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        async with looking(web(engine)) as client, listening(client, "api/now") as frames:
+            idle = await first(frames, "now")
+            assert (idle["total"], idle["state"]) == (0, "running")
+            turn = asyncio.create_task(engine.session("s:m", name="mine").send("Hi"))
+            busy = await first(frames, "now")
+            while not busy["items"] or busy["items"][0]["stage"] != "asking":
+                busy = await first(frames, "now")
+            (item,) = busy["items"]
+            assert (item["model"], item["session_name"], item["cost"]["nano_usd"]) == ("s:m", "mine", 10 * 1000)
+            go.set()
+            await turn
+            while busy["total"]:
+                busy = await first(frames, "now")
+        await engine.flush()
+        async with looking(web(engine)) as client, listening(client, "api/now") as frames:
+            after = await first(frames, "now")
+            assert after["today"]["cost_nano_usd"] == PAID
+            assert [row["status"] for row in after["recent"]] == ["completed"]
+
+
+async def test_a_click_cancels_a_turn() -> None:
+    """Its caller gets the error; a second click, or an id of nobody's, is told so."""
+    go = anyio.Event()
+    async with running(Say("Hello", pause=go.wait)) as (engine, _):
+        async with looking(web(engine)) as client, listening(client, "api/now") as frames:
+            turn = asyncio.create_task(engine.session("s:m").send("Hi"))
+            busy = await first(frames, "now")
+            while not busy["items"]:
+                busy = await first(frames, "now")
+            cancel = {"id": busy["items"][0]["id"]}
+            assert (await client.post("api/cancel", json=cancel)).status_code == 200
+            with pytest.raises(Exception, match="cancelled"):
+                await turn
+            assert (await client.post("api/cancel", json=cancel)).status_code == 409
+
+
+async def test_calls_of_other_processes_are_shown_from_the_trace(tmp_path: Path) -> None:
+    """A trace alone, which an engine elsewhere writes: what has begun there, and what has ended."""
+    go = anyio.Event()
+    async with running(Say("one"), Say("two", pause=go.wait), store=tmp_path / "t.db", prices=CHEAP) as (
+        engine,
+        _,
+    ):
+        await engine.session("s:m").send("Hi")
+        turn = asyncio.create_task(engine.session("s:m").send("Hi"))
+        await until(lambda: any(item.attempt for item in engine.under_way().items))
+        await engine.flush()
+        async with looking(web(trace=tmp_path / "t.db")) as client, listening(client, "api/now") as frames:
+            seen = await first(frames, "now")
+            assert (seen["state"], len(seen["others"]), len(seen["recent"])) == ("trace", 1, 1)
+            assert (await client.post("api/cancel", json={"id": "x"})).status_code == 409
+        go.set()
+        await turn
+
+
+# -- Stream
+
+
+async def collected(client: httpx.AsyncClient, path: str, **headers: str) -> tuple[list[Any], str]:
+    """The events of a stream to its end, and the id of the last."""
+    found: list[Any] = []
+    last = ""
+    async with listening(client, path, **headers) as frames:
+        async for name, data, frame_id in frames:
+            if name == "events":
+                found += data
+                last = frame_id
+            elif name == "end":
+                break
+    return found, last
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(event["text"] for event in events if event["type"] == "text.delta")
+
+
+async def test_a_stream_is_read_from_its_beginning_and_from_any_place(tmp_path: Path) -> None:
+    """A browser that breaks off anywhere and comes back has every event once."""
+    words = [f"w{number} " for number in range(600)]
+    async with keeping(tmp_path / "t.db", Say(*words)) as engine:
+        stream = engine.session("s:m").stream("Hi")
+        async with stream as turn:
+            await turn.message()
+        async with looking(web(engine)) as client:
+            path = f"api/streams/{stream.stream_id}"
+            whole, last = await collected(client, path)
+            assert text_of(whole) == "".join(words)
+            assert last == f"{stream.stream_id}:{len(words) + 3}"
+            for seq in (0, 1, 300, 601, len(words) + 2):
+                rest, _ = await collected(client, path, **{"last-event-id": f"{stream.stream_id}:{seq}"})
+                assert text_of(rest) == "".join(words[max(seq, 0) :]), seq
+                asked, _ = await collected(client, f"{path}?after={stream.stream_id}:{seq}")
+                assert asked == rest
+            for wrong in ("trn_other:1", "x", f"{stream.stream_id}:-1", f"{stream.stream_id}:9{'9' * 30}"):
+                assert (await client.get(path, headers={"last-event-id": wrong})).status_code == 400
+            beyond = {"last-event-id": f"{stream.stream_id}:99999"}
+            assert (await client.get(path, headers=beyond)).status_code == 404
+            assert (await client.get("api/streams/trn_other")).status_code == 404
+
+
+async def test_a_break_in_the_middle_of_a_live_stream_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """The engine goes on meanwhile."""
+    steps: list[anyio.Event] = [anyio.Event() for _ in range(40)]
+    waits = iter(steps)
+    words = [f"w{number} " for number in range(39)]
+    async with keeping(tmp_path / "t.db", Say(*words, pause=lambda: next(waits, steps[-1]).wait())) as engine:
+        stream = engine.session("s:m").stream("Hi")
+        async with looking(web(engine)) as client, stream as turn:
+            for step in steps[:10]:
+                step.set()
+            head: list[Any] = []
+            async with listening(client, f"api/streams/{stream.stream_id}") as frames:
+                async for name, data, frame_id in frames:
+                    head += data if name == "events" else []
+                    if len(text_of(head).split()) >= 5:
+                        last = frame_id
+                        break
+            for step in steps[10:]:
+                step.set()
+            await turn.message()
+            rest, _ = await collected(client, f"api/streams/{stream.stream_id}", **{"last-event-id": last})
+    assert text_of(head + rest) == "".join(words)
+
+
+@pytest.mark.parametrize("way", ["not captured", "redacted", "no scope", "shown on purpose", "captured"])
+async def test_what_is_said_is_shown_only_if_it_is_captured_as_it_is(tmp_path: Path, way: str) -> None:
+    """Else its shape alone; a host that wants it otherwise says so."""
+    secret = "the secret of the reply"
+    options: dict[str, Any] = {"models": registry(Say(secret, calls=[("add", {"a": 1, "b": 2})]), Say("done"))}
+    if way in ("redacted", "no scope", "captured"):
+        options |= {"store": tmp_path / "t.db", "capture_content": True}
+    else:
+        options |= {"trace": False}
+    if way == "redacted":
+        options["redact"] = lambda message: Message.user("[gone]") if message.role == "user" else None
+    scopes = ("view",) if way == "no scope" else ("view", "content", "change")
+    async with Engine(**options) as engine:
+        stream = engine.session("s:m", tools=[ADD]).stream("the secret of the question", max_tool_rounds=2)
+        async with stream as turn:
+            await turn.message()
+        view = web(engine, scopes=scopes, show_content=True if way == "shown on purpose" else None)
+        async with looking(view) as client:
+            events, _ = await collected(client, f"api/streams/{stream.stream_id}")
+            shown = way in ("shown on purpose", "captured")
+            assert ("secret" in json.dumps(events)) is shown
+            assert ("partial_json" in json.dumps(events)) is shown
+            assert {event["type"] for event in events} >= {"text.delta", "tool.use_start", "message.complete"}
+            if not shown:
+                said = sum(event.get("characters", 0) for event in events if event["type"] == "text.delta")
+                assert said == len(secret) + len("done")
+            if engine.store is not None:
+                session_id = (await engine.sessions())[0].session_id
+                session = await client.get(f"api/sessions/{session_id}")
+                assert ("secret" in session.text) is (way == "captured")
+                preview = {"session_id": session_id, "model": "s:m"}
+                code = (await client.post("api/preview", json=preview)).status_code
+                assert code == (200 if way == "captured" else 403)
+
+
+async def test_the_streams_are_listed_with_how_far_each_reader_is() -> None:
+    """The host's own readers, and the page's."""
+    go = anyio.Event()
+    async with running(Say("a", "b", pause=go.wait)) as (engine, _):
+        stream = engine.session("s:m").stream("Hi")
+        async with looking(web(engine)) as client, stream as turn:
+            reader = engine.attach(stream.stream_id)
+            go.set()
+            await turn.message()
+            (row,) = (await client.get("api/streams")).json()
+            assert (row["stream_id"], row["state"], row["readers"][0]["lag"]) == (
+                stream.stream_id,
+                "kept",
+                row["events"],
+            )
+            reader.close()
+
+
+async def test_a_page_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No reader, no subscription; whatever it was listening to, and whether anything came or not."""
+    go = anyio.Event()
+    async with running(Say("a", "b", pause=go.wait), store=tmp_path / "t.db") as (engine, _):
+        before = subscriptions(engine)
+        view = web(engine)
+        view._subject.tail = Tail(engine.bus, linger=0.0)
+        stream = engine.session("s:m").stream("Hi")
+        async with looking(view) as client, stream as turn:
+            paths = ("now", "stage", "providers", "events", "repricing", f"streams/{stream.stream_id}")
+            async with asyncio.timeout(20):
+                for path in paths:
+                    async with listening(client, f"api/{path}") as frames:
+                        await anext(frames)
+                        assert subscriptions(engine) != before or "streams" in path
+                    await until(
+                        lambda: engine.streams.statistics().readers <= 1 and subscriptions(engine) == before
+                    )
+            go.set()
+            await turn.message()
+
+
+async def test_a_page_that_reads_nothing_slows_nobody(tmp_path: Path) -> None:
+    """Its connection is full and stays so; the turn ends, and another page reads everything."""
+    words = ["x" * 2000] * 3000
+    async with keeping(tmp_path / "t.db", Say(*words)) as engine:
+        view = web(engine)
+        async with looking(view) as client:
+            stream = engine.session("s:m").stream("Hi")
+            async with stream as turn:
+                host, port = str(client.base_url.host), client.base_url.port
+                reader, writer = await asyncio.open_connection(host, port, limit=1024)
+                cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+                request = (
+                    f"GET /api/streams/{stream.stream_id} HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\n\r\n"
+                )
+                writer.write(request.encode())
+                await reader.read(200)  # it has begun, and is not read on
+                await turn.message()
+                whole, _ = await collected(client, f"api/streams/{stream.stream_id}")
+                assert len(text_of(whole)) == 3000 * 2000
+                writer.transport.abort()
+
+
+# -- Events
+
+
+async def test_events_come_as_they_happen_filtered_and_without_content(tmp_path: Path) -> None:
+    """With a few words for people; a message is told by its place and its role."""
+    async with keeping(tmp_path / "t.db", Say("the secret")) as engine:
+        async with (
+            looking(web(engine)) as client,
+            listening(client, "api/events?topics=llm.*,session.*") as frames,
+        ):
+            await first(frames, "ready")
+            await engine.session("s:m").send("the secret of the question")
+            seen: list[Any] = []
+            while not any(event["topic"] == "session.turn_completed" for event in seen):
+                seen += await first(frames, "events")
+            assert {event["topic"].partition(".")[0] for event in seen} == {"llm", "session"}
+            assert "secret" not in json.dumps(seen)
+            completed = next(event for event in seen if event["topic"] == "llm.call_completed")
+            assert "10 in, 5 out" in completed["words"]
+            history = (await client.get("api/events/history?topics=llm.*")).json()
+            assert [event["event_id"] for event in history] == [
+                event["event_id"] for event in seen if event["topic"].startswith("llm.")
+            ]
+
+
+async def test_a_page_that_breaks_off_gets_the_events_that_it_missed() -> None:
+    """Each once, by the id of the last one that it has; what nobody kept is counted."""
+    replies = [Say(str(number)) for number in range(6)]
+    async with running(*replies) as (engine, _):
+        view = web(engine)
+        async with looking(view) as client:
+            async with listening(client, "api/events") as frames:
+                await first(frames, "ready")
+                await engine.session("s:m").send("Hi")
+                head: list[Any] = []
+                while not any(event["topic"] == "session.turn_completed" for event in head):
+                    async for name, data, last in frames:  # noqa: B007
+                        if name == "events":
+                            head += data
+                            break
+            await engine.session("s:m").send("Hi")
+            async with listening(client, "api/events", **{"last-event-id": last}) as frames:
+                rest: list[Any] = []
+                while sum(event["topic"] == "session.turn_completed" for event in rest) < 1:
+                    rest += await first(frames, "events")
+            seqs = [event["seq"] for event in head + rest]
+            assert seqs == list(range(seqs[0], seqs[-1] + 1))
+            async with listening(client, "api/events", **{"last-event-id": f"{engine.bus.run_id}-0"}) as frames:
+                missed = await first(frames, "missed")
+                assert missed["count"] == seqs[0] - 1
+                assert [event["seq"] for event in await first(frames, "events")] == seqs
+            async with listening(client, "api/events", **{"last-event-id": "run_other-3"}) as frames:
+                assert await first(frames, "ready") == {}
+
+
+async def test_the_ring_is_bounded_and_tells_what_it_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More events than it holds between two breaths of the page: a gap, and no memory without end."""
+    monkeypatch.setattr(web_tail, "RING", 10)
+    async with running() as (engine, _):
+        tail = Tail(engine.bus)
+        with tail.listening():
+            lots = tail.after(None, lambda each: True)
+            waiting = asyncio.ensure_future(anext(lots))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for _ in range(50):
+                engine.bus.dead_letter("x", object(), "stopped")
+                engine.bus.publish(_an_event())
+            got = await waiting
+            assert len(got.events) <= 10
+            assert got.missed + len(got.events) == 50
+            await lots.aclose()  # type: ignore[attr-defined]
+
+
+def _an_event() -> Any:
+    from callboard import ActorStarted
+
+    return ActorStarted(actor="x")
+
+
+async def test_the_events_of_a_trace_go_on_by_their_numbers(tmp_path: Path) -> None:
+    """Written by another engine; a page that comes back has each once."""
+    async with running(Say("one"), Say("two"), store=tmp_path / "t.db") as (engine, _):
+        await engine.flush()
+        async with looking(web(trace=tmp_path / "t.db")) as client:
+            async with listening(client, "api/events?topics=llm.*") as frames:
+                await first(frames, "ready")
+                await engine.session("s:m").send("Hi")
+                await engine.flush()
+                head: list[Any] = []
+                async for name, data, last in frames:  # noqa: B007
+                    head += data if name == "events" else []
+                    if len(head) >= 2:
+                        break
+            await engine.session("s:m").send("Hi")
+            await engine.flush()
+            rest: list[Any] = []
+            async with listening(client, "api/events?topics=llm.*", **{"last-event-id": last}) as frames:
+                while len(rest) < 2:
+                    rest += await first(frames, "events")
+    assert [event["topic"] for event in head + rest] == ["llm.call_started", "llm.call_completed"] * 2
+
+
+async def test_dead_letters_are_shown() -> None:
+    """Who they were for, and why they will never come; never what was in them."""
+    async with running() as (engine, _):
+        engine.bus.dead_letter("an actor", {"secret": 1}, "mailbox full")
+        async with looking(web(engine)) as client:
+            found = (await client.get("api/dead-letters")).json()
+            assert (found["total"], found["letters"][0]["message_type"]) == (1, "dict")
+            assert "secret" not in json.dumps(found)
+
+
+# -- Call, Costs
+
+
+async def test_a_call_has_its_attempts_and_a_bill_under_each_table(tmp_path: Path) -> None:
+    """Line by line, and each bill's lines add up to its sum."""
+    async with running(Say("Hello"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        await engine.session("s:m").send("Hi")
+        await engine.reprice(DEAR)
+        async with looking(web(engine)) as client:
+            (row,) = (await client.get("api/calls?status=completed")).json()
+            found = (await client.get(f"api/calls/{row['request_id']}")).json()
+            assert [attempt["status"] for attempt in found["attempts"]] == ["completed"]
+            bills = {bill["label"]: bill for bill in found["bills"][0]}
+            assert {label: bill["nano_usd"] for label, bill in bills.items()} == {"cheap": PAID, "dear": 9 * PAID}
+            for bill in bills.values():
+                assert sum(line["pico_usd"] for line in bill["lines"]) == bill["nano_usd"] * 1000
+                assert [line["name"] for line in bill["lines"]] == ["input", "output"]
+            assert {event["topic"] for event in found["events"]} >= {"llm.call_started", "llm.call_completed"}
+            assert (await client.get("api/calls/req_other")).status_code == 404
+
+
+async def test_costs_stand_side_by_side_and_a_repricing_goes_there_and_back(tmp_path: Path) -> None:
+    """Tried, nothing changes; done, the current sums are others; undone, they are as they were."""
+    async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        for _ in range(3):
+            await engine.session("s:m", tags={"team": "a"}).send("Hi")
+        await engine.reprice(DEAR)
+        await engine.undo_reprice()
+        await costs_there_and_back(web(engine))
+
+
+async def test_a_trace_of_another_process_is_repriced_as_well(tmp_path: Path) -> None:
+    """Without an engine here: the trace is opened for the change, and closed behind it."""
+    async with running(*[Say("Hello")] * 3, store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        for _ in range(3):
+            await engine.session("s:m", tags={"team": "a"}).send("Hi")
+        await engine.reprice(DEAR)
+        await engine.undo_reprice()
+    await costs_there_and_back(web(trace=tmp_path / "t.db"))
+
+
+async def costs_there_and_back(view: WebView) -> None:
+    """The whole course on three calls at the cheap prices, of which the trace knows the dear ones."""
+    async with looking(view) as client:
+        tables = (await client.get("api/prices")).json()
+        dear = next(table["version"] for table in tables["tables"] if table["label"] == "dear")
+
+        async def sums(by: str = "model") -> list[tuple[Any, ...]]:
+            rows = (await client.get(f"api/costs?by={by}&left=call-time&right=")).json()
+            return [(row["key"], row["calls"], row["left"]["nano_usd"], row["right"]["nano_usd"]) for row in rows]
+
+        assert await sums() == [(["s:m"], 3, 3 * PAID, 3 * PAID)]
+        tried = await job(client, version=dear, dry_run=True)
+        assert (tried["state"], tried["report"]["sum_after_nano_usd"]) == ("done", 27 * PAID)
+        assert await sums() == [(["s:m"], 3, 3 * PAID, 3 * PAID)]
+        done = await job(client, version=dear, dry_run=False)
+        assert (done["done"], done["last"], done["changed"] > 0) == (3, 3, True)
+        for by in ("model", "tag:team", "provider"):
+            assert [row[1:] for row in await sums(by)] == [(3, 3 * PAID, 27 * PAID)]
+        undone = await client.post("api/undo", json={})
+        assert undone.status_code == 200, undone.text
+        assert await sums() == [(["s:m"], 3, 3 * PAID, 3 * PAID)]
+        assert (await client.post("api/undo", json={})).status_code == 409
+        failed = await job(client, version="0123456789ab", dry_run=True)
+        assert (failed["state"], "version" in failed["error"]) == ("failed", True)
+        filtered = await job(client, version=dear, dry_run=True, where={"model": "other:*"})
+        assert filtered["report"]["calls"] == 0
+
+
+async def test_one_repricing_goes_at_a_time(tmp_path: Path) -> None:
+    """A second one is told so, and so is an undo; a page that comes later sees the first."""
+    async with running(Say("Hello"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        await engine.session("s:m").send("Hi")
+        view = web(engine)
+        go = asyncio.Event()
+
+        async def slow(*_: object, **__: object) -> Any:
+            await go.wait()
+            raise AssertionError("not reached")
+
+        async with looking(view) as client:
+            view._repricings._on_engine = slow  # type: ignore[method-assign]
+            assert (await client.post("api/reprice", json={"version": "published"})).status_code == 202
+            assert (await client.post("api/reprice", json={"version": "published"})).status_code == 409
+            assert (await client.post("api/undo", json={})).status_code == 409
+            async with listening(client, "api/repricing") as states:
+                assert (await first(states, "repricing"))["state"] == "running"
+            task = view._repricings._task
+            assert task is not None
+            task.cancel()
+
+
+async def test_new_calls_get_the_table_only_from_their_own_engine(tmp_path: Path) -> None:
+    """A trace has no new calls of its own."""
+    async with running(Say("a"), Say("b"), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        await engine.session("s:m").send("Hi")
+        await engine.reprice(DEAR, dry_run=True)
+        await engine.reprice(DEAR)
+        async with looking(web(trace=tmp_path / "t.db")) as client:
+            asked = {"version": DEAR.version, "dry_run": False, "for_new_calls": True}
+            assert (await client.post("api/reprice", json=asked)).status_code == 409
+        async with looking(web(engine)) as client:
+            await job(client, **asked)
+        message = await engine.session("s:m").send("Hi")
+        assert message.metadata is not None
+        assert message.metadata.cost.nano_usd == 9 * PAID
+
+
+# -- Session, Stage, Providers
+
+
+async def test_a_session_shows_its_messages_its_swaps_and_what_another_model_would_be_sent(tmp_path: Path) -> None:
+    """As they are stored; nothing is sent for the preview."""
+    models = registry(Say("one"), Say("two"), t=[Say("three")])
+    async with keeping(tmp_path / "t.db", models=models) as engine:
+        session = engine.session("s:m", system_prompt="Be kind.", name="mine")
+        await session.send("first")
+        session.model = "t:m"
+        await session.send("second")
+        async with looking(web(engine)) as client:
+            (listed,) = (await client.get("api/sessions")).json()
+            assert (listed["name"], listed["open"], listed["stored"]["turns"]) == ("mine", True, 2)
+            found = (await client.get(f"api/sessions/{session.id}")).json()
+            assert [message["role"] for message in found["messages"]] == ["user", "assistant"] * 2
+            assert found["messages"][1]["content"][0]["text"] == "one"
+            assert found["system_prompt"] == "Be kind."
+            assert [(swap["previous"], swap["current"]) for swap in found["swaps"]] == [("s:m", "t:m")]
+            assert len(found["calls"]) == 2
+            shown = (await client.post("api/preview", json={"session_id": session.id, "model": "s:m"})).json()
+            assert (shown["model"], shown["body"]) == ("s:m", "req_preview")
+            wrong = await client.post("api/preview", json={"session_id": session.id, "model": "nobody:m"})
+            assert wrong.status_code == 409
+            assert "s:m" in [each["id"] for each in (await client.get("api/models")).json()]
+            assert (await client.get("api/sessions/ses_other")).status_code == 404
+
+
+async def test_the_stage_shows_the_tree_and_the_last_crash() -> None:
+    """An adapter that crashed is up again, and its crash is told."""
+    async with running(Say("Hello")) as (engine, _):
+        await engine.session("s:m").send("Hi")
+        engine._runtime.adapters["s"].ref.tell("nonsense")
+        async with looking(web(engine)) as client, listening(client, "api/stage") as frames:
+            async with asyncio.timeout(20):
+                while True:
+                    seen = await first(frames, "stage")
+                    (adapter,) = seen["tree"]["children"][-1]["supervisor"]["children"]
+                    if adapter["restarts"]:
+                        break
+        assert adapter["name"] == "s"
+        assert adapter["last_crash"]
+        assert seen["bus"]["subscriptions"]
+
+
+async def test_the_providers_show_their_states_and_why_a_candidate_was_not_taken(tmp_path: Path) -> None:
+    """One that failed five times is left alone until its probe; the next call goes elsewhere and says why."""
+    failing = [Say(fails=OverloadedError("full", provider="s")) for _ in range(5)]
+    models = registry(*failing, t=[Say("here")] * 6)
+    async with Engine(models=models, store=tmp_path / "t.db") as engine:
+        for _ in range(6):
+            await engine.session(["s:m", "t:m"]).send("Hi")
+        await engine.flush()
+        for view in (web(engine), web(trace=tmp_path / "t.db")):
+            async with looking(view) as client, listening(client, "api/providers") as frames:
+                seen = await first(frames, "providers")
+            known = {(each["provider"], each["model"]): each for each in seen["availability"]}
+            assert known["s", None]["state"] == "unavailable"
+            assert known["s", None]["retry_at_us"] > seen["ts_us"]
+            assert ("s:m", "t:m") in [(each["model"], each["taken"]) for each in seen["rejected"]]
+            assert "unavailable" in seen["rejected"][0]["why"]
+
+
+# -- mounted, closed, empty
+
+
+async def test_it_is_mounted_below_a_path_of_a_host(tmp_path: Path) -> None:
+    """Everything of the page is relative to where it is."""
+    async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
+        view = web(engine)
+        app = Starlette(routes=[Mount("/tools/callboard", view)])
+        async with served(app) as address, httpx.AsyncClient(base_url=f"{address}/tools/callboard/") as client:
+            page = await client.get(f"{address}/tools/callboard", follow_redirects=True)
+            assert (page.status_code, str(page.url)) == (200, f"{address}/tools/callboard/")
+            for path in (
+                "static/app.js",
+                "static/vendor/htm-preact.mjs",
+                "static/app.css",
+                "static/screens/now.js",
+            ):
+                assert (await client.get(path)).status_code == 200
+            await sign_in(client, view)
+            async with listening(client, "api/now") as frames:
+                assert (await first(frames, "now"))["state"] == "running"
+        assert view.sign_in_url(f"{address}/tools/callboard").startswith(f"{address}/tools/callboard/#token=")
+
+
+async def test_files_that_a_browser_has_are_not_sent_again() -> None:
+    """By their entity tags, which change with the files."""
+    async with running() as (engine, _), looking(web(engine)) as client:
+        answer = await client.get("static/app.css")
+        again = await client.get("static/app.css", headers={"if-none-match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_an_engine_that_has_not_begun_or_has_ended_is_shown_as_it_is(tmp_path: Path) -> None:
+    """Looking starts a new one; a closed one answers from its trace, and its streams of frames end."""
+    engine = Engine(models=registry(Say("Hello")), store=tmp_path / "t.db")
+    async with looking(web(engine)) as client:
+        async with listening(client, "api/now") as frames:
+            assert (await first(frames, "now"))["state"] == "running"
+            await engine.session("s:m").send("Hi")
+            await engine.aclose()
+            async with asyncio.timeout(20):
+                async for _ in frames:
+                    pass
+        assert len((await client.get("api/calls")).json()) == 1
+        assert len((await client.get("api/sessions")).json()) == 1
+        assert (await client.post("api/cancel", json={"id": "x"})).status_code == 409
+
+
+async def test_an_engine_without_a_trace_says_so_where_the_past_is_asked_for() -> None:
+    """And shows all that is now."""
+    async with running(Say("Hello")) as (engine, _), looking(web(engine)) as client:
+        assert (await client.get("api/me")).json()["trace"] is None
+        for path in ("api/calls", "api/costs?by=day", "api/prices"):
+            answer = await client.get(path)
+            assert (answer.status_code, "no trace" in answer.json()["error"]) == (409, True)
+        async with listening(client, "api/now") as frames:
+            assert (await first(frames, "now"))["today"] is None
+
+
+async def test_a_hosts_own_store_is_shown(tmp_path: Path) -> None:
+    """An object that is open already is used as it is, and stays open."""
+    async with running(Say("Hello"), store=tmp_path / "t.db") as (engine, _):
+        await engine.session("s:m").send("Hi")
+    async with TraceStore.open_readonly(tmp_path / "t.db") as store, looking(web(trace=store)) as client:
+        assert len((await client.get("api/calls")).json()) == 1
+        assert store.is_open
