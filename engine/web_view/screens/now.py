@@ -43,7 +43,7 @@ async def cancel(subject: Subject, request: Request) -> Response:
     """
     asked = await body_of(request, _Cancel)
     engine = await subject.started()
-    if not engine.cancel(asked.id):
+    if not await engine.cancel(asked.id):
         raise Refused(409, "it is over already, or belongs to another process")
     return answer({"cancelled": asked.id})
 
