@@ -43,6 +43,16 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
     position: int
     message: _BareMessage
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class _BareConfigured(msgspec.Struct, tag=SessionConfigured.topic_of()):
+    """A `SessionConfigured` as it is stored."""
+
+    history: int
+    begins: bool
+    setup: None = None
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
 
 
 _STORED_OTHERWISE = (SessionMessageAppended, SessionConfigured, ToolProgress, UnknownEvent)
@@ -64,9 +74,9 @@ def _without_content(event: SessionMessageAppended | SessionConfigured | ToolPro
         case SessionMessageAppended():
             message = event.message
             bare = _BareMessage(message.role, message.id, steers=message.steers or msgspec.UNSET)
-            return _BareAppended(event.position, bare)
+            return _BareAppended(event.position, bare, event.epoch or msgspec.UNSET)
         case SessionConfigured():
-            return SessionConfigured(history=event.history, begins=event.begins)
+            return _BareConfigured(event.history, event.begins, epoch=event.epoch or msgspec.UNSET)
         case ToolProgress():
             return msgspec.structs.replace(event, message=None)
 

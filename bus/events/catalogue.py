@@ -14,6 +14,7 @@ from .actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, 
 from .budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
+from .nodes import NodeLeaseChanged, SessionClaimed, SessionLost
 from .operation import (
     ConfigReloaded,
     PricingProgress,
@@ -66,6 +67,9 @@ CatalogueEvent: TypeAlias = (
     | BudgetSettled
     | BudgetRefused
     | BudgetLow
+    | NodeLeaseChanged
+    | SessionClaimed
+    | SessionLost
     | StoreShippingChanged
     | StoreStateChanged
 )

@@ -37,6 +37,8 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
     """The number of messages that the session has by now."""
     begins: bool = False
     """Whether the session is new, and not the one that may be stored under its id."""
+    epoch: int = 0
+    """In a cluster, the number of times that the session was claimed until now; 0 outside of one."""
     setup: SessionSetup | None = None
     """The setup from now on, by reference, for the store; None in an event that was stored."""
 
@@ -101,5 +103,7 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 
     position: int
     """The message's place in the history, from 0."""
+    epoch: int = 0
+    """As in `SessionConfigured`."""
     message: Message
     """The message, by reference."""

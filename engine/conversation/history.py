@@ -67,7 +67,7 @@ class TurnHistory:
         state.messages.append(message)
         if state.id:
             self._runtime.bus.publish(
-                SessionMessageAppended(position=len(state.messages) - 1, message=message),
+                SessionMessageAppended(position=len(state.messages) - 1, message=message, epoch=state.epoch),
                 session_id=state.id,
                 turn_id=self._turn_id,
                 message_id=message.id,

@@ -29,6 +29,7 @@ from bus import (
     Cost,
     PromptTooLongError,
     SessionBusy,
+    SessionTakenOver,
     SessionTurnCompleted,
     SessionTurnStarted,
     TaskCancelled,
@@ -45,6 +46,7 @@ from ..calls.outcome import CallOutcome
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
+from ..sessions.clustered.tenure import Tenure
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from .context_window import ADVICE, within_window
@@ -111,6 +113,8 @@ class Turn(TurnContext):
         self._step: Step | None = None
         self._history = TurnHistory(runtime, state, self.id)
         self._trace_parent = current_trace()
+        self._tenure: Tenure | None = None  # in a cluster, from its admission on
+        self._ended_elsewhere = False
 
     @property
     def model(self) -> Model:
@@ -222,7 +226,7 @@ class Turn(TurnContext):
         """
         error: BaseException | None = None
         try:
-            return await self.scope.run(self._in_turn, self.cancel)
+            return await self._to_its_end()
         except CallboardError as failure:
             error = failure
             failure.turn = self
@@ -237,6 +241,25 @@ class Turn(TurnContext):
             finally:
                 self._close_log(error)
 
+    async def _to_its_end(self) -> Reply:
+        """The turn, and in a cluster the question whether it is still this node that says how it ended."""
+        if self.runtime.node is None:
+            return await self.scope.run(self._in_turn, self.cancel)
+        failed: Exception | None = None
+        try:
+            reply = await self.scope.run(self._in_turn, self.cancel)
+        except Exception as error:
+            failed = error
+        if self._tenure is not None:
+            try:
+                await self._tenure.confirm()
+            except SessionTakenOver as lost:
+                self._ended_elsewhere = await self._tenure.is_ended_elsewhere()
+                raise lost from failed
+        if failed is not None:
+            raise failed
+        return reply
+
     async def _in_turn(self) -> Reply:
         state = self.state
         try:
@@ -248,7 +271,7 @@ class Turn(TurnContext):
             if (signal := self.options.get("signal")) is not None:
                 signal.raise_if_aborted()
             await self.runtime.host.admit()
-            await self.runtime.sessions.require_ownership(state)
+            self._tenure = await self.runtime.sessions.require_ownership(state, self.id)
             return await self._begin()
         finally:
             state.running = None
@@ -304,6 +327,8 @@ class Turn(TurnContext):
                 tools.leave(message.tool_uses)
             if status is None:
                 await self.runtime.host.secure(self.id)  # tools are the host's own code
+                if self._tenure is not None:
+                    await self._tenure.require()
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self.scope.cancelled:  # by one of them, say
                     tools.leave(made.waiting)
@@ -419,11 +444,20 @@ class Turn(TurnContext):
         self._over = True
         self.runtime.in_flight.remove(self)
         if error is not None:
-            self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
+            self.status = self._status_of(error)
         self.steering.close(_OVER)
         undelivered = self.undelivered
         for step in self.steps:
             step.message.ended(self.status, undelivered)
+        if not self._ended_elsewhere:
+            self._publish_end(error)
+
+    def _status_of(self, error: BaseException) -> TurnStatus:
+        if self._tenure is not None and isinstance(error, SessionTakenOver):
+            return "outcome_unknown"
+        return "cancelled" if isinstance(error, CancelledError) else "failed"
+
+    def _publish_end(self, error: BaseException | None) -> None:
         spent = self.spending
         self.publish(
             SessionTurnCompleted(

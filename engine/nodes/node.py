@@ -15,17 +15,21 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from bus import Bus, Clock, Log, StreamChannel, Supervisor
-from tracestore import Store
+from bus import Bus, Clock, Log, StoreError, StreamChannel, Supervisor
+from tracestore import PostgresStore, Store
+from tracestore.nodes.ownership import NodeInfo
+from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ownership import PostgresOwnership
 
 from ..opening import server_store
 from .cluster import Cluster
 from .frames.exchange import Subjects
 from .frames.part import Frames
-from .frames.stored import NothingStored
+from .frames.stored import NothingStored, StoredTurns
 from .frames.unowned import Unowned
 from .nats.broker import Broker
 from .nats.kept_frames import KeptFrames
+from .ownership.ownership import Ownership
 from .part import Part, child_of
 
 _log = Log("engine.node")
@@ -57,6 +61,13 @@ class Node:
         """The address and the schema of the shared database; None without one."""
         self.parts: Sequence[Part] = ()
         """In the order in which they start."""
+        self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
+        """The shared database, for short transactions; None without one."""
+        self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
+        """Whose the sessions are; None without a shared database."""
+        if self.ownership is not None:
+            self.parts = [*self.parts, self.ownership]
+        self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
         self.broker: Broker | None = None
         """The connection to the broker; None without one."""
         self.frames: Frames | None = None
@@ -66,9 +77,39 @@ class Node:
             self.frames = self._frames(self.broker, streams)
             self.parts = [*self.parts, self.broker, self.frames]
 
+    async def shared_trace(self) -> Store:
+        """The trace that the nodes share, to be read. It is the engine's own where that is on the server.
+
+        Raises:
+            StoreError: There is none, or it can't be used.
+        """
+        if self._trace is None:
+            raise StoreError("this cluster has no shared store; give it as Cluster(store=...)")
+        await self._trace.open()
+        return self._trace
+
+    def epoch_of(self, session_id: str) -> int:
+        """The epoch in which this node has a session; 0 if it doesn't, or without a shared database."""
+        return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
+
+    def _other_trace(self) -> Store | None:
+        if self.database is None:
+            return None
+        dsn, schema = self.database
+        return PostgresStore.open_readonly(dsn, schema=schema)
+
+    def _ownership(self, shared: SharedDatabase, bus: Bus, clock: Clock) -> Ownership:
+        info = NodeInfo(
+            node=self.id, cluster=self.cluster.name, name=self.name, lease_seconds=self.cluster.lease_seconds
+        )
+        return Ownership(PostgresOwnership(shared), info, bus, clock)
+
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
-        return Frames(self.cluster, self.id, kept, streams, Unowned(), NothingStored())
+        if self.ownership is None:
+            return Frames(self.cluster, self.id, kept, streams, Unowned(), NothingStored())
+        source = StoredTurns(self.shared_trace, self.ownership)
+        return Frames(self.cluster, self.id, kept, streams, self.ownership, source)
 
     async def start(self, root: Supervisor) -> None:
         """Have all parts at work, below a supervisor of their own."""
@@ -81,10 +122,20 @@ class Node:
         for part in self.parts:
             await _in_time(part.name, part.drain)
 
-    async def close(self) -> None:
-        """Let go of everything, the last part first. It never raises."""
+    async def close(self, *, shared: bool) -> None:
+        """Let go of everything, the last part first. It never raises.
+
+        Args:
+            shared: Whether all that this engine has in its trace is in the shared store, too.
+        """
+        if self.ownership is not None:
+            self.ownership.shared = shared
         for part in reversed(self.parts):
             await _in_time(part.name, part.close)
+        if self.shared is not None:
+            await _in_time("shared database", self.shared.close)
+        if self._trace is not None:
+            await _in_time("shared trace", self._trace.close)
 
 
 async def _in_time(name: str, step: Callable[[], Awaitable[None]]) -> None:

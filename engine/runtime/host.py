@@ -65,6 +65,9 @@ class Host(Protocol):
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError."""
 
+    async def share(self) -> bool:
+        """Return whether everything published so far is in the shared store, as soon as that is known."""
+
     async def settle(self) -> None:
         """Like `flush`. What earlier processes had to leave is in the trace afterwards, too."""
 

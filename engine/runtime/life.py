@@ -168,10 +168,20 @@ class Life:
         if turn_id is not None and not last:
             self._waited[turn_id] = waited + anyio.current_time() - began
 
-    async def _shipped(self, seconds: float) -> None:
+    async def share(self) -> bool:
+        """Return whether everything published so far is in the store that nodes share."""
+        if self._runtime.shipper is not None:
+            return await self._shipped(SHIPPING_SECONDS)
+        try:
+            await self.flush()
+        except StoreError:
+            return False
+        return True
+
+    async def _shipped(self, seconds: float) -> bool:
         shipper = self._runtime.shipper
         if shipper is None or self.writer is None:
-            return
+            return True
         why = "it takes too long"
         with anyio.move_on_after(seconds):
             try:
@@ -180,9 +190,10 @@ class Life:
                 why = str(error)
             else:
                 if await shipper.shipped(seconds):
-                    return
+                    return True
                 why = shipper.statistics().reason or why
         _log.warning("not_shipped_before_reply", error=why)
+        return False
 
     async def _root(self) -> None:
         try:
@@ -213,10 +224,9 @@ class Life:
             await node.drain()
         if store is not None:
             await store.close()
-        if shipper is not None:
-            await shipper.finish(LAST_SHIPPING_SECONDS)
+        shipped = shipper is None or await shipper.finish(LAST_SHIPPING_SECONDS)
         if node is not None:
-            await node.close()
+            await node.close(shared=shipped)
 
     async def _supervise(self) -> None:
         runtime = self._runtime
@@ -396,6 +406,9 @@ class EngineHost:
 
     async def flush(self) -> None:
         await (await self.living()).flush()
+
+    async def share(self) -> bool:
+        return await (await self.living()).share()
 
     async def settle(self) -> None:
         await (await self.living()).settle()

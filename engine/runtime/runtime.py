@@ -78,7 +78,10 @@ class Runtime:
         self.rate_limits = RateLimits()
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
-        self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None)
+        ownership = None if self.node is None else self.node.ownership
+        self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None, ownership=ownership)
+        if ownership is not None:
+            ownership.local = self.sessions
         self.budgets = Budgets(budgets, self.bus, clock, loader(store, self.bus.run_id, self.host.settle))
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount

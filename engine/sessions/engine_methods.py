@@ -13,7 +13,7 @@ from ..tools import Approve, ToolLike
 from .delete import deleted
 from .export_import import imported, state_of
 from .listing import SessionInfo, listed
-from .resuming import resumed
+from .resuming import Wanted, resumed
 from .session import Session
 from .state import SessionState
 
@@ -95,6 +95,9 @@ class SessionMethods:
         From then on the session is this engine's. With `capture_content`, another engine that had it open learns
         so with its next turn, which raises SessionTakenOver.
 
+        In a cluster the session comes from the shared store. If another node holds it and runs no turn of it, that
+        node hands it over; if the node has died, this waits until its lease is over.
+
         Args:
             session_id: The id of the session.
             tools: The tools with the code that runs them, which is not stored. None takes the stored definitions,
@@ -108,16 +111,28 @@ class SessionMethods:
 
         Raises:
             CallboardError: The session is open, is not stored, or is not stored as a whole.
+            SessionBusy: Another node of the cluster runs a turn of the session.
             ConfigurationError: The session's model is not known here.
             StoreError: The trace can't be read.
         """
         await self._runtime.host.settle()
         options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
-        state = await resumed(self._runtime, session_id, tools, model, system_prompt, options)
-        session = self._open(state)
+        wanted = Wanted(
+            session_id=session_id, tools=tools, model=model, system_prompt=system_prompt, options=options
+        )
+        session = self._open(await self._resumed(wanted))
+        state = session._state
         if model is not None:
             self._runtime.sessions.change_model(state, model)
         return session
+
+    async def _resumed(self, wanted: Wanted) -> SessionState:
+        node = self._runtime.node
+        if node is None or node.ownership is None or self._runtime.capture is None:
+            return await resumed(self._runtime, wanted)
+        from .clustered.taking_over import taken_over
+
+        return await taken_over(self._runtime, node, node.ownership, wanted)
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
         """The sessions that are open here, and sessions of the trace, the latest first.
@@ -172,5 +187,6 @@ class SessionMethods:
         state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
         state.options = merged(state.options, {"key": key})
         session = self._open(state)
+        await self._runtime.sessions.own(state)
         self._runtime.sessions.announce(state)
         return session

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from bus import (
@@ -17,8 +20,12 @@ from tracestore import Store
 
 from ..routing.model_choice import Model, in_words
 from ..runtime.host import Host
+from .clustered.tenure import Tenure
 from .setup import configured
 from .state import SessionState
+
+if TYPE_CHECKING:
+    from ..nodes.ownership.ownership import Ownership
 
 
 class OpenSessions:
@@ -29,17 +36,22 @@ class OpenSessions:
         store: The trace; None without one.
         host: The engine's life.
         captures: Whether the content of sessions is kept, so that they can be resumed.
+        ownership: In a cluster with a shared store, the node's ownership of sessions.
     """
 
     states: WeakValueDictionary[str, SessionState]
     """By the sessions' ids."""
 
-    def __init__(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> None:
+    def __init__(
+        self, bus: Bus, store: Store | None, host: Host, *, captures: bool, ownership: Ownership | None = None
+    ) -> None:
         self.states = WeakValueDictionary()
         self._bus = bus
         self._store = store
         self._host = host
         self._captures = captures
+        self._ownership = ownership if captures else None
+        self._opening: set[str] = set()
 
     def open(self, state: SessionState) -> None:
         """Take up a session's state.
@@ -61,8 +73,8 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def announce(self, state: SessionState) -> None:
-        """Publish that a session exists, before its first turn."""
-        if state.announced or not state.id:
+        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that."""
+        if state.announced or not state.id or (self._ownership is not None and not state.epoch):
             return
         state.announced = True
         if not state.resumed:
@@ -89,15 +101,77 @@ class OpenSessions:
     def _publish_history(self, state: SessionState) -> None:
         """Have the messages that a session began with kept like those that are added to it."""
         for position, message in enumerate(state.messages):
-            appended = SessionMessageAppended(position=position, message=message)
+            appended = SessionMessageAppended(position=position, message=message, epoch=state.epoch)
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
 
-    async def require_ownership(self, state: SessionState) -> None:
-        """Let a turn begin only if no other run has resumed the session since. A store that fails keeps nobody up.
+    async def own(self, state: SessionState) -> None:
+        """In a cluster, claim a session that begins here, and publish that it exists.
+
+        Raises:
+            SessionBusy: Another node has a session of that id.
+            AdmissionError: The shared store can't be asked.
+        """
+        if self._ownership is not None and state.id and not state.epoch:
+            state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
+            self.announce(state)
+
+    async def require_ownership(self, state: SessionState, turn_id: str) -> Tenure | None:
+        """Let a turn begin only if no other run has resumed the session since.
+
+        Outside of a cluster a store that fails keeps nobody up.
+
+        Returns:
+            In a cluster, the turn's right to act until its end.
 
         Raises:
             SessionTakenOver: Another run has resumed the session.
+            SessionBusy: Another node has a session of that id.
+            AdmissionError: In a cluster, it can't be asked whose the session is.
         """
+        if self._ownership is None or not state.id:
+            await self._require_run(state)
+            return None
+        await self.own(state)
+        tenure = Tenure(self._ownership, state, turn_id)
+        await tenure.require()
+        return tenure
+
+    @contextlib.contextmanager
+    def opening(self, session_id: str) -> Iterator[None]:
+        """A block in which a session is about to be opened, and nobody else may open it.
+
+        Raises:
+            CallboardError: The session is open, or about to be.
+        """
+        if session_id in self.states or session_id in self._opening:
+            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        self._opening.add(session_id)
+        try:
+            yield
+        finally:
+            self._opening.discard(session_id)
+
+    # -- As the node's ownership sees them
+
+    def is_open(self, session_id: str) -> bool:
+        return session_id in self.states or session_id in self._opening
+
+    def is_idle(self, session_id: str) -> bool:
+        state = self.states.get(session_id)
+        return state is None or (state.running is None and not state.waiting)
+
+    def lose(self, session_id: str, why: str) -> None:
+        state = self.states.pop(session_id, None)
+        if state is not None:
+            state.lost = why
+            if state.running is not None:
+                state.running.cancel(why)
+
+    async def ship(self) -> bool:
+        return await self._host.share()
+
+    async def _require_run(self, state: SessionState) -> None:
+        """Let a turn begin only if the store knows no other run as the session's owner."""
         if not self._captures or self._store is None or state.claimed is None:
             return
         own = self._bus.run_id

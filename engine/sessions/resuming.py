@@ -36,37 +36,34 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
 
 
-async def resumed(
-    runtime: Runtime,
-    session_id: str,
-    tools: Sequence[ToolLike] | None,
-    model: Model | None,
-    system_prompt: str | None,
-    options: TurnOptions,
-) -> SessionState:
-    """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here.
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored session that is to be had, and what is said of it otherwise than it is stored."""
 
-    The exceptions are those of `stored_state`.
-    """
-    state = await stored_state(runtime, session_id, tools, model, system_prompt, options)
+    session_id: str
+    """Its id."""
+    tools: Sequence[ToolLike] | None = None
+    """Tools in place of the stored ones."""
+    model: Model | None = None
+    """A model in place of the stored one; it is only checked here."""
+    system_prompt: str | None = None
+    """A system prompt in place of the stored one."""
+    options: TurnOptions = msgspec.field(default_factory=lambda: TurnOptions())
+    """The options of its turns."""
+
+
+async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
+    """The state of a stored session, as `Engine.resume` describes it. It raises what `stored_state` raises."""
+    state = await stored_state(runtime, wanted)
     store = runtime.store
     assert store is not None
     state.resumed = True
     if runtime.capture is not None:
         await _claim(runtime, store, state)
-    if await store.current_version() is not None:
-        reprice_messages(state.messages, await costs_of(store, session_id))
+    await show_costs(store, state)
     return state
 
 
-async def stored_state(
-    runtime: Runtime,
-    session_id: str,
-    tools: Sequence[ToolLike] | None,
-    model: Model | None,
-    system_prompt: str | None,
-    options: TurnOptions,
-) -> SessionState:
+async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
     """The state of a stored session for whoever only looks: nobody else learns of it.
 
     Raises:
@@ -77,23 +74,39 @@ async def stored_state(
     store = runtime.store
     if store is None:
         raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
-    saved = await store.saved_session(session_id)
-    setup = _whole(session_id, saved, system_prompt is not None)
+    return state_of_saved(runtime, wanted, await store.saved_session(wanted.session_id))
+
+
+def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None) -> SessionState:
+    """The state of a session as it is stored.
+
+    Raises:
+        CallboardError: It is not stored as a whole.
+        ConfigurationError: Its model is not known here.
+    """
+    setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
     assert saved is not None
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
-        session_id,
+        wanted.session_id,
         model_of(setup.model),
-        setup.system_prompt if system_prompt is None else system_prompt,
-        [Tool(definition) for definition in setup.tools] if tools is None else tools,
+        setup.system_prompt if wanted.system_prompt is None else wanted.system_prompt,
+        [Tool(definition) for definition in setup.tools] if wanted.tools is None else wanted.tools,
         saved.tags,
-        options=merged({"fallback": setup.fallback}, options),
+        options=merged({"fallback": setup.fallback}, wanted.options),
         requires=requires,
         name=saved.name,
     )
-    expand(runtime.registry, state.model if model is None else model, state.options.get("fallback"))
+    model = state.model if wanted.model is None else wanted.model
+    expand(runtime.registry, model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
     return state
+
+
+async def show_costs(store: Store, state: SessionState) -> None:
+    """Show the current costs in a history that was stored. Raises StoreError."""
+    if await store.current_version() is not None:
+        reprice_messages(state.messages, await costs_of(store, state.id))
 
 
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:

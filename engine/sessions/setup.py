@@ -13,7 +13,7 @@ from .state import SessionState
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
     """The event that has all that the store must know to make a session again, besides its messages."""
-    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
 def setup_of(state: SessionState) -> SessionSetup:

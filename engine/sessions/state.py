@@ -91,6 +91,10 @@ class SessionState:
         """Whether the session's existence was published."""
         self.resumed = False
         """Whether it continues a stored session."""
+        self.epoch = 0
+        """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
+        self.lost = ""
+        """In a cluster, the text for whoever goes on with it, once another node has the session."""
         self.claimed: int | None = None
         """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
         if the store isn't told."""

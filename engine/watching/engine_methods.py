@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 from adapters import Message
 from bus import CallboardError
 
-from ..conversation.options import TurnOptions
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..sessions.resuming import stored_state
+from ..sessions.resuming import Wanted, stored_state
 from .changes import changes
 from .under_way import Watcher, WorkUnderWay
 
 if TYPE_CHECKING:
     from .preview import RequestPreview
-
-_NO_OPTIONS: TurnOptions = {}
 
 
 class WatchingMethods:
@@ -96,7 +93,7 @@ class WatchingMethods:
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
-            state = await stored_state(runtime, session_id, None, model, None, _NO_OPTIONS)
+            state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
         if not content:
             raise CallboardError("a turn says something: the content is empty")
         return preview(runtime, state, model, Message.user(content))

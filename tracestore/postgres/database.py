@@ -145,7 +145,7 @@ class Database:
         """
         self._check_open()
         with translated_errors(self.name):
-            return await uninterrupted(self._writer.brief(work))
+            return await self._bounded(self._writer, self._writer.brief(work))
 
     async def alone(self, work: Callable[[psycopg.Connection], _T]) -> _T:
         """Run `work` with the writing connection itself, outside of a transaction."""

@@ -14,6 +14,8 @@ class PostgresDialect:
     untouched_since = "age(xmin) > age(CAST(CAST(CAST(? AS text) AS xid8) AS xid))"
     # All transactions before that number had ended then. `age` counts from the latest one back.
 
+    latest_claim: str | None = "SELECT epoch FROM session_owners WHERE session_id = ? FOR SHARE"
+
     def tag(self, tags: str) -> str:
         """The value of one tag; NULL if there is none."""
         return f'(CAST({tags} AS json) ->> CAST(? AS text)) COLLATE "C"'

@@ -29,6 +29,7 @@ from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
 from .database import SCHEMA, Database
 from .errors import unstorable
+from .nodes.ownership import take_from_cluster
 from .runs import LEASE_SECONDS, Runs
 from .schema.migrations import migrate
 from .schema.partitions import ensure_months
@@ -184,6 +185,8 @@ class PostgresStore(SqlStore):
 
         def work(statements: Statements) -> tuple[bool, Callable[[], None]]:
             committed = self._living.lease(statements)
+            if not take_from_cluster(statements, session_id, run_id):
+                return False, committed
             run = RunNumbers().note(statements, RunSpan(run_id, now, now, 0))
             return claim(statements, session_id, run, seq, history), committed
 

@@ -60,9 +60,9 @@ class SessionContent(msgspec.Struct, frozen=True):
     """Captured content that came with the events of a shipment, as rows. Runs stand in them by name."""
 
     setups: list[Row]
-    """session_id, run_id, seq, ts_us, history, hash, withheld"""
+    """session_id, run_id, seq, ts_us, history, hash, withheld, epoch"""
     messages: list[Row]
-    """session_id, position, run_id, seq, ts_us, hash, message_id, metadata, withheld"""
+    """session_id, position, run_id, seq, ts_us, hash, message_id, metadata, withheld, epoch"""
     bodies: list[Row]
     """hash, last_us, body"""
 

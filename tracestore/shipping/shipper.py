@@ -169,18 +169,25 @@ class TraceShipper:
                 await self._changed.wait()
         return self._served >= mine
 
-    async def finish(self, seconds: float) -> None:
-        """Ship the rest, if that takes no longer than this, and let go of everything."""
+    async def finish(self, seconds: float) -> bool:
+        """Ship the rest, if that takes no longer than this, and let go of everything.
+
+        Returns:
+            Whether all of the file is in the shared store.
+        """
+        done = False
         try:
             if self._state == "shipping":
                 with anyio.move_on_after(seconds):
                     await self.ship()
+                    done = True
                     if self._files is not None:
                         self._files.done()
         except (StoreError, OSError) as error:
             _log.warning("not_all_shipped", file=str(self.path), error=str(error))
         finally:
             await self.close()
+        return done
 
     async def close(self) -> None:
         """Let go of the file and of the shared store. Closing twice is harmless."""

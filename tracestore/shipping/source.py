@@ -239,11 +239,12 @@ def _content(statements: Statements, events: list[tuple[str, int, int, str | Non
 
 _HAS_CONTENT = "SELECT EXISTS (SELECT 1 FROM session_messages) OR EXISTS (SELECT 1 FROM session_setups)"
 _MESSAGES = """
-    SELECT m.session_id, m.position, r.run_id, m.seq, m.ts_us, m.hash, m.message_id, m.metadata, m.withheld
+    SELECT m.session_id, m.position, r.run_id, m.seq, m.ts_us, m.hash, m.message_id, m.metadata, m.withheld,
+           m.epoch
       FROM session_messages AS m JOIN runs AS r ON r.id = m.run
 """
 _SETUPS = """
-    SELECT s.session_id, r.run_id, s.seq, s.ts_us, s.history, s.hash, s.withheld
+    SELECT s.session_id, r.run_id, s.seq, s.ts_us, s.history, s.hash, s.withheld, s.epoch
       FROM session_setups AS s JOIN runs AS r ON r.id = s.run
 """
 

@@ -56,6 +56,13 @@ class Dialect(Protocol):
         """Whether a row was there at such a moment, whose text is a parameter, and was not written since."""
         ...
 
+    @property
+    def latest_claim(self) -> str | None:
+        """A statement for the number of the latest claim of a session, which nobody raises before the end of the
+        transaction. None where nodes of a cluster share nothing.
+        """
+        ...
+
     def tag(self, tags: str) -> str:
         """The value of one tag, NULL if there is none. `tags` is a column of JSON, the tag's name a parameter."""
         ...

@@ -36,7 +36,7 @@ from ..writing.captured import (
 )
 from .calls.columns import tags_of
 from .connection import Row, SqlValue, Statements, greater
-from .session_owner import branch, is_anothers
+from .session_owner import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
 
@@ -61,18 +61,19 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         if statements.run("SELECT 1 FROM events WHERE run = ? AND seq = ?", moment[:2]):
             continue
         session_id = storable_text(envelope.session_id or "")
-        if isinstance(event, CapturedMessage | CapturedSetup) and is_anothers(
-            statements, session_id, moment[0], event
-        ):
-            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, event)
-        if isinstance(event, CapturedMessage):
-            digest, made, withheld = _bodies(event)
-            _insert_message(statements, session_id, moment, event, digest, withheld)
-        elif isinstance(event, CapturedSetup):
-            digest, made, withheld = _bodies(event)
-            _insert_setup(statements, session_id, moment, event, digest, withheld)
-        else:
+        if not isinstance(event, CapturedMessage | CapturedSetup):
             continue
+        digest, made, withheld = _bodies(event)
+        begins = isinstance(event, CapturedSetup) and event.begins
+        if is_anothers(statements, session_id, moment[0], event.epoch, begins=begins):
+            if _comes_to_nothing(statements, session_id, event, digest):
+                continue
+            history = event.position if isinstance(event, CapturedMessage) else event.history
+            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, history)
+        if isinstance(event, CapturedMessage):
+            _insert_message(statements, session_id, moment, event, digest, withheld)
+        else:
+            _insert_setup(statements, session_id, moment, event, digest, withheld)
         bodies |= made
         for each in made:
             last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
@@ -83,6 +84,21 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         """,
         [(digest, last_us[digest], body) for digest, body in bodies.items()],
     )
+
+
+def _comes_to_nothing(
+    statements: Statements, session_id: str, event: CapturedMessage | CapturedSetup, digest: bytes | None
+) -> bool:
+    """Whether what a former owner in a cluster says need not be kept: a setup that is over, or a message that the
+    next owner has put together already.
+    """
+    if not event.epoch or isinstance(event, CapturedSetup):
+        return bool(event.epoch)
+    return is_said(statements, session_id, event.position, _message_id(event.message), digest)
+
+
+def _message_id(message: Message) -> str | None:
+    return None if message.id is None else storable_text(message.id)
 
 
 def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
@@ -109,19 +125,19 @@ def _insert_message(
     withheld: str | None,
 ) -> None:
     message, (run, seq, ts_us) = event.message, moment
-    message_id = None if message.id is None else storable_text(message.id)
     statements.run(
         """
         INSERT INTO session_messages
-               (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
-        SELECT :session, :position, :run, :seq, :ts, :hash, :message_id, :metadata, :withheld
+               (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch)
+        SELECT :session, :position, :run, :seq, :ts, :hash, :message_id, :metadata, :withheld, :epoch
          WHERE NOT EXISTS (
                    SELECT 1 FROM session_setups
                     WHERE session_id = :session AND history <= :position AND run = :run AND seq > :seq
                )
         ON CONFLICT (session_id, position) DO UPDATE SET
             run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
-            message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld
+            message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld,
+            epoch = excluded.epoch
          WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
         """,
         {
@@ -131,9 +147,10 @@ def _insert_message(
             "seq": seq,
             "ts": ts_us,
             "hash": digest,
-            "message_id": message_id,
+            "message_id": _message_id(message),
             "metadata": _metadata(message),
             "withheld": withheld,
+            "epoch": event.epoch,
         },
     )
 
@@ -156,14 +173,14 @@ def _insert_setup(
     digest: bytes | None,
     withheld: str | None,
 ) -> None:
-    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld]
+    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld, event.epoch]
     statements.run(
         """
-        INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
-        VALUES (?, ?, ?, ?, ?, ?, ?)
+        INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld, epoch)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (session_id) DO UPDATE SET
             run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
-            hash = excluded.hash, withheld = excluded.withheld
+            hash = excluded.hash, withheld = excluded.withheld, epoch = excluded.epoch
          WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
         """,
         values,

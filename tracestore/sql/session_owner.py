@@ -1,27 +1,65 @@
-"""The run that owns a stored session: one run at a time.
+"""Who owns a stored session: one run at a time.
 
 The run that makes a session, begins it anew, or resumes it (`claim`) owns it from then on. Another run may still
 say something of the session, for instance the rest of a turn that was under way. That is never mixed in. It is
 kept under a name of its own, ``SESSION.RUN``: a session that begins with the history that both have in common. So
 two hosts that resume one session at once have two sessions in the end, and nothing that was said is lost.
+
+In a cluster each claim of a session has a number, its epoch, and what is said under a claim carries it. What
+carries a lower one than the store knows by now comes too late, whoever says it: even the run that owns the session
+again. A message that the next owner has put together from what it had heard is not in the way of the same message
+from the first one.
 """
 
 from __future__ import annotations
 
 from bus.log import Log
 
-from ..writing.captured import CapturedMessage, CapturedSetup
 from .connection import Database, SqlValue, Statements, greater
 
 _log = Log("tracestore.ownership")
 
 
-def is_anothers(statements: Statements, session_id: str, run: int, event: CapturedMessage | CapturedSetup) -> bool:
-    """Whether the session belongs to another run by now. A run that begins it anew makes it its own."""
-    if isinstance(event, CapturedSetup) and event.begins:
-        return False
-    owner = statements.run("SELECT run FROM session_setups WHERE session_id = ?", (session_id,))
-    return bool(owner) and owner[0][0] != run
+def belongs(run: int, epoch: int, *, begins: bool, owner: tuple[int, int] | None, claimed: int) -> bool:
+    """Whether what a run says of a session belongs to it.
+
+    Args:
+        run: The run.
+        epoch: The number of the claim under which it is said; 0 outside of a cluster.
+        begins: Whether the run begins the session anew.
+        owner: The session's owner and its epoch; None if nothing is stored of it.
+        claimed: The number of the latest claim; 0 if there is none.
+    """
+    if epoch:
+        if epoch < claimed or (owner is not None and epoch < owner[1]):
+            return False
+        return owner is None or epoch > owner[1] or run == owner[0]
+    return owner is None or run == owner[0] or (begins and not claimed)
+
+
+def is_anothers(statements: Statements, session_id: str, run: int, epoch: int, *, begins: bool = False) -> bool:
+    """Whether the session belongs to another run by now. In a transaction, at whose end nobody has claimed it."""
+    found = statements.run("SELECT run, epoch FROM session_setups WHERE session_id = ?", (session_id,))
+    owner = (int(found[0][0]), int(found[0][1])) if found else None
+    query = statements.dialect.latest_claim
+    claims = statements.run(query, (session_id,)) if query else []
+    claimed = int(claims[0][0]) if claims else 0
+    return not belongs(run, epoch, begins=begins, owner=owner, claimed=claimed)
+
+
+def is_said(
+    statements: Statements, session_id: str, position: int, message_id: str | None, digest: bytes | None
+) -> bool:
+    """Whether the session has that very message at that place."""
+    return bool(
+        statements.run(
+            """
+            SELECT 1 FROM session_messages
+             WHERE session_id = ? AND position = ? AND message_id = ? AND hash = ?
+            """,
+            (session_id, position, message_id, digest),
+        )
+    )
 
 
 def branch(
@@ -29,7 +67,7 @@ def branch(
     session_id: str,
     name: str,
     moment: tuple[int, int, int],
-    event: CapturedMessage | CapturedSetup,
+    history: int,
 ) -> str:
     """Make the session that keeps a run's own continuation, and return its id.
 
@@ -41,9 +79,8 @@ def branch(
         session_id: The session that another run owns.
         name: The id of the branch.
         moment: The number of the run, the event's number in it, and the event's time in microseconds UTC.
-        event: The first event of the run that is kept in the branch.
+        history: The number of messages before the first one that is kept in the branch.
     """
-    history = event.position if isinstance(event, CapturedMessage) else event.history
     names: dict[str, SqlValue] = {
         "session": session_id,
         "branch": name,
@@ -63,8 +100,9 @@ def branch(
         return name
     statements.run(
         """
-        INSERT INTO session_messages (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
-        SELECT :branch, position, run, seq, ts_us, hash, message_id, metadata, withheld
+        INSERT INTO session_messages
+               (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch)
+        SELECT :branch, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch
           FROM session_messages
          WHERE session_id = :session AND position < :history
            AND (SELECT m.run <> s.run

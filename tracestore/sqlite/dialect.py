@@ -83,6 +83,7 @@ class SqliteDialect:
     pricing = SqlitePricing()
     moment = "''"
     untouched_since = "? IS NOT NULL"  # whatever is written since has a later time: it is this machine's
+    latest_claim: str | None = None
 
     def tag(self, tags: str) -> str:
         """By key, not by path: a tag may be called anything."""

@@ -71,13 +71,21 @@ class Capture:
         data = envelope.data
         if type(data) is SessionMessageAppended:
             message, withheld = self._cleared(data.message)
-            captured = CapturedMessage(position=data.position, message=message, withheld=withheld)
+            captured = CapturedMessage(
+                position=data.position, message=message, withheld=withheld, epoch=data.epoch
+            )
             return msgspec.structs.replace(envelope, data=captured)
         if type(data) is SessionConfigured and data.setup is not None:
             setup, withheld = self._cleared_setup(data.setup)
             return msgspec.structs.replace(
                 envelope,
-                data=CapturedSetup(history=data.history, begins=data.begins, setup=setup, withheld=withheld),
+                data=CapturedSetup(
+                    history=data.history,
+                    begins=data.begins,
+                    setup=setup,
+                    withheld=withheld,
+                    epoch=data.epoch,
+                ),
             )
         return envelope
 
@@ -312,10 +320,16 @@ def unspilled(
         if not isinstance(content.setup, msgspec.Raw):
             raise ValueError("a line with a setup's content has no setup")
         setup = setup_of(bytes(content.setup))
-        return CapturedSetup(history=event.history, begins=event.begins, setup=setup, withheld=content.withheld)
+        return CapturedSetup(
+            history=event.history,
+            begins=event.begins,
+            setup=setup,
+            withheld=content.withheld,
+            epoch=event.epoch,
+        )
     if not isinstance(content.message, msgspec.Raw):
         raise ValueError("a line with a message's content has no message")
     message = msgspec.convert(decode(bytes(content.message)), Message)
     if isinstance(content.metadata, msgspec.Raw):
         message = msgspec.structs.replace(message, metadata=decode_metadata(bytes(content.metadata)))
-    return CapturedMessage(position=event.position, message=message, withheld=content.withheld)
+    return CapturedMessage(position=event.position, message=message, withheld=content.withheld, epoch=event.epoch)

@@ -23,11 +23,14 @@ from bus import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    NodeLeaseChanged,
     PricingProgress,
     PricingRepriced,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
+    SessionClaimed,
     SessionCreated,
+    SessionLost,
     SessionMessageAppended,
     SessionModelChanged,
     SessionRenamed,
@@ -80,6 +83,10 @@ def _of_session(data: Event) -> str:
             return f"{data.status}  {plural(data.calls, 'call')}{cost}"
         case SessionMessageAppended():
             return f"message {data.position + 1}, {data.message.role}"
+        case SessionClaimed():
+            return f"by {data.name}, {data.how.replace('_', ' ')}"
+        case SessionLost():
+            return data.how.replace("_", " ")
         case ToolStarted():
             return data.tool_name
         case ToolProgress():
@@ -135,6 +142,8 @@ def _of_the_rest(data: Event) -> str:
             return f"{data.scope} {data.value}: asked {_usd(data.asked_nano_usd)}, left {_usd(data.left_nano_usd)}"
         case BudgetLow():
             return f"{data.scope} {data.value}: left {_usd(data.left_nano_usd)}"
+        case NodeLeaseChanged():
+            return f"{data.name}: {data.current}  {data.reason}"
         case StoreShippingChanged():
             return f"{data.previous} -> {data.current}: {data.behind} events wait  {data.reason}"
         case StoreStateChanged():

@@ -10,11 +10,15 @@ import anyio
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from ...sql.connection import Row, SqlValue
+from ...sql.uninterrupted import Patience
 from ..database import SCHEMA, Database
 from ..schema.migrations import migrate
 from ..statements import Statements
 
 _T = TypeVar("_T")
+
+PATIENCE = Patience(work=5.0, cancelled=1.0)
+"""A server that takes longer is one that can't be asked."""
 
 
 class SharedDatabase:
@@ -30,7 +34,7 @@ class SharedDatabase:
     """
 
     def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._database = Database(dsn, schema=schema, single=True)
+        self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._opening = anyio.Lock()
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from ...sql.connection import SqlValue
-from ..statements import Statements
+from ...sql.connection import SqlValue, Statements
 from .database import SharedDatabase
 
 WANTED_SECONDS = 30.0
@@ -49,6 +48,9 @@ _TAKE = """
        SET node = ?, epoch = epoch + 1, released = 0, taken_at = clock_timestamp(), wanted_at = NULL
      WHERE session_id = ?
     RETURNING epoch
+"""
+_RELEASE = """
+    UPDATE session_owners SET released = 1, wanted_at = NULL WHERE session_id = ? AND node = ? AND epoch = ?
 """
 _ENDING = "SELECT stream_id, session_id, epoch, status, decided_by FROM turn_endings WHERE stream_id = ?"
 _END = """
@@ -115,15 +117,8 @@ class PostgresOwnership:
         return [session_id for (session_id,) in rows]
 
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
-        def work(statements: Statements) -> None:
-            statements.run_many(
-                "UPDATE session_owners SET released = 1, wanted_at = NULL"
-                " WHERE session_id = ? AND node = ? AND epoch = ?",
-                [(session_id, node, sessions[session_id]) for session_id in sorted(sessions)],
-            )
-
-        if sessions:
-            await self._database.brief(work)
+        for session_id, epoch in sessions.items():  # each alone: who stores messages locks several, in any order
+            await self._database.statement(_RELEASE, (session_id, node, epoch))
 
     async def owner(self, session_id: str) -> Owner | None:
         return await self._database.brief(lambda statements: _owner(statements, session_id))
@@ -195,3 +190,18 @@ def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
             return False
     left = _seconds_left(statements, owner)
     return left is not None and left > 0
+
+
+def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
+    """Let an engine outside of any cluster have a session, if a node has or had it.
+
+    Returns:
+        False if a node that lives has it.
+    """
+    owner = _owner(statements, session_id, lock=True)
+    if owner is None:
+        return True
+    if owner.lives and not owner.released:
+        return False
+    statements.run(_TAKE, (run_id, session_id))
+    return True

@@ -51,6 +51,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reservations", tables.RESERVED),
     ("keys", tables.KEYS),
     ("erasures", tables.ERASURES),
+    ("epochs", tables.EPOCHS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -350,3 +350,9 @@ ERASURES = (
     "CREATE INDEX erasures_by_session ON erasures (session_id) WHERE session_id IS NOT NULL",
 )
 """The record of deletions, see `tracestore.sql.upkeep.erasures`."""
+
+EPOCHS = (
+    "ALTER TABLE session_setups ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE session_messages ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+)
+"""The number of the claim under which content was said, in a cluster."""

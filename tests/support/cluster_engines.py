@@ -1,0 +1,18 @@
+"""Engines that are nodes of one cluster, each with a trace file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine import Cluster, Engine, ModelRegistry
+from tests.support.engines import keeping
+from tests.support.scripted import Say
+
+
+def node_engine(
+    name: str, dsn: str, folder: Path, *replies: Say, models: ModelRegistry | None = None, **options: Any
+) -> Engine:
+    """A node of that name. Fields of `Cluster` may be given as `cluster`."""
+    cluster = Cluster(store=dsn, node=name, **{"lease_seconds": 5.0, **options.pop("cluster", {})})
+    return keeping(folder / f"{name}.db", *replies, models=models, cluster=cluster, **options)
