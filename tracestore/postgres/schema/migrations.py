@@ -15,6 +15,7 @@ from bus.errors import StoreError
 
 from ...sql.connection import Row
 from ..database import Database
+from ..errors import said
 from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
 from .erasures import ERASURES
@@ -54,7 +55,21 @@ async def migrate(database: Database, now_us: int) -> None:
             f"{database.name} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
             "open it once for writing to bring it up to date"
         )
-    await database.alone(lambda connection: _bring_up(connection, database, now_us))
+    await database.alone(lambda connection: _permitted(connection, database, now_us))
+
+
+def _permitted(connection: psycopg.Connection, database: Database, now_us: int) -> None:
+    import psycopg
+
+    try:
+        _bring_up(connection, database, now_us)
+    except psycopg.errors.InsufficientPrivilege as error:
+        version = found_version(connection, database.schema)
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard needs version {SCHEMA_VERSION}, and "
+            "this user may not change the tables: let their owner open it once with this version of Callboard "
+            f"({said(error)})"
+        ) from error
 
 
 def _bring_up(connection: psycopg.Connection, database: Database, now_us: int) -> None:
