@@ -26,7 +26,6 @@ from .cluster import Cluster
 from .frames.exchange import Subjects
 from .frames.part import Frames
 from .frames.stored import NothingStored, StoredTurns
-from .frames.unowned import Unowned
 from .nats.broker import Broker
 from .nats.kept_frames import KeptFrames
 from .ownership.ownership import Ownership
@@ -106,10 +105,8 @@ class Node:
 
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
-        if self.ownership is None:
-            return Frames(self.cluster, self.id, kept, streams, Unowned(), NothingStored())
-        source = StoredTurns(self.shared_trace, self.ownership)
-        return Frames(self.cluster, self.id, kept, streams, self.ownership, source)
+        source = NothingStored() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
+        return Frames(self.cluster, self.id, kept, streams, self.epoch_of, source)
 
     async def start(self, root: Supervisor) -> None:
         """Have all parts at work, below a supervisor of their own."""

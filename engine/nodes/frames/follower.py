@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bus.errors import UnknownStream
-from bus.streams.events import TurnEvent
+from bus.streams.events import TurnComplete, TurnEvent
 
 from .mirror import Mirror
 from .wire.frame import Ending, Frame
@@ -154,7 +154,11 @@ class Follower:
         lost = now - self._owner_at >= self._timing.patience
         match answer:
             case Stored(events=events):
-                self.mirror.complete(events)
+                end = events[-1]
+                if isinstance(end, TurnComplete) and end.status == "outcome_unknown" and self.mirror.next_seq:
+                    self.mirror.end(Ending(end.status, end.error))  # what came stays as its readers have it
+                else:
+                    self.mirror.complete(events)
             case Ending():
                 self.mirror.end(answer)
             case "alive":

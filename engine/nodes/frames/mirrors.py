@@ -20,7 +20,7 @@ from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription,
 from .follower import AskOwner, Follower, OwnerAnswer, Question, StoreAnswer, Stored, Timing
 from .mirror import Mirror
 from .reader import RemoteReader
-from .wire.frame import Assembly, UnreadableFrame, read_packet
+from .wire.frame import Assembly, Ending, UnreadableFrame, read_packet
 
 _log = Log("engine.frames")
 
@@ -102,6 +102,7 @@ class Mirrors:
         node: This node.
         streams: The streams of this engine.
         source: Where turns are found whose owner can't be asked.
+        announce: Tells all readers of a stream, by its id and its session, how its turn was ended.
         timing: How long readers wait.
     """
 
@@ -112,6 +113,7 @@ class Mirrors:
         node: str,
         streams: StreamChannel,
         source: TurnSource,
+        announce: Callable[[str, str, Ending], None],
         timing: Timing = Timing(),  # noqa: B008 (frozen)
     ) -> None:
         self._broker = broker
@@ -119,6 +121,7 @@ class Mirrors:
         self._node = node
         self._streams = streams
         self._source = source
+        self._announce = announce
         self._timing = timing
         self._mirrored: dict[str, _Mirrored] = {}
         self._group: anyio.abc.TaskGroup | None = None
@@ -252,6 +255,8 @@ class Mirrors:
         found = await source.turn(stream_id, question.session_id, question.node, question.epoch)
         if found == "nothing" and not self._broker.connected:
             found = "no answer"
+        if isinstance(found, Ending):
+            self._announce(stream_id, question.session_id, found)
         mirrored.stored = isinstance(found, Stored) and not mirrored.log.closed
         follower.store_answered(found, anyio.current_time())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from bus import StreamChannel
@@ -10,7 +12,9 @@ from ..cluster import Cluster
 from .exchange import FrameBroker, Subjects
 from .follower import Timing
 from .mirrors import Mirrors, TurnSource
-from .sender import FrameSender, Ownership
+from .retained import Retained, retained
+from .sender import FrameSender
+from .wire.frame import Assembly, Frame, UnreadableFrame
 
 
 class Frames:
@@ -21,7 +25,7 @@ class Frames:
         node: This node.
         broker: The broker.
         streams: The streams of this engine.
-        ownership: What is known of whose a session is.
+        epoch_of: Gives the epoch in which this node has a session; 0 if it has none.
         source: Where turns are found whose owner can't be asked.
     """
 
@@ -33,7 +37,7 @@ class Frames:
         node: str,
         broker: FrameBroker,
         streams: StreamChannel,
-        ownership: Ownership,
+        epoch_of: Callable[[str], int],
         source: TurnSource,
     ) -> None:
         subjects = Subjects(cluster.name)
@@ -41,15 +45,33 @@ class Frames:
             broker,
             subjects,
             node,
-            ownership,
+            epoch_of,
             streams,
             frame_seconds=cluster.frame_seconds,
             frame_bytes=cluster.frame_bytes,
         )
         timing = Timing(patience=cluster.lease_seconds + 5.0)
-        self.mirrors = Mirrors(broker, subjects, node, streams, source, timing)
+        self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing)
         self._broker = broker
+        self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))
+
+    async def retained(self, session_id: str) -> Retained:
+        """What the kept frames of a session say, for the node that takes it over.
+
+        Raises:
+            OSError: The broker can't be asked for them.
+        """
+        frames: list[Frame] = []
+        assembly = Assembly()
+        async for payload in self._broker.kept(self._subjects.of_session(session_id)):
+            try:
+                frame = assembly.frame(payload)
+            except UnreadableFrame:
+                continue
+            if frame is not None:
+                frames.append(frame)
+        return retained(frames)
 
     async def run(self) -> None:
         """Send, answer and fill mirrors until cancelled."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from bus import Log, Message, StreamChannel, StreamLog
-from bus.streams.events import TurnEvent
+from bus.streams.events import TurnComplete, TurnEvent
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, encode, read_ask
 from .follower import OwnerAnswer
@@ -41,16 +40,6 @@ class SendingStatistics(msgspec.Struct, frozen=True):
     """The number of messages that could not be sent, because the broker was out of reach."""
 
 
-class Ownership(Protocol):
-    """What is known of whose a session is."""
-
-    def epoch_of(self, session_id: str) -> int:
-        """The epoch under which this node has the session; 0 if it has none."""
-
-    def may_act(self, session_id: str) -> bool:
-        """Whether this node may still say anything of the session: its lease runs, and nobody has taken over."""
-
-
 class _Followed:
     """A stream that is open here."""
 
@@ -66,7 +55,7 @@ class FrameSender:
         broker: The broker.
         subjects: The cluster's subjects.
         node: This node.
-        ownership: What is known of whose a session is.
+        epoch_of: Gives the epoch in which this node has a session; 0 if it has none, or nobody counts.
         streams: The streams of this engine.
         frame_seconds: Seconds for which news may wait.
         frame_bytes: The bytes of a frame, roughly.
@@ -77,7 +66,7 @@ class FrameSender:
         broker: FrameBroker,
         subjects: Subjects,
         node: str,
-        ownership: Ownership,
+        epoch_of: Callable[[str], int],
         streams: StreamChannel,
         *,
         frame_seconds: float,
@@ -86,7 +75,7 @@ class FrameSender:
         self._broker = broker
         self._subjects = subjects
         self._node = node
-        self._ownership = ownership
+        self._epoch_of = epoch_of
         self._streams = streams
         self._frame_seconds = frame_seconds
         self._frame_bytes = frame_bytes
@@ -164,20 +153,30 @@ class FrameSender:
 
     def _say(self, stream_id: str, followed: _Followed) -> None:
         framer = followed.framer
-        session_id = framer.session_id
-        if not framer.log.closed:
-            framer.log.notify(lambda: self._note(followed))
-        if not self._ownership.may_act(session_id):
-            if framer.log.closed:
+        session_id, log = framer.session_id, framer.log
+        if not log.closed:
+            log.notify(lambda: self._note(followed))
+        if not self._is_ours(framer):
+            if log.closed:
                 del self._open[stream_id]
-            return  # it is kept, and said if this node may speak again
-        framer.epoch = self._ownership.epoch_of(session_id)
+            return  # whoever has the session by now says how the turn ended
         self._send(self._subjects.stream(stream_id, session_id), framer.frames())
         if framer.over:
             del self._open[stream_id]
             self._ended[stream_id] = (session_id, framer.epoch)
             if len(self._ended) > MOST_ENDED:
                 self._ended.popitem(last=False)
+
+    def _is_ours(self, framer: Framer) -> bool:
+        """Whether the session is still this node's in the epoch in which the turn runs. A turn that has come to
+        its own end is said in any case: the session may have been handed over since.
+        """
+        epoch = self._epoch_of(framer.session_id) if framer.session_id else 0
+        framer.epoch = framer.epoch or epoch
+        if framer.epoch == epoch:
+            return True
+        end = framer.log.since(framer.log.next_seq - 1)
+        return bool(end) and isinstance(end[0], TurnComplete) and end[0].status != "outcome_unknown"
 
     def _send(self, subject: str, frames: Iterable[Frame]) -> None:
         publish, most_bytes = self._broker.publish, self._broker.most_bytes
@@ -205,13 +204,12 @@ class FrameSender:
 
     def _speaks_for(self, stream_id: str) -> bool:
         if (followed := self._open.get(stream_id)) is not None:
-            return self._ownership.may_act(followed.framer.session_id)
+            return self._is_ours(followed.framer)
         return stream_id in self._ended and stream_id in self._streams
 
     def _answer(self, ask: AskFrames, reply: str) -> None:
         if (followed := self._open.get(ask.stream_id)) is not None:
             framer = followed.framer
-            framer.epoch = self._ownership.epoch_of(framer.session_id)
         else:
             log = self._streams.log(ask.stream_id)
             session_id, epoch = self._ended[ask.stream_id]

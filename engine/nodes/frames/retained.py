@@ -1,0 +1,178 @@
+"""What the kept frames of a session say beyond its stored history, for the node that takes it over.
+
+The owner may have died with messages that no shared store has: what the user said, replies that were over, and the
+text of the reply under way. All of that was in frames before anybody could read it. It is pure: frames in whatever
+order go in, and messages come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from adapters.usage.estimate import estimate_request, rates_for
+from bus import Log, Message, Role, StopReason, StreamLog, TurnStatus
+from bus.streams.events import MessageStart, TurnComplete, TurnEvent, UserMessage
+from bus.values.messages import MessageMetadata
+from bus.values.runnable_calls import with_whole_calls
+from bus.values.usage import TokenUsage, UsageSource
+
+from ...calls.accumulator import StreamAccumulator
+from ...calls.outcome import NOT_KNOWN
+from .mirror import Mirror
+from .wire.frame import Beginning, Frame
+from .wire.packed import Packed, unpack_message
+
+_log = Log("engine.frames")
+
+
+class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn, as far as its frames were kept."""
+
+    stream_id: str
+    """The id of the turn and its stream."""
+    node: str
+    """The node that ran it."""
+    epoch: int
+    """The epoch in which it ran."""
+    history: int | None
+    """The number of messages before it; None if its beginning was not kept."""
+    status: TurnStatus | None
+    """The way it ended; None if it has no end."""
+    appended: dict[int, Message]
+    """The messages that it had added to the history, by their places."""
+    left: tuple[Message, ...]
+    """What it would have added, had it ended where its frames end: the messages of the user that wait for a reply,
+    and the part of the reply that had come. Nothing without such a part, as with any turn that fails so early."""
+
+
+class Retained(msgspec.Struct, frozen=True):
+    """What is kept of a session."""
+
+    turns: tuple[RetainedTurn, ...]
+    """Its turns, the oldest first."""
+
+    @property
+    def messages(self) -> dict[int, Message]:
+        """The messages of its history by their places. What a later epoch says stands; what an earlier one says
+        at its places or behind them was never a part of it.
+        """
+        history: dict[int, Message] = {}
+        for epoch in sorted({turn.epoch for turn in self.turns}):
+            turns = [turn for turn in self.turns if turn.epoch == epoch]
+            places = [place for turn in turns for place in (turn.history, *turn.appended) if place is not None]
+            first = min(places, default=None)
+            if first is not None:
+                history = {place: message for place, message in history.items() if place < first}
+            for turn in turns:
+                history.update(turn.appended)
+        return history
+
+    def beyond(self, stored: int) -> tuple[Message, ...]:
+        """The messages that follow on so many stored ones, without a gap."""
+        messages = self.messages
+        more: list[Message] = []
+        while (message := messages.get(stored + len(more))) is not None:
+            more.append(message)
+        return tuple(more)
+
+    @property
+    def unfinished(self) -> RetainedTurn | None:
+        """The turn under way: the last one, if it has no end."""
+        last = max(self.turns, key=lambda turn: (turn.epoch, turn.stream_id), default=None)
+        return last if last is not None and last.status is None else None
+
+
+def retained(frames: Iterable[Frame]) -> Retained:
+    """What frames of one session say."""
+    by_stream: dict[str, _Turn] = {}
+    for frame in frames:
+        if frame.stream_id not in by_stream:
+            by_stream[frame.stream_id] = _Turn(frame.stream_id)
+        by_stream[frame.stream_id].take(frame)
+    return Retained(tuple(by_stream[stream_id].told() for stream_id in sorted(by_stream)))
+
+
+class _Turn:
+    """A turn while its frames come."""
+
+    def __init__(self, stream_id: str) -> None:
+        self._log: StreamLog[TurnEvent] = StreamLog(stream_id)
+        self._mirror = Mirror(self._log)
+        self._node = ""
+        self._beginning: Beginning | None = None
+        self._appended: dict[int, Packed] = {}
+
+    def take(self, frame: Frame) -> None:
+        if frame.ending is None and frame.epoch >= self._mirror.epoch:
+            self._node = frame.node
+            self._beginning = frame.beginning or self._beginning
+            self._appended.update((each.position, each.message) for each in frame.appended)
+        self._mirror.receive(frame)
+
+    def told(self) -> RetainedTurn:
+        events = (*self._log.snapshot, *self._log.since(0))
+        beginning = self._beginning
+        appended = {
+            position: message
+            for position, packed in sorted(self._appended.items())
+            if (message := _message(packed)) is not None
+        }
+        said = [] if beginning is None else [one for packed in beginning.said if (one := _message(packed))]
+        end = events[-1] if events and isinstance(events[-1], TurnComplete) else None
+        return RetainedTurn(
+            stream_id=self._log.stream_id,
+            node=self._node,
+            epoch=self._mirror.epoch,
+            history=None if beginning is None else beginning.history,
+            status=None if end is None else end.status,
+            appended=appended,
+            left=() if end is not None else _left(said, events, {one.id for one in appended.values()}),
+        )
+
+
+def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
+    """What a turn leaves behind whose events end there; known: the ids of the messages in the history."""
+    accumulator = StreamAccumulator()
+    waiting = list(said)
+    start = MessageStart()
+    for event in events:
+        accumulator.process(event)
+        if isinstance(event, UserMessage):
+            waiting.append(Message(Role.USER, event.content, id=event.message_id, steers=True))
+        elif isinstance(event, MessageStart):
+            start = event
+    if not accumulator.started or accumulator.message_id in known or not accumulator.content:
+        return ()
+    return (*(one for one in waiting if one.id not in known), _reply(start, accumulator))
+
+
+def _reply(start: MessageStart, accumulator: StreamAccumulator) -> Message:
+    """A reply as far as it came, with what its node could not say any more left unknown."""
+    complete = accumulator.complete
+    reason = StopReason.ERROR if complete is None else complete.stop_reason
+    content = with_whole_calls(accumulator.content, StopReason.ERROR)  # its calls were not run here
+    model = f"{start.provider}:{start.model}"
+    if complete is None:
+        estimated = estimate_request((Message(Role.ASSISTANT, content),), (), None, rates_for("", "", model))
+        usage = TokenUsage(output_tokens=estimated, source=UsageSource.PARTIAL)
+    else:
+        usage = complete.usage
+    metadata = MessageMetadata(
+        provider=start.provider,
+        model=model,
+        usage=usage,
+        cost=NOT_KNOWN,
+        stop_reason=reason,
+        raw_stop_reason=None if complete is None else complete.raw_stop_reason,
+    )
+    return Message(Role.ASSISTANT, content, id=start.message_id or None, metadata=metadata)
+
+
+def _message(packed: Packed) -> Message | None:
+    try:
+        return unpack_message(packed)
+    except (ValueError, TypeError) as error:
+        _log.warning("kept_message_unreadable", error=str(error))
+        return None

@@ -1,0 +1,183 @@
+"""What kept frames tell the node that takes a session over."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import (
+    Message,
+    MessageComplete,
+    MessageStart,
+    Role,
+    StopReason,
+    StreamLog,
+    TextBlock,
+    TextDelta,
+    ThinkingDelta,
+    TokenUsage,
+    ToolUseInputDelta,
+    ToolUseStart,
+    TurnComplete,
+    TurnEvent,
+    UserMessage,
+)
+from bus.values.content import ThinkingBlock, ToolUseBlock
+from engine.nodes.frames.framer import Framer
+from engine.nodes.frames.retained import retained
+from engine.nodes.frames.wire.frame import Ending, Frame
+
+HI = Message(Role.USER, "Hi", id="msg_hi")
+END = TurnComplete("completed")
+
+
+def complete(text: str) -> MessageComplete:
+    return MessageComplete((TextBlock(text),), StopReason.END_TURN, "stop", TokenUsage(3, 2), "msg_re")
+
+
+def frames(
+    *events: TurnEvent,
+    stream_id: str = "trn_1",
+    epoch: int = 1,
+    history: int = 0,
+    said: tuple[Message, ...] = (HI,),
+    appended: tuple[Message, ...] = (),
+) -> list[Frame]:
+    """The frames of a turn, one for each event."""
+    log: StreamLog[TurnEvent] = StreamLog(stream_id)
+    framer = Framer(log, "ses", "owner", 4096)
+    framer.epoch = epoch
+    framer.begin(history, said)
+    made = list(framer.frames())
+    for event in events:
+        log.append(event)
+        made += framer.frames()
+    for place, message in enumerate(appended):
+        framer.append(history + place, message)
+    return [*made, *framer.frames()]
+
+
+def test_a_turn_that_was_over_tells_its_messages() -> None:
+    """Those that no store has are taken over; nothing is left to end."""
+    reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
+    kept = retained(frames(MessageStart("msg_re"), complete("Hello"), END, history=4, appended=(HI, reply)))
+    assert kept.beyond(4) == (HI, reply)
+    assert kept.beyond(5) == (reply,)
+    assert kept.beyond(6) == kept.beyond(3) == ()
+    assert kept.unfinished is None
+
+
+def test_of_a_turn_under_way_the_delivered_text_is_left() -> None:
+    """With what was asked; its usage is partial, and its cost unknown."""
+    kept = retained(
+        frames(MessageStart("msg_re", "m", "p"), TextDelta("Hel", 0, "msg_re"), TextDelta("lo", 0, "msg_re"))
+    )
+    turn = kept.unfinished
+    assert turn is not None
+    assert (turn.node, turn.epoch, turn.history) == ("owner", 1, 0)
+    said, reply = turn.left
+    assert said == HI
+    assert (reply.id, reply.content) == ("msg_re", (TextBlock("Hello"),))
+    assert reply.metadata is not None
+    assert (reply.metadata.model, reply.metadata.stop_reason) == ("p:m", StopReason.ERROR)
+    assert reply.metadata.usage.source == "partial"
+    assert reply.metadata.usage.output_tokens > 0
+    assert reply.metadata.cost.nano_usd is None
+
+
+def test_of_thinking_and_arguments_what_had_come_is_left() -> None:
+    """A call that was cut off must not be run."""
+    kept = retained(
+        frames(
+            MessageStart("msg_re"),
+            ThinkingDelta("hm", None, 0, "msg_re"),
+            ToolUseStart("tu", "sum", 1, "msg_re"),
+            ToolUseInputDelta("tu", '{"a"', 1, "msg_re"),
+        )
+    )
+    assert kept.unfinished is not None
+    _, reply = kept.unfinished.left
+    assert reply.content == (ThinkingBlock("hm"), ToolUseBlock("tu", "sum", {}, incomplete=True))
+
+
+@pytest.mark.parametrize("events", [(), (MessageStart("msg_re"),)])
+def test_a_turn_that_had_said_nothing_leaves_nothing(events: tuple[TurnEvent, ...]) -> None:
+    """As with any turn that fails before the first content."""
+    kept = retained(frames(*events))
+    assert kept.unfinished is not None
+    assert kept.unfinished.left == ()
+
+
+def test_a_reply_that_was_whole_and_not_in_the_history_is_whole() -> None:
+    """Its node died between the two."""
+    kept = retained(frames(MessageStart("msg_re", "m", "p"), TextDelta("Hello", 0, "msg_re"), complete("Hello")))
+    assert kept.unfinished is not None
+    _, reply = kept.unfinished.left
+    assert reply.metadata is not None
+    assert (reply.metadata.stop_reason, reply.metadata.usage) == (StopReason.END_TURN, TokenUsage(3, 2))
+
+
+def test_what_is_in_the_history_is_not_left_once_more() -> None:
+    """Its node died between the reply and the end of the turn."""
+    reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
+    kept = retained(frames(MessageStart("msg_re"), complete("Hello"), appended=(HI, reply)))
+    assert kept.unfinished is not None
+    assert kept.unfinished.left == ()
+    assert kept.beyond(0) == (HI, reply)
+
+
+def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
+    """In the order in which it was said."""
+    first = Message(Role.ASSISTANT, "Well", id="msg_1")
+    events = [
+        MessageStart("msg_1"),
+        MessageComplete((TextBlock("Well"),), StopReason.END_TURN, None, TokenUsage(), "msg_1"),
+        UserMessage((TextBlock("shorter"),), "msg_steer"),
+        MessageStart("msg_2"),
+        TextDelta("Ok", 0, "msg_2"),
+    ]
+    kept = retained(frames(*events, appended=(HI, first)))
+    assert kept.unfinished is not None
+    assert [one.id for one in kept.unfinished.left] == ["msg_steer", "msg_2"]
+    assert kept.unfinished.left[0].steers
+
+
+def test_an_ending_that_was_said_is_the_end() -> None:
+    """Nobody has to end it again."""
+    gone = Frame("trn_1", "ses", "taker", 2, 0, 0, ending=Ending("outcome_unknown", None, 2))
+    kept = retained([*frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")), gone])
+    assert kept.unfinished is None
+    assert kept.turns[0].status == "outcome_unknown"
+    assert kept.turns[0].node == "owner"
+
+
+def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:
+    """The next epoch has gone on from before it."""
+    zombie = Message(Role.ASSISTANT, "zombie", id="msg_z")
+    ours = Message(Role.ASSISTANT, "ours", id="msg_o")
+    late = frames(END, stream_id="trn_1", epoch=1, history=2, appended=(HI, zombie, zombie, zombie))
+    new = frames(END, stream_id="trn_2", epoch=2, history=3, appended=(ours,))
+    assert retained([*new, *late]).messages == {2: HI, 3: ours}
+
+
+def test_without_its_beginning_a_turn_tells_what_is_there() -> None:
+    """The broker keeps frames for a while only."""
+    kept = retained(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"))[1:])
+    assert kept.unfinished is not None
+    assert kept.unfinished.history is None
+    assert [one.id for one in kept.unfinished.left] == ["msg_re"]
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_the_order_of_frames_does_not_matter(seed: int) -> None:
+    """Nor does a frame that comes twice."""
+    texts: list[TurnEvent] = [TextDelta(str(number), 0, "msg_re") for number in range(9)]
+    first = frames(END, stream_id="trn_0", history=0, appended=(HI, HI))
+    second = frames(MessageStart("msg_re"), *texts, history=2)
+    shuffled = [*first, *second, *second]
+    Random(seed).shuffle(shuffled)
+    assert retained(shuffled) == retained([*first, *second])
