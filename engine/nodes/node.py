@@ -16,17 +16,19 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from bus import Bus, Clock, Log, StoreError, StreamChannel, Supervisor
-from tracestore import PostgresStore, Store
+from tracestore import PostgresStore, Store, WriterCore
 from tracestore.nodes.ownership import NodeInfo
 from tracestore.postgres.nodes.database import SharedDatabase
 from tracestore.postgres.nodes.ownership import PostgresOwnership
 
 from ..opening import server_store
+from .bridge.part import EventBridge
 from .cluster import Cluster
 from .frames.exchange import Subjects
 from .frames.part import Frames
 from .frames.stored import NothingStored, StoredTurns
 from .nats.broker import Broker
+from .nats.kept_events import KeptEvents
 from .nats.kept_frames import KeptFrames
 from .ownership.ownership import Ownership
 from .part import Part, child_of
@@ -58,6 +60,8 @@ class Node:
         """The node's name, for people."""
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
+        self.bridge: EventBridge | None = None
+        """The way out of this node's events; None without a broker, or without a trace."""
         self.parts: Sequence[Part] = ()
         """In the order in which they start."""
         self.shared = None if self.database is None else SharedDatabase(*self.database, clock)
@@ -75,6 +79,14 @@ class Node:
             self.broker = Broker(cluster.nats, self.name)
             self.frames = self._frames(self.broker, streams)
             self.parts = [*self.parts, self.broker, self.frames]
+            if store is not None:
+                self.bridge = self._bridge(self.broker, store)
+                self.parts = [*self.parts, self.bridge]
+
+    def follow(self, writer: WriterCore) -> None:
+        """Have what the trace writer commits go out to other processes."""
+        if self.bridge is not None:
+            writer.watch_commits(self.bridge.committed)
 
     async def shared_trace(self) -> Store:
         """The trace that the nodes share, to be read. It is the engine's own where that is on the server.
@@ -90,6 +102,12 @@ class Node:
     def epoch_of(self, session_id: str) -> int:
         """The epoch in which this node has a session; 0 if it doesn't, or without a shared database."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
+
+    def _bridge(self, broker: Broker, store: Store) -> EventBridge:
+        events = KeptEvents(broker, self.cluster.name)
+        bridge = EventBridge(self.id, store, events, content=self.cluster.content)
+        broker.on_reconnect(bridge.connected)
+        return bridge
 
     def _other_trace(self) -> Store | None:
         if self.database is None:

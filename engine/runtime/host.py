@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from bus import Cost, TaskHandle
+from bus import Cost, Envelope, TaskHandle
 
 from ..conversation.reply import Reply
 from ..models.entries import AdapterEntry
@@ -44,6 +44,9 @@ class Host(Protocol):
 
     async def start(self) -> None:
         """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""
+
+    async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
+        """Have a function called with the events of each commit to the trace. Raises what `start` raises."""
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
         """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""

@@ -11,7 +11,7 @@ from.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 import anyio
@@ -24,6 +24,7 @@ from bus import (
     CallboardError,
     ChildSpec,
     Cost,
+    Envelope,
     Lossless,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
@@ -259,6 +260,8 @@ class Life:
             core = self.writer = WriterCore.for_bus(
                 runtime.store, bus, capture=runtime.capture, prices=runtime.prices
             )
+            if runtime.node is not None:
+                runtime.node.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
             from tracestore.shipping.actor import ShippingActor
@@ -374,6 +377,10 @@ class EngineHost:
 
     def _forget(self) -> None:
         self._life = None
+
+    async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
+        if (writer := (await self.living()).writer) is not None:
+            writer.watch_commits(callback)
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
         manager = (await self.living()).manager

@@ -49,6 +49,27 @@ async def test_events_that_come_together_are_committed_together(tmp_path: Path) 
     assert max(map(len, rig.sink.batches)) == 10
 
 
+async def test_watchers_are_told_of_commits(rig: Rig) -> None:
+    """When they are done, in order, and of each event once, however often the store fails before."""
+    told: list[int] = []
+
+    def watch(envelopes: Sequence[Envelope]) -> None:
+        assert rig.sink.seqs[-len(envelopes) :] == [envelope.seq for envelope in envelopes]
+        told.extend(envelope.seq for envelope in envelopes)
+
+    rig.core.watch_commits(watch)
+    async with rig.running():
+        rig.publish(3)
+        await until(lambda: len(told) == 3)
+        rig.sink.failure = DISK_FULL
+        rig.publish(20)
+        await until(lambda: rig.core.state != "ok")
+        assert len(told) == 3
+        rig.sink.failure = None
+        await until(lambda: len(told) == 23)
+    assert told == list(range(1, 24))
+
+
 @pytest.mark.parametrize("flushed", [True, False])
 async def test_a_burst_is_taken_in_a_part_at_a_time(tmp_path: Path, flushed: bool) -> None:
     """Others on the loop have their turn meanwhile, however many messages the host's redaction must look at."""

@@ -56,6 +56,20 @@ def events_query(
     return sql, [*(value for _, value in conditions), *most]
 
 
+RUN_EVENTS = f"""
+    SELECT {", ".join(COLUMNS.values())}
+      FROM events AS e
+      JOIN runs AS r ON r.id = e.run
+     WHERE r.run_id = ? AND e.seq > ?
+     ORDER BY e.seq
+     LIMIT ?
+"""
+"""Some events of one run behind a number, as the columns that `envelope` takes."""
+
+RUN_POSITIONS = "SELECT run_id, committed_seq FROM runs WHERE ended_us IS NULL OR last_us >= ?"
+"""How far the runs are that are going on, or were at a moment."""
+
+
 def envelope(row: Row) -> Envelope:
     """A row of `events_query`, without its number. One of an unknown topic bears an `UnknownEvent`."""
     fields = dict(zip(COLUMNS, row, strict=True))

@@ -16,12 +16,13 @@ from ..reports import CurrentPrices, RepriceRun
 from ..rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
 from ..spending import Spending, SpendingQuery
 from ..store import Store
+from ..timestamps import to_us
 from .calls.costs import costs
 from .calls.listing import call_row, calls_after_query, calls_query
 from .calls.sessions import sessions
 from .connection import Database
 from .content import load_session
-from .events import envelope, events_query
+from .events import RUN_EVENTS, RUN_POSITIONS, envelope, events_query
 from .jobs import job
 from .repricing import history, prices
 from .session_owner import owner
@@ -97,6 +98,13 @@ class SqlStore(Store, Protocol):
             limit=limit,
         )
         return [(row[0], envelope(row[1:])) for row in await self._database.read(sql, values)]
+
+    async def run_events(self, run_id: str, after_seq: int = 0, limit: int = 1000) -> list[Envelope]:
+        rows = await self._database.read(RUN_EVENTS, (run_id, after_seq, limit))
+        return [envelope(row) for row in rows]
+
+    async def run_positions(self, since: int | datetime) -> dict[str, int]:
+        return dict(await self._database.read(RUN_POSITIONS, (to_us(since),)))
 
     async def last_event_id(self) -> int:
         rows = await self._database.read("SELECT coalesce(max(id), 0) FROM events", [])

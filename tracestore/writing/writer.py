@@ -112,6 +112,7 @@ class WriterCore:
         self._database_path = database_path
         self._close_lost = close_lost
         self._on_state = on_state
+        self._watchers: list[Callable[[Sequence[Envelope]], object]] = []
         self._pending = Waiting()
         self._entered = 0  # events that came into memory or spill file, and
         self._left = 0  # events that went from there into the store; always in the same order
@@ -183,6 +184,14 @@ class WriterCore:
             waiting_bytes=self._pending.size + EVENT_BYTES * self._source.depth,
             unsecured=None if self._journal is None else self._journal.error,
         )
+
+    def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
+        """Have a function called with the events of each commit, right after it. It must not raise.
+
+        Messages have the content that is stored of them, or all of it if none is stored. Events of dead processes
+        are among them, when they are committed here.
+        """
+        self._watchers.append(callback)
 
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
@@ -376,6 +385,9 @@ class WriterCore:
             else:
                 for envelope in batch:
                     await self._write([envelope])
+        else:
+            for watcher in self._watchers:
+                watcher(batch)
 
     async def _take_over(self) -> bool:
         """Write what earlier processes had to leave, and end what they could not. False if the store can't now."""

@@ -188,6 +188,11 @@ class Broker:
         """The broker's storage, as nats-py has it; None while the broker is away."""
         return self._client.jetstream(timeout=2) if self._client is not None and self.connected else None
 
+    @property
+    def client(self) -> Client | None:
+        """The connection itself, as nats-py has it; None while the broker is away."""
+        return self._client if self.connected else None
+
     def statistics(self) -> BrokerStatistics:
         """A snapshot of the connection."""
         return BrokerStatistics(self.connected, self._reconnects, self._waiting_bytes)
@@ -247,6 +252,8 @@ class Broker:
         _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
 
     async def _on_disconnect(self) -> None:
+        if self._client is None:
+            return  # it was closed
         _log.warning("broker_away", servers=self._addresses)
 
     async def _on_reconnect(self) -> None:

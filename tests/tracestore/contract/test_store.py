@@ -21,6 +21,7 @@ from tracestore.codec import decode_line, encode_event, encode_line
 from tracestore.sql import batches
 
 from ..trace_making import DAY_US, T0, Maker
+from .conftest import Place
 
 pytestmark = pytest.mark.anyio
 
@@ -306,6 +307,28 @@ async def test_committed_seq_is_per_run(store: Store) -> None:
     assert await store.committed_seq("run_c") == 0
     assert len(await store.events()) == 3
     assert len(await store.events(run_id="run_b")) == 1
+
+
+async def test_the_events_of_a_run_are_read_by_their_numbers(store: Store) -> None:
+    """Behind one of them, in pages, whatever other runs have."""
+    first, second = Maker("run_a"), Maker("run_b")
+    written = [first.started(), first.completed(), first.started("req_3")]
+    await store.write([written[0], second.started("req_2"), *written[1:]])
+    assert [envelope.seq for envelope in await store.run_events("run_a")] == [1, 2, 3]
+    assert await store.run_events("run_a", 1) == (await store.events(run_id="run_a"))[1:]
+    assert [envelope.seq for envelope in await store.run_events("run_a", 1, limit=1)] == [2]
+    assert await store.run_events("run_a", 3) == await store.run_events("run_c") == []
+
+
+async def test_how_far_runs_are_is_told_at_once(place: Place) -> None:
+    """Those that go on, and those that ended lately."""
+    first, second = Maker("run_a"), Maker("run_b")
+    async with place.store() as store:
+        store.hold_run("run_a")
+        await store.write([first.started(), first.completed(), second.started("req_2")])
+    async with place.store() as store:
+        assert await store.run_positions(0) == {"run_a": 2, "run_b": 1}
+        assert "run_a" not in await store.run_positions(T0 + DAY_US)
 
 
 async def test_usage_with_the_providers_own_figures_is_read_back(store: Store, make: Maker) -> None:

@@ -1,0 +1,114 @@
+"""A bus of what happens in other processes.
+
+    async with RemoteBus("nats://bus.example", store="postgresql://…") as bus:
+        async with bus.subscribe("llm.*") as events:
+            async for envelope in events:
+                ...
+
+Subscriptions take the same patterns and policies as on an engine's own bus, and get the same envelopes. The order
+is that of each run, and none across runs. What the broker has lost, or dropped, comes from the shared store.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from bus import SYSTEM_CLOCK, Clock, ReplayBus
+from tracestore import Store
+from tracestore.timestamps import to_us
+
+from ...opening import store_to_read
+from ...store_address import StoreAddress
+from ..nats.broker import Broker
+from ..nats.kept_events import KeptEvents
+from .source import RemoteEvents, RemoteStatistics
+
+CONNECT_SECONDS = 3.0
+"""The time for which the beginning waits for the broker."""
+
+
+class RemoteBus(ReplayBus):
+    """The events of all engines of a cluster, from now on or from a moment. It is for one use, on asyncio.
+
+    A reader that is slow holds up the others only as a lossless one on a replay does (see `bus.replay`), and what
+    waits for it is bounded. While the broker is away, events come from the store, some seconds late. Messages have
+    no content, unless the cluster says otherwise, and never if they come from the store.
+
+    Args:
+        nats_url: The address of the broker, or several with commas between them.
+        store: The address of the shared store, or a store. Without one a gap can't be filled: it is passed over
+            and counted in `remote_statistics`.
+        cluster: The name of the cluster.
+        since: The first moment, in microseconds since the epoch or as an aware datetime; None is now.
+        patience: The seconds for which an event that was heard of, and is not in the store, is waited for.
+        sweep_seconds: The seconds after which the store is asked for events that nobody has heard of, such as the
+            last ones of a process that died.
+        clock: The clock.
+
+    Raises:
+        ConfigurationError: The address of the store can't be read.
+    """
+
+    def __init__(
+        self,
+        nats_url: str,
+        *,
+        store: Store | str | None = None,
+        cluster: str = "callboard",
+        since: int | datetime | None = None,
+        patience: float = 60.0,
+        sweep_seconds: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._broker = Broker(nats_url, f"{socket.gethostname()}:{os.getpid()} reader")
+        self._own_store = store_to_read(StoreAddress(store)) if isinstance(store, str) else None
+        shared = self._own_store if isinstance(store, str) else store
+        self._events = RemoteEvents(
+            KeptEvents(self._broker, cluster),
+            shared,
+            clock,
+            since=None if since is None else to_us(since),
+            patience=patience,
+            sweep_seconds=sweep_seconds,
+        )
+        super().__init__(self._events, speed=None, longest_pause=None, clock=clock)
+        self.run_id = "remote"
+        self._now_ns = clock.monotonic_ns
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._broker.connected
+
+    def remote_statistics(self) -> RemoteStatistics:
+        """A snapshot of the runs that are followed."""
+        return self._events.statistics()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        assert self._group is not None
+        connected = anyio.Event()
+        self._broker.on_reconnect(connected.set)
+        self._group.start_soon(self._broker.run)
+        with anyio.move_on_after(CONNECT_SECONDS):
+            await connected.wait()
+        await self._events.begin()
+        self._group.start_soon(self._events.pump)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, traceback)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._broker.close()
+                if self._own_store is not None:
+                    await self._own_store.close()

@@ -1,0 +1,296 @@
+"""What other processes send, as one stream of envelopes: each run in order and without a gap."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+
+from bus import Clock, Envelope, Log, StoreError
+from tracestore import Store
+
+from ..bridge.page import Page, decode_page
+from ..nats.kept_events import KeptMessage, StreamPosition
+from .incoming import Arrived, Incoming
+
+_log = Log("engine.remote")
+
+ASKED_EVENTS = 500
+"""The number of events that the store is asked for at once."""
+
+PAGES_AHEAD = 16
+"""The number of pages that are taken from the broker before anybody wants them."""
+
+AWAY_SECONDS = 0.25
+"""Seconds until a broker that went away is asked again."""
+
+DAY_US = 24 * 3600 * 1_000_000
+"""Runs that had ended for longer than this when the reading began are not looked at."""
+
+MARGIN = timedelta(hours=1)
+"""How far the clocks of hosts may lie apart."""
+
+
+class EventReader(Protocol):
+    """What is read of the broker."""
+
+    async def heads(self) -> tuple[StreamPosition | None, list[str]]:
+        """Where its stream ends now, and the id of each run's last message."""
+        ...
+
+    def read(self, after: StreamPosition | datetime | None) -> AsyncIterator[KeptMessage]:
+        """Its messages in order. Raises OSError when it goes away."""
+        ...
+
+
+class RemoteStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of what comes from other processes."""
+
+    runs: int
+    """The number of runs that are known."""
+    lacking: int
+    """The number of them of which something is missing, and is being asked of the store."""
+    passed_over: int
+    """The number of gaps that nobody could fill."""
+
+
+class RemoteEvents:
+    """The envelopes, as an async iterator. It belongs to one task, and `pump` to another.
+
+    Args:
+        broker: The broker's stream.
+        store: The shared store; None without one.
+        clock: The clock of this process.
+        since: The first moment that is wanted, in microseconds since the epoch; None is now.
+        patience: Seconds for which an event that was heard of is waited for.
+        sweep_seconds: Seconds between two looks at how far all runs are in the store.
+    """
+
+    def __init__(
+        self,
+        broker: EventReader,
+        store: Store | None,
+        clock: Clock,
+        *,
+        since: int | None,
+        patience: float,
+        sweep_seconds: float,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._clock = clock
+        self._since = since
+        self._patience = patience
+        self._sweep_seconds = sweep_seconds
+        self._sweep_at = 0.0
+        self._began_us = clock.now_us()
+        self._position: StreamPosition | datetime | None = None
+        self._runs: dict[str, Incoming] = {}
+        self._lacking: set[str] = set()
+        self._new_run_from: int | None = None  # where a run begins that was not there at the start
+        self._ready: deque[Envelope] = deque()
+        self._pages: deque[Page] = deque()
+        self._page_came = anyio.Event()
+        self._room = anyio.Event()
+        self._past: _Past | None = None
+
+    def statistics(self) -> RemoteStatistics:
+        """A snapshot."""
+        passed_over = sum(run.passed_over for run in self._runs.values())
+        return RemoteStatistics(len(self._runs), len(self._lacking), passed_over)
+
+    async def begin(self) -> None:
+        """Find out where everything stands now, so that nothing behind it is missed."""
+        wanted_us = self._began_us if self._since is None else self._since
+        self._position = datetime.fromtimestamp(wanted_us / 1e6, UTC) - MARGIN
+        if self._since is None:
+            position, heads = await self._broker.heads()
+            self._position = position or datetime.fromtimestamp(wanted_us / 1e6, UTC)
+            for head in heads:
+                run_id, _, span = head.rpartition(":")
+                self._run(run_id).stored(int(span.rpartition("-")[2]), 0.0)
+        positions = await self._positions()
+        if positions is not None:
+            for run_id, last in positions.items():
+                run = self._run(run_id)
+                if run.known is None or run.known < last:
+                    self._runs[run_id] = Incoming(last, self._patience)
+            self._new_run_from = 0
+            if self._since is not None and self._store is not None:
+                self._past = _Past(self._store, self._since)
+        self._sweep_at = anyio.current_time() + self._sweep_seconds
+
+    async def pump(self) -> None:
+        """Take what the broker has, for ever, and no faster than it is wanted."""
+        while True:
+            try:
+                async for message in self._broker.read(self._position):
+                    self._position = message.position
+                    await self._take(message)
+            except OSError as error:
+                _log.debug("remote_events_stopped", error=str(error))
+            await anyio.sleep(AWAY_SECONDS)
+
+    def __aiter__(self) -> RemoteEvents:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        """The next envelope. It waits as long as there is none."""
+        while not self._ready:
+            await self._work()
+        return self._ready.popleft()
+
+    # -- inside
+
+    async def _take(self, message: KeptMessage) -> None:
+        try:
+            page = decode_page(message.data)
+        except ValueError as error:  # of another version; the store has what it holds
+            _log.warning("page_not_read", error=str(error))
+            return
+        while len(self._pages) >= PAGES_AHEAD:
+            self._room = anyio.Event()
+            await self._room.wait()
+        self._pages.append(page)
+        self._page_came.set()
+
+    async def _work(self) -> None:
+        """Do the next thing that may give envelopes."""
+        if self._past is not None:
+            await self._read_past(self._past)
+            return
+        if self._pages:
+            self._heard(self._pages.popleft())
+            self._room.set()
+            if self._ready:
+                return
+        now = anyio.current_time()
+        due = [name for name in self._lacking if (self._runs[name].ask_at or 0.0) <= now]
+        for name in due:
+            await self._ask(name)
+        if self._store is not None and now >= self._sweep_at:
+            await self._sweep()
+        if not self._ready and not self._pages:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until a page comes, or something is due."""
+        moments = [self._runs[name].ask_at or 0.0 for name in self._lacking]
+        if self._store is not None:
+            moments.append(self._sweep_at)
+        self._page_came = anyio.Event()
+        seconds = min(moments) - anyio.current_time() if moments else None
+        with anyio.move_on_after(seconds):
+            await self._page_came.wait()
+
+    def _heard(self, page: Page) -> None:
+        try:
+            envelopes = page.envelopes()
+        except ValueError as error:
+            _log.warning("page_not_read", run=page.run_id, error=str(error))
+            envelopes = None
+        run = self._run(page.run_id, self._new_run_from)
+        self._give(run.heard(Arrived(page.after, page.last, envelopes), anyio.current_time()))
+        self._note(page.run_id)
+
+    async def _ask(self, name: str) -> None:
+        run, store = self._runs[name], self._store
+        if store is None or run.known is None:
+            self._give(run.without_store(anyio.current_time()))
+            self._note(name)
+            return
+        try:
+            await _open(store)
+            through = await store.committed_seq(name)  # asked first: what it says is there, the events have
+            found = await store.run_events(name, run.known, ASKED_EVENTS)
+        except (StoreError, OSError) as error:
+            _log.debug("gap_not_asked", run=name, error=str(error))
+            run.unanswered(anyio.current_time())
+            return
+        through = found[-1].seq if len(found) == ASKED_EVENTS else through
+        passed_over = run.passed_over
+        self._give(run.answered(found, through, anyio.current_time()))
+        if run.passed_over > passed_over:
+            _log.warning("events_missing", run=name, known=run.known)
+        self._note(name)
+
+    async def _sweep(self) -> None:
+        """Look how far all runs are in the store: there may be some that the broker never heard of."""
+        self._sweep_at = anyio.current_time() + self._sweep_seconds
+        positions = await self._positions()
+        if positions is None:
+            return
+        if self._new_run_from is None:  # the store could not be asked at the beginning
+            self._new_run_from = 0
+            for name in positions.keys() - self._runs.keys():
+                self._run(name, positions[name])
+        for name, last in positions.items():
+            self._run(name, 0).stored(last, anyio.current_time())
+            self._note(name)
+
+    async def _positions(self) -> dict[str, int] | None:
+        if self._store is None:
+            return None
+        try:
+            await _open(self._store)
+            return await self._store.run_positions(self._began_us - DAY_US)
+        except (StoreError, OSError) as error:
+            _log.debug("runs_not_asked", error=str(error))
+            return None
+
+    async def _read_past(self, past: _Past) -> None:
+        try:
+            found = await past.next()
+        except (StoreError, OSError) as error:
+            _log.debug("past_not_read", error=str(error))
+            await anyio.sleep(1.0)
+            return
+        if not found:
+            self._past = None
+        for envelope in found:
+            run = self._run(envelope.run_id, 0)
+            if run.known is None or run.known < envelope.seq:
+                self._runs[envelope.run_id] = Incoming(envelope.seq, self._patience)
+        self._give(found)
+
+    def _run(self, name: str, known: int | None = None) -> Incoming:
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = Incoming(known, self._patience)
+        return run
+
+    def _note(self, name: str) -> None:
+        if self._runs[name].lacking:
+            self._lacking.add(name)
+        else:
+            self._lacking.discard(name)
+
+    def _give(self, envelopes: Sequence[Envelope]) -> None:
+        since = self._since
+        self._ready.extend(each for each in envelopes if since is None or each.ts_us >= since)
+
+
+class _Past:
+    """What is in the store since a moment, in the order in which it was stored."""
+
+    def __init__(self, store: Store, since: int) -> None:
+        self._store = store
+        self._since = since
+        self._after_id = 0
+
+    async def next(self) -> list[Envelope]:
+        """Some more events; none if those were all. Raises StoreError."""
+        found = await self._store.numbered_events(since=self._since, after_id=self._after_id, limit=ASKED_EVENTS)
+        if found:
+            self._after_id = found[-1][0]
+        return [envelope for _, envelope in found]
+
+
+async def _open(store: Store) -> None:
+    if not store.is_open:
+        await store.open()

@@ -1,0 +1,156 @@
+"""The outgoing machine: whatever the broker and the trace do, every event goes out, and in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.nodes.bridge import outgoing as module
+from engine.nodes.bridge.outgoing import MOST_WAITING, Outgoing, Read, Rest, Send
+from engine.nodes.bridge.page import Page
+
+
+def page(after: int, last: int, size: int = 10) -> Page:
+    return Page("run_a", after, last, b"x" * size)
+
+
+def test_one_page_is_on_its_way_at_a_time() -> None:
+    """The next one goes out when the broker has the one before."""
+    machine = Outgoing()
+    machine.add([page(0, 2), page(2, 5)])
+    assert machine.next(0.0, connected=True) == Send(page(0, 2))
+    assert machine.next(0.0, connected=True) == Send(page(0, 2))
+    machine.acknowledged(page(0, 2))
+    assert (machine.cursor, machine.next(0.0, connected=True)) == (2, Send(page(2, 5)))
+    machine.acknowledged(page(2, 5))
+    assert (machine.cursor, machine.next(0.0, connected=True)) == (5, Rest(None))
+
+
+def test_failures_are_waited_out_longer_and_longer() -> None:
+    """Until the broker is back, which is noticed at once."""
+    machine = Outgoing()
+    machine.add([page(0, 1)])
+    waits = []
+    for _ in range(9):
+        machine.failed(10.0)
+        rest = machine.next(10.0, connected=True)
+        assert isinstance(rest, Rest)
+        waits.append(round(rest.seconds or 0.0, 3))
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert machine.next(10.0, connected=False) == Rest(None)
+    machine.connected()
+    assert machine.next(10.0, connected=True) == Send(page(0, 1))
+
+
+def test_what_does_not_fit_into_memory_is_read_from_the_trace() -> None:
+    """Behind the page that is on its way."""
+    machine = Outgoing()
+    machine.add([page(n, n + 1, MOST_WAITING // 4) for n in range(6)])
+    assert machine.is_behind
+    assert machine.waiting_bytes <= MOST_WAITING // 4
+    assert machine.next(0.0, connected=True) == Send(page(0, 1, MOST_WAITING // 4))
+    machine.acknowledged(page(0, 1, MOST_WAITING // 4))
+    assert machine.next(0.0, connected=True) == Read(1)
+    machine.read([page(1, 6)])
+    assert not machine.is_behind
+
+
+def test_what_was_pruned_holds_nothing_up() -> None:
+    """A trace that has nothing behind the cursor, although something was committed, has lost it on purpose."""
+    machine = Outgoing(behind=True)
+    machine.note(7)
+    assert machine.next(0.0, connected=True) == Read(0)
+    machine.note(8)
+    machine.read([])
+    assert machine.is_behind  # something came while the trace was read
+    assert machine.next(0.0, connected=True) == Read(0)
+    machine.read([])
+    assert not machine.is_behind
+
+
+class Day:
+    """A run whose events are committed, beside a trace, and a broker that keeps pages by their ids."""
+
+    def __init__(self) -> None:
+        self.machine = Outgoing(behind=True)
+        self.trace: list[int] = []
+        self.kept: dict[str, Page] = {}
+        self.connected = True
+        self.now = 0.0
+
+    def pages(self, seqs: list[int]) -> list[Page]:
+        pages, after = [], self.machine.last
+        for seq in seqs:
+            pages.append(page(after, seq))
+            after = seq
+        return pages
+
+    def commit(self, number: int) -> None:
+        first = (self.trace[-1] if self.trace else 0) + 2  # numbers are missing
+        new = list(range(first, first + number))
+        self.trace += new
+        if self.machine.is_behind:
+            self.machine.note(new[-1])
+        else:
+            self.machine.add(self.pages(new))
+
+    def step(self, fate: str) -> None:
+        step = self.machine.next(self.now, connected=self.connected)
+        match step:
+            case Send(page=sent):
+                if fate != "lost":
+                    self.kept.setdefault(sent.message_id, sent)
+                if fate == "arrives":
+                    self.machine.acknowledged(sent)
+                else:
+                    self.machine.failed(self.now)
+            case Read(after=after):
+                if fate == "arrives":
+                    self.machine.read(self.pages([seq for seq in self.trace if seq > after][:3]))
+                else:
+                    self.machine.failed(self.now)
+            case Rest(seconds=seconds):
+                self.now += seconds or 0.0
+
+    def reader(self) -> list[int]:
+        """What a reader makes of the pages, in the order in which the broker has them."""
+        known, given = 0, []
+        for each in self.kept.values():
+            assert each.after <= known, "a gap"
+            if each.last > known:
+                given.append(each.last)
+                known = each.last
+        return given
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("commit"), st.integers(1, 5)),
+            st.tuples(st.just("step"), st.sampled_from(["arrives", "lost", "not acknowledged"])),
+            st.tuples(st.just("connected"), st.booleans()),
+        ),
+        max_size=60,
+    ),
+    st.sampled_from([25, MOST_WAITING]),
+)
+def test_every_event_goes_out_whatever_fails(acts: list[tuple[str, object]], room: int) -> None:
+    """Lost pages, lost acknowledgements, a broker that comes and goes, and more events than there is room for."""
+    day = Day()
+    module.MOST_WAITING, before = room, module.MOST_WAITING
+    try:
+        for act, what in acts:
+            match act, what:
+                case "commit", int(number):
+                    day.commit(number)
+                case "step", str(fate):
+                    day.step(fate)
+                case _:
+                    day.connected = bool(what)
+        day.connected = True
+        for _ in range(1000):
+            day.step("arrives")
+    finally:
+        module.MOST_WAITING = before
+    assert day.reader() == day.trace
+    assert day.machine.cursor == (day.trace[-1] if day.trace else 0)

@@ -1,0 +1,172 @@
+"""The incoming machine: from any pages in any order, and a store that is behind, every event once and in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus import Envelope
+from engine.nodes.remote.incoming import GRACE_SECONDS, LONGEST_WAIT, MOST_HELD, Arrived, Incoming
+from tests.engine.nodes.bridge.event_making import events
+
+PATIENCE = 60.0
+
+
+def arrived(after: int, *seqs: int) -> Arrived:
+    return Arrived(after, seqs[-1], events(seqs))
+
+
+def seqs(given: list[Envelope]) -> list[int]:
+    return [envelope.seq for envelope in given]
+
+
+def test_pages_are_given_in_order_and_once() -> None:
+    """A number that is missing within a chain of pages is no gap."""
+    run = Incoming(0, PATIENCE)
+    assert seqs(run.heard(arrived(0, 1, 3), 0.0)) == [1, 3]
+    assert seqs(run.heard(arrived(3, 5), 0.0)) == [5]
+    assert seqs(run.heard(arrived(0, 1, 3), 0.0)) == []
+    assert seqs(run.heard(arrived(3, 5, 6), 0.0)) == [6]
+    assert not run.lacking
+
+
+def test_a_reader_from_now_on_begins_with_the_first_page() -> None:
+    """What lies before it is not missing."""
+    run = Incoming(None, PATIENCE)
+    assert seqs(run.heard(arrived(70, 71), 0.0)) == [71]
+    assert not run.lacking
+
+
+def test_a_gap_waits_for_its_page_or_the_store() -> None:
+    """What came early is given behind it."""
+    run = Incoming(0, PATIENCE)
+    assert run.heard(arrived(4, 5, 6), 0.0) == []
+    assert run.lacking
+    assert run.ask_at is not None
+    assert seqs(run.heard(arrived(0, 2, 4), 0.0)) == [2, 4, 5, 6]
+    assert run.ask_at is None
+    assert run.heard(arrived(8, 9), 1.0) == []
+    assert seqs(run.answered(events([7, 8]), 8, 1.1)) == [7, 8, 9]
+    assert (run.lacking, run.passed_over) == (False, 0)
+
+
+def test_a_store_that_is_behind_is_asked_again() -> None:
+    """Ever later, up to a bound, and sooner after something came."""
+    run = Incoming(0, PATIENCE)
+    run.heard(arrived(6, 7), 0.0)
+    waits = []
+    for _ in range(7):
+        assert run.answered([], 0, 10.0) == []
+        assert run.ask_at is not None
+        waits.append(round(run.ask_at - 10.0, 3))
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert seqs(run.answered(events([3]), 3, 20.0)) == [3]
+    assert run.ask_at == 20.0
+
+
+def test_what_never_comes_is_passed_over_at_last() -> None:
+    """Only when the store was asked in vain for long enough: one that can't be asked proves nothing."""
+    run = Incoming(0, PATIENCE)
+    run.heard(arrived(6, 7), 0.0)
+    run.unanswered(PATIENCE + 1)
+    assert run.answered([], 0, PATIENCE + 2) == []
+    assert seqs(run.answered([], 0, 3 * PATIENCE)) == [7]
+    assert (run.passed_over, run.lacking) == (1, False)
+
+
+def test_without_a_store_nothing_is_waited_for() -> None:
+    """The gap is counted."""
+    run = Incoming(0, PATIENCE)
+    run.heard(arrived(6, 7), 0.0)
+    assert seqs(run.without_store(0.0)) == [7]
+    assert run.passed_over == 1
+
+
+def test_pruned_events_are_no_gap() -> None:
+    """The store says that it had everything up to there."""
+    run = Incoming(0, PATIENCE)
+    run.heard(arrived(6, 7), 0.0)
+    assert seqs(run.answered([], 6, 1.0)) == [7]
+    assert run.passed_over == 0
+
+
+def test_an_event_that_is_in_the_store_alone_is_fetched() -> None:
+    """It is too large for a page."""
+    run = Incoming(0, PATIENCE)
+    assert run.heard(Arrived(0, 1, None), 0.0) == []
+    assert seqs(run.heard(arrived(1, 2), 0.0)) == []
+    assert seqs(run.answered(events([1]), 1, 0.2)) == [1, 2]
+
+
+def test_what_a_look_at_the_store_finds_has_a_moment_to_come_by_itself() -> None:
+    """A page may be on its way."""
+    run = Incoming(0, PATIENCE)
+    run.stored(4, 10.0)
+    assert run.ask_at == 10.0 + GRACE_SECONDS
+    assert seqs(run.heard(arrived(0, 1, 4), 10.1)) == [1, 4]
+    assert run.ask_at is None
+
+
+def test_what_waits_is_bounded() -> None:
+    """Pages that there is no room for are asked of the store."""
+    run = Incoming(0, PATIENCE)
+    for n in range(1, 3 * MOST_HELD):
+        run.heard(arrived(n, n + 1), 0.0)
+    assert len(run._held) == MOST_HELD
+    last = 3 * MOST_HELD
+    assert seqs(run.answered(events(range(1, 3)), 2, 0.0)) == list(range(1, MOST_HELD + 2))
+    assert run.lacking
+    assert seqs(run.answered(events(range(MOST_HELD + 2, last + 1)), last, 0.0))[-1] == last
+    assert not run.lacking
+
+
+@st.composite
+def days(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, int]]]:
+    """The numbers of a run's events, and pages and answers of the store in any order, some of them twice."""
+    numbers = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=20)))
+    acts = st.one_of(
+        st.tuples(st.just("page"), st.integers(0, len(numbers) - 1)),
+        st.tuples(st.just("long page"), st.integers(0, len(numbers) - 1)),
+        st.tuples(st.just("elsewhere"), st.integers(0, len(numbers) - 1)),
+        st.tuples(st.just("store"), st.integers(0, len(numbers))),
+        st.tuples(st.just("sweep"), st.integers(0, len(numbers))),
+    )
+    return numbers, draw(st.lists(acts, max_size=60))
+
+
+@given(days())
+def test_every_event_comes_once_and_in_order(day: tuple[list[int], list[tuple[str, int]]]) -> None:
+    """Whatever is lost, doubled or late. At every moment what was given is a prefix of the run."""
+    numbers, acts = day
+    run = Incoming(0, PATIENCE)
+    got: list[int] = []
+    now = 0.0
+
+    def store(stored: int, limit: int = 3) -> None:
+        known = run.known or 0
+        found = [seq for seq in numbers[:stored] if seq > known]
+        through = found[limit - 1] if len(found) > limit else (numbers[stored - 1] if stored else 0)
+        got.extend(seqs(run.answered(events(found[:limit]), through, now)))
+
+    for act, n in acts:
+        now += 0.01
+        after = 0 if n == 0 else numbers[n - 1]
+        match act:
+            case "page":
+                got.extend(seqs(run.heard(arrived(after, numbers[n]), now)))
+            case "long page":
+                got.extend(seqs(run.heard(arrived(after, *numbers[n:]), now)))
+            case "elsewhere":
+                got.extend(seqs(run.heard(Arrived(after, numbers[n], None), now)))
+            case "store" if run.ask_at is not None and run.ask_at <= now:
+                store(n)
+            case "sweep":
+                run.stored(numbers[n - 1] if n else 0, now)
+        assert got == numbers[: len(got)]
+    run.stored(numbers[-1], now)
+    while run.ask_at is not None:
+        now = max(now, run.ask_at)
+        store(len(numbers))
+    assert got == numbers
+    assert run.passed_over == 0
+    assert now < 40 * LONGEST_WAIT

@@ -1,0 +1,249 @@
+"""A bus of what happens in other processes, over a real broker that is stopped, wiped and started again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus import ConfigurationError, DropOldest, Envelope, Lossless, SessionMessageAppended, Subscription
+from engine import Bridge, Cluster, Engine, RemoteBus
+from tests.engine.nodes.bridge.event_making import events
+from tests.support.engines import registry
+from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
+from tests.support.postgres_server import why_not
+from tests.support.scripted import Say
+from tracestore import PostgresStore, Store, TraceStore
+from tracestore.codec import decode_line, encode_line
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(why_no_nats() is not None, reason=why_no_nats() or ""),
+]
+
+TURNS = 30
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with own_nats_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+
+
+def node(server: NatsServer, path: Path, store: str | None = None, **options: bool) -> Engine:
+    """An engine of a cluster."""
+    return Engine(
+        models=registry(*[Say("Hello.")] * TURNS),
+        store=path,
+        cluster=Cluster(nats=server.url, store=store, **options),  # type: ignore[arg-type]
+    )
+
+
+class Reader:
+    """What a subscription has had so far."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.got: list[Envelope] = []
+        self._subscription = subscription
+        self._came = anyio.Event()
+
+    async def read(self) -> None:
+        async for envelope in self._subscription:
+            self.got.append(envelope)
+            self._came.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Until what was had so far is enough."""
+        with anyio.fail_after(30):
+            while not condition():
+                self._came = anyio.Event()
+                await self._came.wait()
+
+    async def has(self, wanted: list[Envelope]) -> None:
+        """Until the last of these has come; they must be all of their run, and in their order."""
+        last = wanted[-1]
+        await self.until(lambda: any(_id(each) == _id(last) for each in self.got))
+        assert [each for each in self.got if each.run_id == last.run_id] == wanted
+
+
+def _id(envelope: Envelope) -> tuple[str, int]:
+    return envelope.run_id, envelope.seq
+
+
+@asynccontextmanager
+async def reading(remote: RemoteBus, *patterns: str) -> AsyncIterator[Reader]:
+    """A lossless reader at work on a remote bus."""
+    with remote.subscribe(*(patterns or (">",)), policy=Lossless()) as subscription:
+        async with remote, anyio.create_task_group() as group:
+            reader = Reader(subscription)
+            group.start_soon(reader.read)
+            yield reader
+            group.cancel_scope.cancel()
+
+
+def stored(envelopes: list[Envelope]) -> list[Envelope]:
+    """Events as a trace has them: without content."""
+    return [decode_line(encode_line(envelope)) for envelope in envelopes]
+
+
+async def committed(engine: Engine) -> list[Envelope]:
+    """All events of an engine's run, from its trace."""
+    await engine.flush()
+    assert engine.store is not None
+    return await engine.store.events(run_id=engine.bus.run_id, limit=None)
+
+
+async def talk(engine: Engine, turns: int = 1) -> None:
+    session = engine.session("s:m")
+    for _ in range(turns):
+        await session.send("Hi")
+
+
+@pytest.mark.parametrize("kind", ["cluster", "alone", "late"])
+async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_path: Path, kind: str) -> None:
+    """From an engine of a cluster, from one with a bridge of its own, and from one whose bridge came late."""
+    remote = RemoteBus(server.url)
+    async with AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(reading(remote))
+        if kind == "cluster":
+            engine = await stack.enter_async_context(node(server, tmp_path / "trace.db"))
+            await talk(engine, 3)
+        else:
+            models = registry(*[Say("Hello.")] * TURNS)
+            engine = await stack.enter_async_context(Engine(models=models, store=tmp_path / "trace.db"))
+            if kind == "late":
+                await talk(engine)
+            bridge = await stack.enter_async_context(Bridge(engine, server.url))
+            await talk(engine, 3)
+        wanted = await committed(engine)
+        await reader.has(wanted)
+        if kind != "cluster":
+            assert bridge.statistics().sent == wanted[-1].seq
+    assert remote.remote_statistics().passed_over == 0
+
+
+async def test_an_engine_has_one_bridge(server: NatsServer, tmp_path: Path) -> None:
+    """And needs a trace for it."""
+    with pytest.raises(ConfigurationError, match="by itself"):
+        Bridge(node(server, tmp_path / "trace.db"), server.url)
+    with pytest.raises(ConfigurationError, match="keeps no trace"):
+        Bridge(Engine(models=registry(Say("Hello.")), trace=False), server.url)
+
+
+async def test_subscriptions_are_as_on_a_bus(server: NatsServer, tmp_path: Path) -> None:
+    """Patterns and policies; a slow reader that may drop holds up nobody."""
+    remote = RemoteBus(server.url)
+    slow = remote.subscribe(">", policy=DropOldest(4))
+    async with node(server, tmp_path / "trace.db") as engine, reading(remote, "llm.*") as reader:
+        await talk(engine, 5)
+        wanted = [each for each in await committed(engine) if each.topic.startswith("llm.")]
+        await reader.has(wanted)
+        assert slow.depth <= 4
+        assert slow.statistics().dropped > 0
+
+
+@pytest.mark.parametrize("content", [False, True])
+async def test_what_is_said_stays_at_home(server: NatsServer, tmp_path: Path, content: bool) -> None:
+    """Unless the host says otherwise."""
+    async with (
+        reading(RemoteBus(server.url), "session.message_appended") as reader,
+        node(server, tmp_path / "trace.db", content=content) as engine,
+    ):
+        await talk(engine)
+        await reader.until(lambda: len(reader.got) == 2)
+    messages = [each.data.message for each in reader.got if isinstance(each.data, SessionMessageAppended)]
+    assert [message.text for message in messages] == (["Hi", "Hello."] if content else ["", ""])
+
+
+async def test_a_broker_that_is_away_costs_time_and_no_event(server: NatsServer, tmp_path: Path) -> None:
+    """Engine and reader begin without it, and it goes again and comes back."""
+    server.stop()
+    async with node(server, tmp_path / "trace.db") as engine:
+        await talk(engine)
+        server.start()
+        async with reading(RemoteBus(server.url, since=0)) as reader:
+            await reader.has(await committed(engine))
+            server.stop()
+            await talk(engine, 5)
+            server.start()
+            await talk(engine, 5)
+            await reader.has(await committed(engine))
+
+
+async def test_a_broker_that_was_wiped_loses_nobody_anything(server: NatsServer, tmp_path: Path) -> None:
+    """While the reader was away from it: what it had kept and lost, the store has."""
+    async with node(server, tmp_path / "trace.db") as engine:
+        await talk(engine)
+        await engine.flush()
+        store = TraceStore.open_readonly(tmp_path / "trace.db")
+        remote = RemoteBus(server.url, store=store, since=0, sweep_seconds=0.2)
+        async with store, reading(remote) as reader:
+            await reader.has(await committed(engine))
+            for _ in range(3):
+                await talk(engine, 2)
+                server.stop()
+                server.wipe()
+                await talk(engine, 2)
+                server.start()
+                await talk(engine, 2)
+            await reader.has(await committed(engine))
+        assert remote.remote_statistics().passed_over == 0
+
+
+async def test_the_end_of_a_process_that_died_comes_from_the_store(server: NatsServer, tmp_path: Path) -> None:
+    """It had committed what it could not send any more; nobody else heard of it."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        remote = RemoteBus(server.url, store=store, sweep_seconds=0.05)
+        async with reading(remote) as reader:
+            await store.write(events([1, 2, 5], "run_dead"))
+            await reader.has(stored(events([1, 2, 5], "run_dead")))
+
+
+async def test_a_reader_from_now_on_gets_nothing_of_before(server: NatsServer, tmp_path: Path) -> None:
+    """And nothing of after is missing, also if the broker loses it."""
+    async with node(server, tmp_path / "trace.db") as engine:
+        await talk(engine, 2)
+        before = await committed(engine)
+        async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
+            async with reading(RemoteBus(server.url, store=store, sweep_seconds=0.2)) as reader:
+                server.stop()
+                server.wipe()
+                await talk(engine, 2)
+                server.start()
+                await talk(engine, 2)
+                await reader.has((await committed(engine))[len(before) :])
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+@pytest.mark.parametrize("shipped", [True, False])
+async def test_gaps_are_filled_from_the_shared_store(
+    server: NatsServer, tmp_path: Path, postgres_dsn: str, shipped: bool
+) -> None:
+    """Whether the engine ships its file there, or writes there itself."""
+    async with AsyncExitStack() as stack:
+        if shipped:
+            engine = node(server, tmp_path / "trace.db", store=postgres_dsn)
+        else:
+            store: Store = PostgresStore(postgres_dsn, path=tmp_path / "spill")
+            models = registry(*[Say("Hello.")] * TURNS)
+            engine = Engine(models=models, store=store, cluster=Cluster(nats=server.url))
+        await stack.enter_async_context(engine)
+        await talk(engine)
+        reader = await stack.enter_async_context(
+            reading(RemoteBus(server.url, store=postgres_dsn, since=0, sweep_seconds=0.2))
+        )
+        await reader.has(await committed(engine))
+        server.stop()
+        server.wipe()
+        await talk(engine, 3)
+        server.start()
+        await talk(engine, 3)
+        await reader.has(await committed(engine))
