@@ -33,7 +33,7 @@ from .table import Row, against, in_turns, micros
 _TABLES = ("events", "calls", "call_tags", "sessions")
 _ROUNDS = 3
 _GATE = 2.0
-_CALLS, _TURNS = 400, 9
+_CALLS, _TURNS = 1_000, 7
 
 
 async def _fill(path: Path, calls: int) -> int:

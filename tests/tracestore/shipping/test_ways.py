@@ -6,12 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.events.envelope import Envelope
 from bus.events.sessions import SessionCreated
+from bus.values.usage import TokenUsage
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
 from tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
@@ -155,6 +157,17 @@ async def test_names_may_be_anything(local: TraceStore, trace: Path, shared: str
         await local.write([make.started(f"{request}x", model=f"openai:{name}x", **ids)])
     await ship(trace, shared)
     assert ways == ["direct"]
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+@pytest.mark.parametrize("raw", [None, b'{"n":1}', b'{\n  "n": [1]\n}', b'"text"'])
+async def test_the_providers_usage_object_arrives_as_it_was(
+    local: TraceStore, trace: Path, shared: str, raw: bytes | None
+) -> None:
+    usage = TokenUsage(7, 1, raw=None if raw is None else msgspec.Raw(raw))
+    await local.write([Maker("run_a").completed("req_1", usage=usage)])
+    await ship(trace, shared)
     async with shipped(trace, shared) as store:
         assert await everything(store) == await everything(local)
 
