@@ -1,13 +1,17 @@
 """Faults while a trace file is shipped, by seeds.
 
     python -m labs.shipping [--rounds N] [--seed N]
+    python -m labs.shipping --stopped SECONDS | --hanging SECONDS | --full-server
 
 A round is a file that a writer fills with calls and captured content, and one or two shippers of it: processes
 that are killed with -9, or shippers here whose connections are cut and whose server is restarted between copy and
-insert, between insert and commit, and after the commit. The server is stopped and restarted meanwhile. Every tenth
-round fills the disk of the server, where a small one can be mounted. Afterwards the shared store must have each
-event once, the sums of the file, those that follow from the events alone, and all content. Exits with 1 if a round
-failed.
+insert, between insert and commit, and after the commit. The server is stopped and restarted meanwhile; sessions
+are deleted, and begin anew. Every tenth round fills the disk of the server, where a small one can be mounted.
+Afterwards the shared store must have each event once, the sums of the file, those that follow from the events
+alone, and all content, and none that was deleted. Exits with 1 if a round failed.
+
+The long ones are played by name: an engine makes calls while its server is stopped, or hangs, for so long; and a
+server has no room left for anything, its write-ahead log included.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import anyio
 from tests.support.postgres_server import own_server
 
 from .full_disk import run_full_disk
+from .full_server import run_full_server
+from .outages import run_outage
 from .round import run_round
 
 FULL_DISK_EVERY = 10
@@ -33,13 +39,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--stopped", type=float, metavar="SECONDS", help="only this: the server is gone so long")
+    parser.add_argument("--hanging", type=float, metavar="SECONDS", help="only this: it doesn't answer so long")
+    parser.add_argument("--full-server", action="store_true", help="only this: the server's whole disk is full")
     options = parser.parse_args()
     logging.getLogger("callboard").setLevel(logging.CRITICAL)
+    if options.stopped or options.hanging or options.full_server:
+        return _play_long(options)
     total, failed = play(options.seed, options.rounds)
     for what, number in sorted(total.items()):
         print(f"{number:10,}  {what}")
     print(f"{options.rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
     return 1 if failed else 0
+
+
+def _play_long(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="callboard-shipping-") as folder:
+        trace = Path(folder) / "trace.db"
+        if options.full_server:
+            seen, failures = anyio.run(run_full_server, options.seed, trace)
+        else:
+            with own_server() as server, server.database() as dsn:
+                kind = "stopped" if options.stopped else "hanging"
+                seconds = options.stopped or options.hanging
+                seen, failures = anyio.run(run_outage, kind, seconds, server, dsn, trace)
+    for what, number in sorted(seen.items()):
+        print(f"{number:10,}  {what}")
+    print("; ".join(failures) or "ok")
+    return 1 if failures else 0
 
 
 def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:

@@ -17,7 +17,10 @@ _EVENTS = """
       FROM events AS e JOIN runs AS r ON r.id = e.run ORDER BY r.run_id, e.seq
 """
 _BODIES = "SELECT count(*), sum(length(body)) FROM content"
-_USAGE = "SELECT count(*), sum(input_tokens), sum(output_tokens), sum(cost_nano) FROM calls"
+_USAGE = """
+    SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(cost_nano), 0)
+      FROM calls
+"""
 
 
 async def failures_of(trace: Path, dsn: str) -> list[str]:
@@ -70,5 +73,5 @@ def _recomputed(events: list[tuple[Any, ...]]) -> tuple[int, int, int, int]:
         len(calls),
         sum(usage["input_tokens"] for usage in usages),
         sum(usage["output_tokens"] for usage in usages),
-        sum(end["cost"]["nano_usd"] for end in ends),
+        sum(end["cost"].get("nano_usd") or 0 for end in ends),
     )

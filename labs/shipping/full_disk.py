@@ -17,7 +17,7 @@ from tests.support.postgres_server import NOBODY, StartedServer
 from tracestore import TraceShipper, TraceStore
 
 from .checks import failures_of
-from .round import _write
+from .round import AFTERWARDS, _write
 from .shipper import EAGER
 
 
@@ -42,7 +42,7 @@ async def _fill_up(seed: int, server: StartedServer, dsn: str, trace: Path, seen
     name = dsn.rpartition("/")[2]
     shipper = TraceShipper(trace, dsn, options=EAGER)
     try:
-        async with TraceStore(trace) as store:
+        async with TraceStore(trace, clock=AFTERWARDS) as store:
             await _write(store, seed, 10)
             await shipper.ship()
             server.execute("CREATE TABLE public.junk (text text)", database=name)

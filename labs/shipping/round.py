@@ -23,6 +23,7 @@ from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessag
 from bus.values.messages import Message, SessionSetup
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tests.support.postgres_server import StartedServer
+from tests.support.virtual_time import FakeClock
 from tracestore import Capture, TraceShipper, TraceStore
 from tracestore.postgres.database import Database
 from tracestore.postgres.receiving.receiver import Receiver
@@ -33,6 +34,8 @@ from .shipper import EAGER
 
 T = TypeVar("T")
 MODEL = "openai:gpt-5"
+AFTERWARDS = FakeClock(epoch_us=2_500_000_000_000_000)
+"""The clock of whoever deletes: later than all that is said."""
 
 
 class Run:
@@ -46,8 +49,12 @@ class Run:
         self._session = f"ses_{run_id}"
         self._said = 0
         self._capture = Capture()
+        self._requests = count(1)
+        self._waiting = self._begin()
+
+    def _begin(self) -> list[Envelope]:
         setup = SessionSetup(model=MODEL, system_prompt="Be brief.")
-        self._waiting = [
+        return [
             self._event(SessionCreated(model=MODEL, tags={"team": "lab"})),
             self._event(SessionConfigured(history=0, begins=True, setup=setup)),
         ]
@@ -60,7 +67,7 @@ class Run:
 
     def call(self) -> list[Envelope]:
         """The events of one more call."""
-        request = f"req_{self._run_id}_{self._said}"
+        request = f"req_{self._run_id}_{next(self._requests)}"
         cost = Cost(self._dice.randrange(10**6), CostSource.COMPUTED, "000000000000")
         usage = TokenUsage(self._dice.randrange(1000), self._dice.randrange(1000))
         events, self._waiting = self._waiting, []
@@ -80,6 +87,12 @@ class Run:
         events.append(self._event(end, request_id=request, attempt=1))
         events.append(self._said_by("assistant", "Answer. " * self._dice.randrange(300)))
         return events
+
+    def begin_anew(self) -> str:
+        """Let the next call begin the session, whose deletion is the caller's. Returns its name."""
+        self._said = 0
+        self._waiting = self._begin()
+        return self._session
 
     def _said_by(self, who: str, text: str) -> Envelope:
         message = Message.user(text) if who == "user" else Message.assistant(text)
@@ -113,7 +126,7 @@ async def run_round(seed: int, server: StartedServer, dsn: str, trace: Path) -> 
     """Play one round. Returns what befell, and what was wrong afterwards."""
     dice = random.Random(seed)
     seen: Counter[str] = Counter()
-    async with TraceStore(trace) as store, anyio.create_task_group() as group:
+    async with TraceStore(trace, clock=AFTERWARDS) as store, anyio.create_task_group() as group:
         group.start_soon(_write, store, seed, dice.randrange(20, 60))
         if dice.random() < 0.5:
             await _killed_shippers(dice, server, dsn, trace, seen)
@@ -140,6 +153,8 @@ async def _write(store: TraceStore, seed: int, batches: int) -> None:
     for _ in range(batches):
         events = [event for _ in range(dice.randrange(1, 12)) for event in dice.choice(runs).call()]
         await store.write(events)
+        if dice.random() < 0.1:
+            await store.delete_session(dice.choice(runs).begin_anew())
         await anyio.sleep(dice.random() * 0.1)
 
 

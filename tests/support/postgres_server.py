@@ -228,9 +228,13 @@ def shared_server() -> PostgresServer:
 
 
 @contextmanager
-def own_server() -> Iterator[StartedServer]:
-    """A server for one program alone, which may stop it as it likes. It ends with the block."""
-    server = _new_server()
+def own_server(inside: Path | None = None) -> Iterator[StartedServer]:
+    """A server for one program alone, which may stop it as it likes. It ends with the block.
+
+    Args:
+        inside: The folder for all of its files; None is the one for temporary files.
+    """
+    server = _new_server(inside=inside)
     try:
         yield server
     finally:
@@ -241,9 +245,9 @@ _held: dict[Path, int] = {}
 """By the folder of a server: the descriptor by whose closing the guard learns that this process has ended."""
 
 
-def _new_server(place: Path | None = None) -> StartedServer:
+def _new_server(place: Path | None = None, inside: Path | None = None) -> StartedServer:
     """Start a server and its guard. place: where the processes of the session find it, if they share it."""
-    folder = Path(tempfile.mkdtemp(prefix="callboard-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="callboard-pg-", dir=inside))
     os.mkfifo(folder / "alive")
     guard = (sys.executable, "-I", "-S", __file__, str(folder), *([] if place is None else [str(place)]))
     quiet = subprocess.DEVNULL

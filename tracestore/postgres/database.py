@@ -40,6 +40,9 @@ _T = TypeVar("_T")
 SCHEMA = "callboard"
 """The schema of the tables, unless a store names another."""
 
+EVER_US = (1 << 63) - 1
+"""A moment that is later than any. Hosts' clocks differ, and so what was said may bear a time to come."""
+
 PATIENCE = Patience(cancelled=5.0)
 """No statement is too long, unless nobody waits for it any more."""
 

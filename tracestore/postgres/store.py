@@ -27,7 +27,7 @@ from ..sql.store import SqlStore
 from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
-from .database import SCHEMA, Database
+from .database import EVER_US, SCHEMA, Database
 from .errors import unstorable
 from .nodes.ownership import take_from_cluster
 from .runs import LEASE_SECONDS, Runs
@@ -197,7 +197,7 @@ class PostgresStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
-        return await delete_session(self._database, session_id, self._clock.now_us())
+        return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content

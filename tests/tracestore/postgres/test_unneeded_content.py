@@ -10,6 +10,7 @@ import pytest
 
 from bus.events.actors import ActorStarted
 from bus.values.messages import Message
+from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import T0, Maker
 from tracestore import PostgresStore
@@ -50,4 +51,14 @@ async def test_nothing_is_spared_for_good(dsn: str, tmp_path: Path, how: str) ->
                 await store.write([make(ActorStarted(actor="x"), ts_us=T0 + 10**9)])
                 assert (await store.prune(before=T0 + 10**9)).bodies == 3
             other.rollback()
+        assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)
+
+
+async def test_the_clock_of_whoever_deletes_may_be_behind(dsn: str, tmp_path: Path) -> None:
+    """What was said has a time to come, by that clock."""
+    store = PostgresStore(dsn, path=tmp_path / "trace", clock=FakeClock(epoch_us=T0))
+    async with store:
+        make = Maker("run_a")
+        await store.write(captured(configured(make), *appended(make, SAID, ts_us=T0 + 10**9)))
+        assert await store.delete_session("s")
         assert (await store.sql("SELECT count(*) FROM content")).rows == ((0,),)

@@ -21,7 +21,7 @@ from ...sql.connection import placeholders
 from ...sql.upkeep.erasures import Erasure
 from ...sql.upkeep.expiry import delete_sessions, sweep_bodies
 from ..clean import clean_text
-from ..database import Database
+from ..database import EVER_US, Database
 from ..statements import Statements
 
 
@@ -44,7 +44,7 @@ OPEN = Barrier()
 async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
     """Do deletions of a file here, too, with all bodies that nobody needs then. Raises StoreError."""
     if await database.write(lambda statements: _delete(statements, origin, erasures)):
-        await sweep_bodies(database, max(erasure.at_us for erasure in erasures) + 1)
+        await sweep_bodies(database, EVER_US)
     await database.write(lambda statements: _note_done(statements, origin, erasures))
 
 

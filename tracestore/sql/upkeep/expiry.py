@@ -70,7 +70,9 @@ def forget_content(statements: Statements, before_us: int, at_us: int) -> int:
         return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
 
 
-async def delete_session(database: Database, session_id: str, at_us: int) -> bool:
+async def delete_session(
+    database: Database, session_id: str, at_us: int, sweep_before_us: int | None = None
+) -> bool:
     """Delete a session, and the captured content that belongs to no other session.
 
     It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
@@ -79,6 +81,7 @@ async def delete_session(database: Database, session_id: str, at_us: int) -> boo
         database: The database.
         session_id: The session.
         at_us: The time now.
+        sweep_before_us: The moment before which content is deleted that no session needs; None is that time.
 
     Returns:
         False if the store has nothing of the session.
@@ -92,7 +95,7 @@ async def delete_session(database: Database, session_id: str, at_us: int) -> boo
         return True
 
     found = await database.write(work)
-    await sweep_bodies(database, at_us + 1)
+    await sweep_bodies(database, at_us + 1 if sweep_before_us is None else sweep_before_us)
     return found
 
 
