@@ -15,7 +15,7 @@ import msgspec
 
 from adapters import Message, ToolDefinition
 from adapters.transport.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
-from engine import Budget, Engine, Limits, Tool
+from engine import Budget, Cluster, Engine, Limits, Tool
 from tests.support.reply_models import registry
 from tracestore import PriceTable
 
@@ -31,6 +31,7 @@ async def engine_on(
     keep_streams: bool = True,
     budgets: Sequence[Budget] = (),
     ship_to: str | None = None,
+    cluster: Cluster | None = None,
 ) -> AsyncIterator[Engine]:
     """A whole engine, its trace in a file, and a quiet log."""
     logging.getLogger("callboard").setLevel(logging.ERROR)
@@ -48,6 +49,7 @@ async def engine_on(
             limits=limits,
             budgets=budgets,
             ship_to=ship_to,
+            cluster=cluster,
         ) as engine:
             yield engine
 

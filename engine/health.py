@@ -49,6 +49,10 @@ async def examine(
     checks = [check_configuration(runtime.registry, again=runtime.host.started)]
     checks += await surroundings.check()
     checks += await check_store(runtime.store, writer)
+    if runtime.node is not None:
+        from .nodes.health import check_node
+
+        checks += await check_node(runtime.node)
     return report_of(checks)
 
 

@@ -74,7 +74,7 @@ class NatsServer:
         """The server's address."""
         return f"nats://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *, jetstream: bool = True) -> None:
         """Start the server, and wait until it takes connections."""
         binary = _binary()
         assert binary is not None, why_no_nats()
@@ -84,9 +84,7 @@ class NatsServer:
             "127.0.0.1",
             "-p",
             self.port,
-            "-js",
-            "-sd",
-            self.folder,
+            *(("-js", "-sd", self.folder) if jetstream else ()),
             "-l",
             self.folder / "log",
         ]

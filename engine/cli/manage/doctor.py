@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ from engine.health_report import report_of
 from tracestore.health import sqlite_version
 from tracestore.home import home_folder
 
+from ...nodes.health import check_broker
 from ...opening import store_to_write
 from ...store_address import TracePlace, is_address
 from ..common.arguments import add_models_file, add_trace, named_trace
@@ -58,6 +60,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_models_file(parser)
     add_trace(parser, "$CALLBOARD_HOME/trace.db")
     parser.add_argument("--offline", action="store_true", help="ask no provider")
+    parser.add_argument("--nats", metavar="URL", help="check this broker of a cluster, too [$CALLBOARD_NATS]")
+    parser.add_argument("--cluster", metavar="NAME", default="callboard", help="the cluster's name there")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
@@ -66,7 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     trace = named_trace(arguments) or home_folder() / TRACE_NAME
     models: Path | None = arguments.models_file
     console = None if arguments.json else make_console()
+    nats = arguments.nats or os.environ.get("CALLBOARD_NATS")
     readable, report = anyio.run(_examine, models, trace, arguments.offline)
+    if nats:
+        report = report_of([*report.checks, *anyio.run(check_broker, nats, arguments.cluster)])
     places = {"configuration": str(models or home_folder() / "models.yaml"), "trace": str(trace)}
     findings = Findings(report.ok, readable, versions(), places, report.checks)
     if console is None:

@@ -1,0 +1,85 @@
+"""The findings of `Engine.health()` and `callboard doctor` about an engine's neighbours, and what then goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..health_report import Check
+
+if TYPE_CHECKING:
+    from .node import Node
+
+ASK_SECONDS = 3.0
+"""The time that a broker has for its answer."""
+
+_WITHOUT_BROKER = (
+    "Until then calls, traces, money and sessions go on; readers on other nodes get what the shared store has, "
+    "later, and events wait in the trace until the broker is back."
+)
+
+
+async def check_broker(url: str, cluster: str) -> list[Check]:
+    """The check of a broker. Nothing is made there.
+
+    Args:
+        url: Its address, or several with commas between them.
+        cluster: The cluster's name.
+    """
+    from .nats.condition import broker_condition
+
+    where = ", ".join(address.strip().rpartition("@")[2] for address in url.split(","))
+    try:
+        found = await broker_condition(url, cluster, ASK_SECONDS)
+    except OSError as error:
+        fix = f"Start it, or correct the address. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{where}: can't be reached: {error}", fix)]
+    except ImportError:
+        return [Check("broker", False, "nats-py is not installed", "pip install 'callboard[nats]'")]
+    said = f"{found.server}: NATS {found.version}"
+    if not found.jetstream:
+        fix = f"Start nats-server with -js, and give this user a right to it. {_WITHOUT_BROKER}"
+        return [Check("broker", False, f"{said}, which keeps no messages: JetStream is off", fix)]
+    kept = "no events of this cluster yet"
+    if found.kept_bytes is not None:
+        kept = f"{found.kept_bytes / 1_000_000:,.1f} MB of this cluster's events"
+    return [Check("broker", True, f"{said} keeps {kept}")]
+
+
+async def check_node(node: Node) -> list[Check]:
+    """The checks of an engine of a cluster: its broker, what goes out over it, and its lease."""
+    checks = []
+    if node.cluster.nats is not None:
+        checks += await check_broker(node.cluster.nats, node.cluster.name)
+    if node.bridge is not None:
+        checks.append(_outgoing(node))
+    if node.ownership is not None:
+        checks.append(_lease(node))
+    return checks
+
+
+def _outgoing(node: Node) -> Check:
+    assert node.bridge is not None
+    found = node.bridge.statistics()
+    if found.failures:
+        fix = "They are in the trace, and go out when the broker takes them again."
+        detail = f"events behind number {found.sent} were not taken, {found.failures} times in a row"
+        return Check("node:events", False, detail, fix)
+    waits = found.committed - found.sent
+    return Check("node:events", True, f"{found.sent} sent" + (f", up to {waits} wait" if waits > 0 else ""))
+
+
+def _lease(node: Node) -> Check:
+    assert node.ownership is not None
+    found = node.ownership.statistics()
+    owns = f"{found.name} owns {found.sessions} sessions"
+    if found.lives:
+        return Check("node:lease", True, f"{owns}, for {found.seconds_left:.1f} s at least")
+    if not found.sessions:
+        return Check("node:lease", True, owns)
+    return Check(
+        "node:lease",
+        False,
+        f"{owns}, but its lease is over",
+        "Mend the way to the shared store. Until then turns of sessions are refused, calls without a session go "
+        "on, and other nodes may take the sessions over.",
+    )
