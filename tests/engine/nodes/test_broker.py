@@ -74,7 +74,7 @@ async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
     async with running(server) as one, running(server) as other:
         await other.subscribe("ask", lambda _subject, payload, reply: other.publish(reply, payload + b"!") or None)
         await other.drain()
-        assert await one.request("ask", b"Hello", 5) == b"Hello!"
+        assert await one.request("ask", b"Hello", 30) == b"Hello!"
         with anyio.fail_after(2):
             assert await one.request("nobody", b"Hello", 30) is None
 

@@ -1,0 +1,65 @@
+"""A node that begins a turn and is killed amid it: a program of its own.
+
+It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills
+itself with SIGKILL; with 0 it lives until its input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from adapters.providers.scripted import Call, Reply
+from engine import Cluster
+from tests.support.engines import keeping
+from tests.support.scripted import ADD, Say
+
+THINKING = tuple(f"thought {number}. " for number in range(8))
+TEXT = tuple(f"word {number} " for number in range(24))
+AFTER = tuple(f"then {number} " for number in range(8))
+PACE = 0.004
+
+
+def replies() -> list[Say]:
+    """A reply that thinks, speaks and calls a tool, and one that speaks."""
+    first, second = Say(), Say()
+    calls = (Call("add", {"a": 1, "b": 2}),)
+    first.reply = Reply(thinking=THINKING, text=TEXT, calls=calls, signature="sig", pace=PACE)
+    second.reply = Reply(text=AFTER, pace=PACE)
+    return [first, second]
+
+
+async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease: float) -> None:
+    """Be the node."""
+    cluster = Cluster(nats=nats, store=dsn, node=name, lease_seconds=lease)
+    engine = keeping(Path(folder) / f"{name}.db", *replies(), cluster=cluster)
+    await engine.start()
+    node = engine._runtime.node
+    assert node is not None
+    assert node.broker is not None
+    assert node.frames is not None
+    while not node.broker.connected:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    session = engine.session("s:m", tools=[ADD], session_id=f"ses_{name}")
+    async with session.stream("What is it?") as turn:
+        turn.detach()
+        sys.stdout.write(f"{session.id} {turn.stream_id}\n")
+        sys.stdout.flush()
+        reader = turn.reader()
+        count = 0
+        async for _ in reader:
+            count += 1
+            if count == dies_at:
+                node.frames.sender.flush()
+                await node.broker.drain()
+                os.kill(os.getpid(), signal.SIGKILL)
+    await asyncio.to_thread(sys.stdin.read)
+    await engine.aclose()
+
+
+if __name__ == "__main__":
+    _, *texts, dies_at, lease = sys.argv
+    asyncio.run(main(*texts, int(dies_at), float(lease)))

@@ -1,0 +1,88 @@
+"""A stream that nobody has any more is what the shared store has of its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus import StreamReset, TextDelta, TurnComplete, UnknownStream
+from engine import Engine
+from engine.nodes.frames.stored import stored_events
+from tests.support.cluster_engines import node_engine
+from tests.support.engines import keeping
+from tests.support.nats_server import NatsServer
+from tests.support.postgres_server import why_not
+from tests.support.scripted import ADD, CALLS_ADD, Say
+from tracestore import TraceStore
+
+from .conftest import connected
+
+pytestmark = [pytest.mark.anyio]
+on_server = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+
+
+async def a_turn(engine: Engine) -> tuple[str, list[str]]:
+    """The id of a turn with a tool round that is over, and the types of its events but for progress of tools."""
+    async with engine.session("s:m", tools=[ADD]).stream("Hi") as turn:
+        types = [event.type async for event in turn]
+    return turn.stream_id, [kind for kind in types if not kind.startswith("tool.") or "use" in kind]
+
+
+async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> None:
+    """Each block in one piece, in the order of the turn; also if the session isn't known."""
+    async with keeping(tmp_path / "t.db", CALLS_ADD, Say("Three")) as engine:
+        stream_id, types = await a_turn(engine)
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            events = await stored_events(store, stream_id)
+            assert [event.type for event in events] == types
+            assert [event.text for event in events if isinstance(event, TextDelta)] == ["Let me see.", "Three"]
+            assert events[-1] == TurnComplete("completed")
+            assert await stored_events(store, "trn_other") == ()
+
+
+async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> None:
+    """Its end alone would be no answer to what it said."""
+    async with Engine(models=keeping(tmp_path / "m.db", Say("Hi")).registry, store=tmp_path / "t.db") as engine:
+        async with engine.session("s:m").stream("Hi") as turn:
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            assert await stored_events(store, turn.stream_id) == ()
+
+
+@on_server
+async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
+    nats: NatsServer, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Whole for a new reader; who has read a part elsewhere begins anew, and an unknown stream stays unknown."""
+    cluster = {"nats": nats.url}
+    async with node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader:
+        await connected(reader)
+        owner = node_engine("a", postgres_dsn, tmp_path, CALLS_ADD, Say("Three"), cluster=cluster)
+        async with owner:
+            await connected(owner)
+            stream_id, types = await a_turn(owner)
+        nats.stop()
+        nats.wipe()
+        node = reader._runtime.node
+        assert node is not None
+        assert node.broker is not None
+        with anyio.fail_after(10):
+            while node.broker.connected:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        nats.start()
+        await connected(reader)
+        with anyio.fail_after(20):
+            assert [event.type async for event in reader.attach(stream_id)] == types
+            (reset,) = [event async for event in reader.attach(stream_id, from_seq=3)][:1]
+            assert isinstance(reset, StreamReset)
+            with pytest.raises(UnknownStream):
+                await anext(reader.attach("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV"))
