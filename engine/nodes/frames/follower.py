@@ -1,12 +1,13 @@
 """Whom a reader on another node asks, and when: the frames first, then the owner, then the store.
 
-    replaying     the frames that the broker has kept are being read
+    replaying     the frames that the broker has kept are being read: first of all, and after a reconnection
     following     frames come by themselves
     asking owner  because events are missing, nothing was found, or nothing has come for a while
     asking store  because the owner does not answer: for what is stored of the turn, or for its ending
     over          the mirror has its one end
 
-One question is under way at a time, and frames are taken in meanwhile. As long as the store can't tell, the owner
+One question is under way at a time, and frames are taken in meanwhile, but for an ending that other nodes have
+decided: what was kept comes before it. As long as the store can't tell, the owner
 and it are asked again. Where the cluster has no store, a turn whose owner has given no sign for `patience` seconds
 counts as lost. There is no I/O here: the clock and all answers come from outside, and the questions go there.
 """
@@ -58,7 +59,11 @@ class AskStore(msgspec.Struct, frozen=True):
     """The epoch under which that node acted."""
 
 
-Question: TypeAlias = AskOwner | AskStore
+class Replay(msgspec.Struct, frozen=True):
+    """A question to the broker: the frames that it has kept."""
+
+
+Question: TypeAlias = Replay | AskOwner | AskStore
 
 
 class OwnerAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -95,11 +100,13 @@ class Follower:
     def __init__(self, mirror: Mirror, now: float, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
         self.mirror = mirror
         self._timing = timing
-        self._phase: Literal["replaying", "following", "asking owner", "asking store"] = "replaying"
+        self._phase: Literal["following", "replaying", "asking owner", "asking store"] = "following"
+        self._stale = True  # kept frames may say more
         self._next: Literal["owner", "store"] = "owner"
-        self._due = now + timing.quiet
+        self._due = now
         self._owner_at = now
         self._known = False  # whether frames or the owner have told of the stream
+        self._ended: Frame | None = None  # an ending that is not to be heard before the kept frames
 
     @property
     def over(self) -> bool:
@@ -109,7 +116,7 @@ class Follower:
     @property
     def settled(self) -> bool:
         """Whether it is known how far the stream is by now, so that a reader may begin at its tail."""
-        return self.over or (self._known and self._phase != "replaying" and not self.mirror.behind)
+        return self.over or (self._known and not self._stale and not self.mirror.behind)
 
     @property
     def wake_at(self) -> float:
@@ -118,24 +125,35 @@ class Follower:
 
     # -- what comes in
 
-    def frame(self, frame: Frame, now: float) -> None:
-        """Take in a frame."""
+    def frame(self, frame: Frame, now: float, *, kept: bool = False) -> None:
+        """Take in a frame.
+
+        Args:
+            frame: The frame.
+            now: The time.
+            kept: Whether it is one of those that the broker has kept, which come in order.
+        """
+        if self._stale and not kept and (self._ended is not None or frame.ending is not None):
+            self._ended = self._ended or frame
+            return
         self._known = True
         if self.mirror.receive(frame):
             self._owner_at, self._next = now, "owner"
-            self._due = now + self._timing.quiet
+            self._due = now if self._stale else now + self._timing.quiet
         if self.mirror.behind:
             self._due = min(self._due, now + self._timing.gap)
 
     def replayed(self, now: float) -> None:
         """The broker has no more frames, or can't be asked for them."""
-        self._phase = "following"
-        if not self._known:
-            self._due = now
+        self._phase, self._stale = "following", False
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self.frame(ended, now)
+        self._due = now + (self._timing.gap if self.mirror.behind else self._timing.quiet) if self._known else now
 
     def reconnected(self, now: float) -> None:
         """Frames may have been missed."""
-        self._due = now
+        self._stale, self._due = True, now
 
     def owner_answered(self, answer: OwnerAnswer | None, now: float) -> None:
         """The owner has answered; None if nobody has."""
@@ -175,12 +193,15 @@ class Follower:
     # -- what goes out
 
     def question(self, now: float) -> Question | None:
-        """The question that is due now, if there is one. It must be answered by `owner_answered` or
-        `store_answered`.
+        """The question that is due now, if there is one. It must be answered: by `replayed`,
+        `owner_answered` or `store_answered`.
         """
         if now < self.wake_at:
             return None
         mirror = self.mirror
+        if self._stale:
+            self._phase = "replaying"
+            return Replay()
         if self._next == "store":
             self._phase = "asking store"
             return AskStore(mirror.session_id, mirror.node, mirror.epoch)

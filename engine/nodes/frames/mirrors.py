@@ -17,7 +17,7 @@ from bus import CallboardError, Log, StreamChannel
 from bus.backend import Signal, new_signal
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription, encode, read_answer
-from .follower import AskOwner, Follower, OwnerAnswer, Question, StoreAnswer, Stored, Timing
+from .follower import AskOwner, Follower, OwnerAnswer, Question, Replay, StoreAnswer, Stored, Timing
 from .mirror import Mirror
 from .reader import RemoteReader
 from .wire.frame import Assembly, Ending, UnreadableFrame, read_packet
@@ -68,8 +68,8 @@ class _Mirrored:
             self._waiting.append(signal := new_signal())
             await signal.wait()
 
-    def receive(self, _subject: str, payload: bytes, _reply: str = "") -> None:
-        """Take in a message."""
+    def receive(self, _subject: str, payload: bytes, _reply: str = "", *, kept: bool = False) -> None:
+        """Take in a message, one that the broker has kept or one that has just been sent."""
         follower = self.follower
         try:
             frame = self._assembly.frame(payload)
@@ -79,7 +79,7 @@ class _Mirrored:
         if frame is None or follower is None:
             return
         due = follower.wake_at
-        follower.frame(frame, anyio.current_time())
+        follower.frame(frame, anyio.current_time(), kept=kept)
         if self._waiting:
             self.tell_settled()
         if follower.wake_at < due or not self.wanted:
@@ -209,8 +209,6 @@ class Mirrors:
         subscription: Subscription | None = None
         try:
             subscription = await self._listen(mirrored)
-            await self._replay(mirrored)
-            follower.replayed(anyio.current_time())
             while mirrored.wanted:
                 mirrored.tell_settled()
                 mirrored.woken = anyio.Event()
@@ -239,12 +237,16 @@ class Mirrors:
     async def _replay(self, mirrored: _Mirrored) -> None:
         try:
             async for payload in self._broker.kept(self._subjects.of_stream(mirrored.stream_id)):
-                mirrored.receive("", payload)
+                mirrored.receive("", payload, kept=True)
         except OSError as error:
             _log.info("frames_not_replayed", stream_id=mirrored.stream_id, error=str(error))
 
     async def _put(self, question: Question, mirrored: _Mirrored, follower: Follower) -> None:
         stream_id, source = mirrored.stream_id, self._source
+        if isinstance(question, Replay):
+            await self._replay(mirrored)
+            follower.replayed(anyio.current_time())
+            return
         if isinstance(question, AskOwner):
             ask = AskFrames(stream_id, question.from_seq, self._subjects.mirror(self._node, stream_id))
             subject = self._subjects.ask(question.node, stream_id)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Stored, Timing
+from engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Replay, Stored, Timing
 from engine.nodes.frames.framer import Framer
 from engine.nodes.frames.mirror import Mirror
 from engine.nodes.frames.wire.frame import Ending, Frame
@@ -17,7 +17,10 @@ END = TurnComplete("completed")
 
 
 def follower() -> Follower:
-    return Follower(Mirror(StreamLog("s")), 0.0, TIMING)
+    """One that has asked the broker for its frames, and got none yet."""
+    one = Follower(Mirror(StreamLog("s")), 0.0, TIMING)
+    assert one.question(0.0) == Replay()
+    return one
 
 
 def frames(*events: TurnEvent, from_seq: int = 0) -> list[Frame]:
@@ -188,11 +191,42 @@ def test_without_broker_and_store_nothing_is_decided() -> None:
     assert isinstance(unseen.mirror.log.error, UnknownStream)
 
 
-def test_after_a_reconnection_the_owner_is_asked_at_once() -> None:
-    """Frames may have been missed."""
+def test_after_a_reconnection_the_kept_frames_are_read_again() -> None:
+    """Frames may have been missed, also while a question was under way."""
     one = follower()
     for frame in frames(TextDelta("a")):
         one.frame(frame, 0.0)
     one.replayed(0.0)
     one.reconnected(0.5)
-    assert one.question(0.5) == AskOwner(1, "owner")
+    assert one.question(0.5) == Replay()
+    one.replayed(0.5)
+    assert one.question(3.5) == AskOwner(1, "owner")
+    one.reconnected(3.6)
+    one.owner_answered(None, 4.0)
+    assert one.question(4.0) == Replay()
+    one.replayed(4.0)
+    assert one.question(7.0) == AskStore("ses", "owner", 0)
+
+
+def test_an_ending_does_not_overtake_what_was_kept() -> None:
+    """Another node tells of it while the frames are being read."""
+    one = follower()
+    ending = Frame("s", "ses", "taker", 1, 0, 0, ending=Ending("outcome_unknown", "gone", 1))
+    first, second = frames(TextDelta("a"), TextDelta("b"))
+    one.frame(first, 0.0, kept=True)
+    one.frame(ending, 0.0)
+    one.frame(frames(TextDelta("a"), TextDelta("b"), TextDelta("zombie"))[2], 0.0)
+    one.frame(second, 0.0, kept=True)
+    one.replayed(0.0)
+    assert events_of(one) == [TextDelta("a"), TextDelta("b"), TurnComplete("outcome_unknown", "gone")]
+
+
+def test_what_was_kept_behind_an_ending_is_not_heard() -> None:
+    """A host that woke up has said it."""
+    one = follower()
+    ending = Frame("s", "ses", "taker", 1, 0, 0, ending=Ending("outcome_unknown", "gone", 1))
+    first, second = frames(TextDelta("a"), TextDelta("b"))
+    for frame in (first, ending, second):
+        one.frame(frame, 0.0, kept=True)
+    one.replayed(0.0)
+    assert events_of(one) == [TextDelta("a"), TurnComplete("outcome_unknown", "gone")]
