@@ -139,8 +139,8 @@ class FrameBroker(Protocol):
     """What frames need of a broker. A broker that can't be reached loses what is published, and says so."""
 
     @property
-    def connected(self) -> bool:
-        """Whether the broker can be reached."""
+    def connected_seconds(self) -> float:
+        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
 
     @property
     def most_bytes(self) -> int:

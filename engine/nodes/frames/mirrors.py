@@ -30,6 +30,9 @@ ASK_SECONDS = 2.0
 ASK_ALL_SECONDS = 1.0
 """The longest wait for an answer where nobody knows who the owner is. Those who are not it say nothing."""
 
+STEADY_SECONDS = 5.0
+"""The time after a connection in which a node that doesn't answer may still be about to connect itself."""
+
 
 class TurnSource(Protocol):
     """Where turns are found whose owner can't be asked."""
@@ -255,8 +258,8 @@ class Mirrors:
             follower.owner_answered(answer, anyio.current_time())
             return
         found = await source.turn(stream_id, question.session_id, question.node, question.epoch)
-        if found == "nothing" and not self._broker.connected:
-            found = "no answer"
+        if found == "nothing" and self._broker.connected_seconds < STEADY_SECONDS:
+            found = "no answer"  # the owner may not have been reached, or may not be back yet
         if isinstance(found, Ending):
             self._announce(stream_id, question.session_id, found)
         mirrored.stored = isinstance(found, Stored) and not mirrored.log.closed

@@ -102,6 +102,7 @@ class Broker:
         self._waiting_bytes = 0
         self._more = asyncio.Event()
         self._reconnects = 0
+        self._connected_at: float | None = None
 
     # -- its life, as a part of the node
 
@@ -135,6 +136,12 @@ class Broker:
     def connected(self) -> bool:
         """Whether the broker can be reached."""
         return self._client is not None and self._client.is_connected
+
+    @property
+    def connected_seconds(self) -> float:
+        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        since = self._connected_at
+        return 0.0 if since is None or not self.connected else asyncio.get_running_loop().time() - since
 
     @property
     def most_bytes(self) -> int:
@@ -252,6 +259,7 @@ class Broker:
         _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
 
     async def _on_disconnect(self) -> None:
+        self._connected_at = None
         if self._client is None:
             return  # it was closed
         _log.warning("broker_away", servers=self._addresses)
@@ -266,5 +274,6 @@ class Broker:
         return ", ".join(address.rpartition("@")[2] for address in self._servers)  # a password may be before it
 
     def _tell(self) -> None:
+        self._connected_at = asyncio.get_running_loop().time()
         for callback in self._callbacks:
             callback()

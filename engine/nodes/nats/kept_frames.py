@@ -46,9 +46,9 @@ class KeptFrames:
         broker.on_reconnect(self._back.set)
 
     @property
-    def connected(self) -> bool:
-        """Whether the broker can be reached."""
-        return self._broker.connected
+    def connected_seconds(self) -> float:
+        """Seconds for which the broker has been reached without a break; 0 if it can't be reached."""
+        return self._broker.connected_seconds
 
     @property
     def most_bytes(self) -> int:

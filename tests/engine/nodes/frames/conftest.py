@@ -10,12 +10,19 @@ import anyio
 import pytest
 
 from engine import Cluster, Engine
+from engine.nodes.frames import mirrors
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and engines are near each other here."""
+    monkeypatch.setattr(mirrors, "STEADY_SECONDS", 1.5)
 
 
 @pytest.fixture
