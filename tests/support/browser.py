@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,8 @@ class Page:
                 self.errors.append(json.dumps(params["args"])[:1000])
             case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
                 self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+            case "Page.javascriptDialogOpening":
+                self.errors.append(f"a dialog: {params['message']}")
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
 
@@ -226,28 +230,35 @@ async def browser() -> AsyncIterator[Browser]:
             async with _connected(from_read, to_write) as found:
                 yield found
         finally:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            await asyncio.to_thread(_end, process)
 
 
-def _started(profile: str) -> tuple[subprocess.Popen[bytes], int, int]:
-    """The browser's process, and our ends of its two pipes."""
+def _started(profile: str) -> tuple[int, int, int]:
+    """The browser's process, and our ends of its two pipes, which it has as its descriptors 3 and 4."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    pipes = f'exec "$@" 3<&{to_read} 4>&{from_write}'
-    process = subprocess.Popen(
-        ["sh", "-c", pipes, "sh", str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}"],
-        pass_fds=(to_read, from_write),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(to_read)
-    os.close(from_write)
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (to_read, from_write)]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_DUP2, high[0], 3),
+        (os.POSIX_SPAWN_DUP2, high[1], 4),
+    ]
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}"]
+    process = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+    for each in (to_read, from_write, *high):
+        os.close(each)
     return process, from_read, to_write
+
+
+def _end(process: int) -> None:
+    """Wait for the browser's end, which it is helped to."""
+    for help_along in (0, signal.SIGTERM, signal.SIGKILL):
+        os.kill(process, help_along)
+        for _ in range(100):
+            if os.waitpid(process, os.WNOHANG)[0]:
+                return
+            time.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from engine import WebView
+from engine import Engine, WebView
 from engine.web_view.access import CSRF_HEADER
 
 HERE = "http://127.0.0.1:8000"
@@ -83,3 +83,8 @@ async def first(source: AsyncIterator[tuple[str, Any, str]], name: str) -> Any:
         if event == name:
             return data
     raise AssertionError(f"no frame {name!r} came")
+
+
+def subscriptions(engine: Engine) -> set[str]:
+    """The names of those who read the bus."""
+    return {each.name for each in engine.bus.statistics().subscriptions}

@@ -21,7 +21,7 @@ from engine.web_view.tail import Tail
 from tests.support.engines import keeping, registry, running
 from tests.support.scripted import ADD, Say
 
-from .serving import first, listening, served, sign_in
+from .serving import first, listening, served, sign_in, subscriptions
 
 pytestmark = pytest.mark.anyio
 
@@ -35,11 +35,6 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not true():  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0)
-
-
-def subscriptions(engine: Engine) -> set[str]:
-    """The names of those who read the bus."""
-    return {each.name for each in engine.bus.statistics().subscriptions}
 
 
 @asynccontextmanager

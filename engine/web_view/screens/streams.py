@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from adapters.replies.whole import spelled_out
 from bus import (
+    CallboardError,
     MessageComplete,
     ProviderBlock,
     StreamReader,
@@ -53,12 +53,8 @@ async def stream(subject: Subject, request: Request) -> Response:
     visitor: Visitor = request.state.visitor
     shown = subject.shows_live_content and "content" in visitor.scopes
     try:
-        reader = subject.engine.streams.attach(
-            stream_id,
-            from_seq=_next_seq(request, stream_id),
-            coalesce=True,
-            min_interval=EVERY_SECONDS,
-            unfold=spelled_out,
+        reader = subject.engine.attach(
+            stream_id, from_seq=_next_seq(request, stream_id), coalesce=True, min_interval=EVERY_SECONDS
         )
     except (UnknownStream, ValueError) as error:
         raise Refused(404, str(error)) from None
@@ -79,9 +75,13 @@ def _next_seq(request: Request, stream_id: str) -> int:
 async def _lots(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterator[bytes]:
     async with reader:
         yield frame("shown", b"true" if shown else b"false")
-        while lot := await reader.take():
-            yield frame("events", as_json(_as_seen(lot, shown)), reader.frame_id)
-        yield frame("end", b"{}", reader.frame_id)
+        try:
+            while lot := await reader.take():
+                yield frame("events", as_json(_as_seen(lot, shown)), reader.frame_id)
+        except CallboardError as error:  # in a cluster it is found out when it is read
+            yield frame("gone", as_json({"error": str(error)}))
+        else:
+            yield frame("end", b"{}", reader.frame_id)
 
 
 def _as_seen(events: Sequence[TurnEvent | StreamReset[TurnEvent]], shown: bool) -> list[object]:

@@ -75,6 +75,7 @@ function Frame({ me }) {
       if (number >= 1 && number <= SCREENS.length) location.hash = `#/${SCREENS[number - 1][0]}`;
     };
     addEventListener("keydown", pressed);
+    document.body.dataset.ready = "yes";
     return () => removeEventListener("keydown", pressed);
   }, []);
 

@@ -21,6 +21,19 @@ async function ask(path, options = {}) {
 
 export const get = (path) => ask(path);
 
+// Why a stream of events is refused; null if it is not. Nothing of it is read.
+export async function refusal(path) {
+  const leave = new AbortController();
+  try {
+    const response = await fetch(path, { credentials: "same-origin", cache: "no-store", signal: leave.signal });
+    return response.ok ? null : new Failed(response.status, (await response.json()).error);
+  } catch {
+    return new Failed(0, "Callboard can't be reached.");
+  } finally {
+    leave.abort();
+  }
+}
+
 export const post = (path, body = {}) => ask(path, {
   method: "POST",
   headers: { "content-type": "application/json", "x-callboard-csrf": csrf },

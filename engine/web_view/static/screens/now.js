@@ -84,7 +84,8 @@ export function Now({ me, onState }) {
   const rate = points.length ? points[points.length - 1].rate : 0;
   const waiting = (frame.turns_waiting ?? 0) + (frame.calls_waiting ?? 0) + (frame.budget_waiting ?? 0);
   const today = frame.today, running = frame.items.reduce((sum, item) => sum + item.cost.nano_usd, 0);
-  const loose = today ? today.unpriced + today.unknown : 0;
+  const open = frame.items.length + frame.others.length;
+  const loose = today ? today.unpriced + Math.max(0, today.unknown - open) : 0;
   return html`
     <div class="head"><h1>Now</h1>${frame.uptime_seconds ? html`<span class="soft small">up ${duration(frame.uptime_seconds * 1000)}</span>` : ""}</div>
     <${Problem} error=${error} />

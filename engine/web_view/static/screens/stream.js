@@ -1,7 +1,7 @@
 // Stream: text, thinking and arguments as they grow; back to any moment; and how far each reader is.
 
 import { html, useEffect, useRef, useState, Component } from "../vendor/htm-preact.mjs";
-import { get, listen, post } from "../net.js";
+import { get, listen, post, refusal } from "../net.js";
 import { fold, nothing } from "../blocks.js";
 import { Card, Empty, Problem, State, Sure, T, Table } from "../parts.js";
 import { bytes, count, duration, plural, short, usd } from "../words.js";
@@ -94,15 +94,19 @@ function useStream(id, onState) {
       fold(live.current, lot);
       ask();
     };
-    get(`api/streams`).then((rows) => {
-      if (!rows.some((row) => row.stream_id === id)) { missing = new Error("There is no such stream here, or it ended too long ago."); draw(); return; }
-      stop = listen(`api/streams/${encodeURIComponent(id)}`, {
+    let gone = false;
+    const path = `api/streams/${encodeURIComponent(id)}`;
+    refusal(path).then((why) => {
+      if (gone) return;
+      if (why) { missing = why; draw(); return; }
+      stop = listen(path, {
         shown: (value) => { shown = value; ask(); },
         events,
         end: () => { over = true; stop(); draw(); },
+        gone: (why) => { missing = new Error(why.error); over = true; stop(); draw(); },
       }, { onState });
-    }, (error) => { missing = error; draw(); });
-    return () => stop();
+    });
+    return () => { gone = true; stop(); };
   }, [id]);
   return { ...seen, lots: lots.current, live: live.current };
 }

@@ -1,0 +1,359 @@
+"""The page in a real browser, over a real engine under traffic: each screen, and what may go wrong around it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, WebView, web
+from engine.web_view.tail import Tail
+from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
+from tests.support.engines import keeping, registry
+from tests.support.scripted import ADD, Say
+
+from .serving import served, subscriptions
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT),
+    pytest.mark.timeout(180),
+]
+
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script> \u202etfel\u202c שלום {{7*7}} javascript:alert(3)"
+CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_000_000)], "cheap")
+DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], f"dear {HOSTILE}")
+SCREENS = ("now", "streams", "calls", "sessions", "costs", "providers", "stage", "events")
+
+
+@asynccontextmanager
+async def looked_at(
+    engine: Engine, *, view: WebView | None = None, **page: Any
+) -> AsyncIterator[tuple[Page, str]]:
+    """A page that is signed in, and the address. At the end it must have had no error, and asked nobody else."""
+    view = view or web(engine)
+    async with served(view) as address, browser() as found:
+        opened = await open_page(found, view, address, **page)
+        yield opened, address
+        assert opened.errors == []
+        assert opened.strangers(address.removeprefix("http://")) == []
+
+
+async def open_page(found: Browser, view: WebView, address: str, **options: Any) -> Page:
+    page = await found.page(**options)
+    await page.open(view.sign_in_url(address))
+    await page.until("document.body.dataset.ready && document.querySelector('main h1')")
+    return page
+
+
+async def go(page: Page, screen: str) -> None:
+    await page.run(f"location.hash = '#/{screen}'")
+    await page.until("document.querySelector('main h1, main .empty')")
+
+
+async def a_hostile_engine(folder: Path, go_on: Callable[[], Awaitable[object]]) -> Engine:
+    """Everything that a model, a server or a host can fill has markup in it; the last reply doesn't end."""
+    replies = [
+        Say(HOSTILE, calls=[("add", {"a": 1, "b": 2, HOSTILE: HOSTILE})]),
+        Say(f"{HOSTILE} again"),
+        Say(fails=OverloadedError(HOSTILE, provider="s", request_id="r")),
+        Say(f"{HOSTILE} under way ", "…", pause=go_on),
+    ]
+    engine = keeping(folder / "t.db", models=registry(*replies, t=[Say("elsewhere")]), prices=CHEAP)
+    await engine.start()
+    session = engine.session("s:m", name=HOSTILE, tags={HOSTILE: HOSTILE}, tools=[ADD], system_prompt=HOSTILE)
+    await session.send(HOSTILE, max_tool_rounds=2)
+    session.model = ["s:m", "t:m"]
+    await session.send(HOSTILE)
+    engine.bus.dead_letter(HOSTILE, object(), HOSTILE)
+    await engine.reprice(DEAR)
+    return engine
+
+
+async def test_every_screen_shows_what_is_there_and_markup_only_as_text(tmp_path: Path) -> None:
+    """With scripts, handlers and marks of direction in every field; none runs, none turns the page around."""
+    end = anyio.Event()
+    asked = 0
+
+    async def pause() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            await end.wait()
+
+    engine = await a_hostile_engine(tmp_path, pause)
+    async with engine, looked_at(engine) as (page, _):
+        session = engine.session("s:m", name=HOSTILE)
+        turn = asyncio.create_task(session.stream("Hi").message())
+        await page.until("document.querySelector('main tbody')?.innerText.includes('replying')")
+        await each_screen(page, session.id)
+        end.set()
+        await turn
+        await go(page, "now")
+        await page.until("document.querySelector('main').innerText.includes('Nothing is under way')")
+
+
+async def each_screen(page: Page, session_id: str) -> None:
+    """Each screen, and one of what it lists: all there, isolated in its direction, no element made of it."""
+    expected = {
+        "now": "In flight", "streams": "Memory", "calls": "Attempt", "sessions": "Turns",
+        "costs": "Price the past",
+        "providers": "in use", "stage": "session manager", "events": "Dead letters",
+    }  # fmt: skip
+    for screen in SCREENS:
+        await go(page, screen)
+        await page.until(f"document.querySelector('main').innerText.includes({expected[screen]!r})")
+        await check_text(page, shows=screen in ("now", "sessions", "costs", "events"))
+        if screen in ("streams", "calls", "sessions"):
+            await page.click(f"main tbody tr:last-child a[href^='#/{screen}/']")
+            await page.until("/^(Stream|Call|Session) /.test(document.querySelector('main h1').innerText)")
+            await page.until("document.querySelectorAll('main .card').length > 1")
+            await check_text(page, shows=screen != "streams")
+
+
+async def check_text(page: Page, *, shows: bool) -> None:
+    if shows:
+        await page.until("document.querySelector('main').textContent.includes('onerror')")
+    assert await page.run("document.querySelectorAll('main img, main script, main [onerror]').length") == 0
+    turned = await page.run(
+        """[...document.querySelectorAll("main *")].filter((element) =>
+            [...element.childNodes].some((node) => node.nodeType === 3 && node.data.includes("\\u202e"))
+            && !element.closest("bdi, [dir], option, pre, .said")).map((element) => element.outerHTML)"""
+    )
+    assert turned == []
+
+
+async def test_a_hundred_thousand_deltas_are_read_along(tmp_path: Path) -> None:
+    """All of the text is there in the end; meanwhile a click is answered; the page's memory stays small."""
+    count = 100_000
+    words = [f"{number} word{'.' if number % 9 else chr(10)}" for number in range(count)]
+
+    async def breathe() -> None:
+        await asyncio.sleep(0)
+
+    async with keeping(tmp_path / "t.db", Say(*words, pause=breathe)) as engine:
+        async with looked_at(engine) as (page, _):
+            stream = engine.session("s:m").stream("Hi")
+            async with stream as turn:
+                await go(page, f"streams/{stream.stream_id}")
+                await page.until("document.querySelector('.said')?.textContent.length > 1000")
+                began = asyncio.get_running_loop().time()
+                await page.click("button.theme")
+                await page.until("document.documentElement.dataset.theme === 'light'")
+                assert asyncio.get_running_loop().time() - began < 5
+                await turn.message()
+            await page.until(f"document.querySelector('.said').textContent.includes('{count - 1} word')", 60)
+            length = await page.run("document.querySelector('.said').textContent.length")
+            assert length == sum(map(len, words))
+            assert await page.heap() < 200_000_000
+
+
+async def test_a_connection_that_breaks_within_a_stream_loses_and_repeats_nothing(
+    tmp_path: Path,
+) -> None:
+    """The browser comes back by itself, with the place up to which it has read."""
+    steps = [anyio.Event() for _ in range(60)]
+    waits = iter(steps)
+    words = [f"w{number} " for number in range(59)]
+    async with keeping(tmp_path / "t.db", Say(*words, pause=lambda: next(waits, steps[-1]).wait())) as engine:
+        view = web(engine)
+        cut: list[asyncio.Event] = []
+
+        async def breaking(scope: Any, receive: Any, send: Any) -> None:
+            """The live view behind a connection that breaks when it is told to."""
+            broken = asyncio.Event()
+            if "/api/streams/" in scope["path"]:
+                cut.append(broken)
+            serving = asyncio.ensure_future(view(scope, receive, send))
+            breaks = asyncio.ensure_future(broken.wait())
+            await asyncio.wait((serving, breaks), return_when=asyncio.FIRST_COMPLETED)
+            for each in (serving, breaks):
+                each.cancel()
+            if broken.is_set():
+                raise ConnectionResetError("cut")
+
+        async with served(breaking) as address, browser() as found:
+            page = await open_page(found, view, address)
+            stream = engine.session("s:m").stream("Hi")
+            async with stream as turn:
+                await go(page, f"streams/{stream.stream_id}")
+                for number in range(0, 60, 20):
+                    for step in steps[number : number + 20]:
+                        step.set()
+                    last = min(number + 18, 58)
+                    await page.until(f"document.querySelector('.said')?.textContent.includes('w{last} ')")
+                    cut[-1].set()
+                await turn.message()
+            await page.until("document.querySelector('main').innerText.includes('completed')")
+            assert await page.run("document.querySelector('.said').textContent") == "".join(words)
+            assert len(cut) >= 4
+            assert [each for each in page.errors if "ERR_" not in each] == []
+
+
+async def test_the_past_of_a_stream_is_gone_back_to(tmp_path: Path) -> None:
+    """By the slider, to any lot, and forward again to what is now."""
+    steps = [anyio.Event() for _ in range(4)]
+    waits = iter(steps)
+    async with keeping(
+        tmp_path / "t.db", Say("one ", "two ", "three ", pause=lambda: next(waits).wait())
+    ) as engine:
+        async with looked_at(engine) as (page, _):
+            stream = engine.session("s:m").stream("Hi")
+            async with stream as turn:
+                await go(page, f"streams/{stream.stream_id}")
+                for step, word in zip(steps, ("one", "two", "three"), strict=False):
+                    step.set()
+                    await page.until(f"document.querySelector('.said')?.textContent.includes('{word}')")
+                steps[-1].set()
+                await turn.message()
+            await page.until("document.querySelector('main').innerText.includes('completed')")
+            await page.run("document.querySelector('input[type=range]').focus()")
+            for _ in range(3):
+                await page.press("ArrowLeft")
+            await page.until("!document.querySelector('.said')?.textContent.includes('three')")
+            assert "one" in await page.text(".said")
+            await page.run(
+                "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Back to now').click()"
+            )
+            await page.until("document.querySelector('.said').textContent.includes('three')")
+
+
+async def test_a_repricing_goes_from_a_click_to_changed_sums(tmp_path: Path) -> None:
+    """Tried first, then done, then taken back; the sums beside follow by themselves."""
+    usage = TokenUsage(1_000_000, 0)
+    async with keeping(tmp_path / "t.db", *[Say("Hello", usage=usage)] * 3, prices=CHEAP) as engine:
+        for _ in range(3):
+            await engine.session("s:m").send("Hi")
+        await engine.reprice(DEAR)
+        await engine.undo_reprice()
+        async with looked_at(engine) as (page, _):
+            await go(page, "costs")
+            await page.until("document.querySelector('tfoot')?.innerText.includes('$3.00')")
+            await page.run(
+                f"""(() => {{ const select = [...document.querySelectorAll("select")].find((each) =>
+                    [...each.options].some((option) => option.value === "published"));
+                    select.value = "{DEAR.version}";
+                    select.dispatchEvent(new Event("change", {{ bubbles: true }})); }})()"""
+            )
+            await press_button(page, "Try")
+            await page.until("document.querySelector('[data-report=dry]')?.innerText.includes('$27.00')")
+            assert "$27.00" not in await page.text("main table")
+            await press_button(page, "Reprice")
+            await press_button(page, "Reprice now?")
+            await page.until("document.querySelector('[data-report=done]')")
+            await page.until("document.querySelector('main table').innerText.includes('$27.00')")
+            assert "$3.00" in await page.text("main table")
+            await press_button(page, "Undo the latest")
+            await press_button(page, "Take it back?")
+            await page.until("!document.querySelector('main table').innerText.includes('$27.00')")
+
+
+async def press_button(page: Page, text: str) -> None:
+    """Click the button of this text, as soon as it can be."""
+    buttons = "[...document.querySelectorAll('main button')]"
+    found = f"{buttons}.find((b) => b.innerText.trim() === '{text}' && !b.disabled)"
+    await page.until(f"Boolean({found})")
+    await page.run(f"{found}.click()")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_it_fits_on_a_phone(tmp_path: Path, dark: bool) -> None:
+    """No screen is wider than the phone, in light and in dark, and every screen can be reached by a thumb."""
+    end = anyio.Event()
+    asked = 0
+
+    async def pause() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            await end.wait()
+
+    engine = await a_hostile_engine(tmp_path, pause)
+    async with engine, looked_at(engine, width=375, height=700, phone=True, dark=dark) as (page, _):
+        turn = asyncio.create_task(engine.session("s:m", name=HOSTILE).send("Hi"))
+        for screen in SCREENS:
+            await page.click(f"nav a[href='#/{screen}']")
+            await page.until("document.querySelector('main .card, main .figures')")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert await page.run(wide) <= 0, screen
+        ground = await page.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) < 200) is dark
+        end.set()
+        await turn
+
+
+async def test_it_is_used_by_keyboard_alone(tmp_path: Path) -> None:
+    """From screen to screen by numbers, to a button by the tabulator, and a turn is cancelled by Enter, twice."""
+    end = anyio.Event()
+    async with keeping(tmp_path / "t.db", Say("Hello", pause=end.wait)) as engine:
+        async with looked_at(engine) as (page, _):
+            turn = asyncio.create_task(engine.session("s:m").send("Hi"))
+            for number, screen in [*enumerate(SCREENS, 1)][1:]:
+                await page.press(str(number))
+                await page.until(f"location.hash === '#/{screen}' && document.querySelector('nav [aria-current]')")
+                await page.until("document.activeElement === document.querySelector('main')")
+            await page.press("1")
+            await page.until("[...document.querySelectorAll('button')].some((b) => b.innerText === 'Cancel')")
+            for _ in range(30):
+                await page.press("Tab")
+                if await page.run("document.activeElement.innerText") == "Cancel":
+                    break
+            outline = await page.run("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none"
+            await page.press("Enter")
+            await page.until("document.activeElement.innerText === 'Really?'")
+            await page.press("Enter")
+            with pytest.raises(Exception, match="cancelled"):
+                await turn
+            await page.until("document.querySelector('main').innerText.includes('Nothing is under way')")
+
+
+async def test_the_door_says_what_to_do(tmp_path: Path) -> None:
+    """Without a token, and with one that was used; the address keeps none."""
+    async with keeping(tmp_path / "t.db") as engine:
+        view = web(engine)
+        async with served(view) as address, browser() as found:
+            url = view.sign_in_url(address)
+            page = await found.page()
+            await page.open(url)
+            await page.until("document.querySelector('nav')")
+            assert "token" not in await page.run("location.href")
+            await page.open(f"{address}/?again")
+            await page.until("document.querySelector('nav')")
+            stranger = await found.page()
+            await stranger.open(f"{address}/")
+            await stranger.until("document.querySelector('.door')?.innerText.includes('printed')")
+            await stranger.open("about:blank")
+            await stranger.open(url)
+            await stranger.until("document.querySelector('.problem')?.innerText.includes('used already')")
+
+
+async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None:
+    """A tab in the background listens to nothing; looked at again, it goes on."""
+    async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
+        view = web(engine)
+        view._subject.tail = Tail(engine.bus, linger=0.0)
+        before = subscriptions(engine)
+
+        async def listeners(wanted: bool) -> None:
+            async with asyncio.timeout(20):
+                while (subscriptions(engine) != before) is not wanted:  # noqa: ASYNC110 (nobody tells)
+                    await asyncio.sleep(0.01)
+
+        async with looked_at(engine, view=view) as (page, _):
+            hide = """(hidden) => {
+                Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+                document.dispatchEvent(new Event("visibilitychange")); }"""
+            for screen in ("now", "events", "stage"):
+                await go(page, screen)
+                await listeners(True)
+                await page.run(f"({hide})(true)")
+                await listeners(False)
+                await page.run(f"({hide})(false)")
+                await listeners(True)
