@@ -18,7 +18,7 @@ from ..connection import Database, Dialect, Sql, SqlValue
 from ..repricing.run_costs import current_runs, runs_of
 from .current_costs import cost_under, with_nano
 from .dimensions import grouping
-from .sums import SUMMED, flag, summands, sums_of
+from .sums import SUMMED, flag, sum_of, summands, sums_of, whole
 from .where import condition
 
 _UNPRICED_THEN = "{0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL"
@@ -26,7 +26,7 @@ _UNPRICED_THEN = "{0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL"
 _OF_CALLS = {
     "calls": "count(*)",
     **sums_of("keyed"),
-    "at_call_time_nano_usd": "coalesce(sum(keyed.cost_nano), 0)",
+    "at_call_time_nano_usd": sum_of("keyed.cost_nano"),
     "at_call_time_unpriced": f"count(*) FILTER (WHERE {_UNPRICED_THEN.format('keyed')})",
 }
 """Each field of a row, as a sum over calls."""
@@ -66,7 +66,8 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
     )
     named = tuple(by)
     return [
-        CostRow(key=group.key(row), by=named, **dict(zip(fields, row[len(by) :], strict=True))) for row in rows
+        CostRow(key=group.key(row), by=named, **dict(zip(fields, map(whole, row[len(by) :]), strict=True)))
+        for row in rows
     ]
 
 

@@ -7,7 +7,7 @@ from ..connection import Database, at_most, greater
 from ..repricing.run_costs import current_runs
 from .columns import tags_of
 from .current_costs import cost_under, with_nano
-from .sums import sums_of
+from .sums import sums_of, whole
 
 _MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
 
@@ -57,5 +57,6 @@ async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
     for row in rows:
         named = dict(zip(_FIELDS, row, strict=True))
         named["tags"], named["resumable"] = tags_of(named["tags"]), bool(named["resumable"])
+        named |= {name: whole(named[name]) for name in _SUMS if name in named}
         found.append(SessionRow(**named))
     return found

@@ -9,7 +9,7 @@ from ..connection import Sql, SqlValue, Statements
 from ..repricing.run_costs import current_runs
 from .current_costs import cost_under, with_nano
 from .dimensions import grouping
-from .sums import flag, total_input
+from .sums import flag, sum_of, total_input
 from .unknown import usage_unknown
 
 _ENDED_BADLY = "('failed', 'cancelled')"
@@ -70,7 +70,7 @@ def _query(statements: Statements, query: SpendingQuery, run_id: str) -> Sql:
                              ELSE coalesce({used}, 0) END AS tokens
                    FROM keyed
              )
-        SELECT value, slot, unknown, count(*), sum(nano), sum(tokens)
+        SELECT value, slot, unknown, count(*), {sum_of("nano")}, {sum_of("tokens")}
           FROM counted
          {"WHERE value = ?" if query.value is not None else ""}
          GROUP BY value, slot, unknown

@@ -15,7 +15,7 @@ from ..connection import Database, Row
 from ..repricing.run_costs import current_runs
 from .current_costs import cost_under, with_nano
 from .dimensions import Grouping, grouping
-from .sums import sums_of
+from .sums import sums_of, whole
 from .where import condition
 
 _SUMS = sums_of("keyed")
@@ -57,7 +57,7 @@ async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -
     found = [
         StatisticsRow(
             key=group.key(row),
-            **dict(zip(_COUNTS, row[size:], strict=True)),
+            **dict(zip(_COUNTS, map(whole, row[size:]), strict=True)),
             latency_ms=latency.get(row[:size], nothing),
             first_token_ms=first_token.get(row[:size], nothing),
             tokens_per_second=speed.get(row[:size], nothing),

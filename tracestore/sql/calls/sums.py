@@ -50,13 +50,23 @@ def sums_of(row: str) -> dict[str, str]:
     """The sums over calls that `with_nano` gives, by the names that rows of answers have for them."""
     tokens = ("output_tokens", "cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens")
     return {
-        "total_input_tokens": f"coalesce(sum{total_input(row)}, 0)",
-        **{name: f"coalesce(sum({row}.{name}), 0)" for name in tokens},
-        "cost_nano_usd": f"coalesce(sum({row}.now_nano), 0)",
+        "total_input_tokens": sum_of(total_input(row)),
+        **{name: sum_of(f"{row}.{name}") for name in tokens},
+        "cost_nano_usd": sum_of(f"{row}.now_nano"),
         "unpriced": f"count(*) FILTER (WHERE {row}.usage_source IS NOT NULL AND {row}.now_nano IS NULL)",
         "estimated": f"count(*) FILTER (WHERE {row}.usage_source = 'estimated')",
         "unknown": f"count(*) FILTER (WHERE {usage_unknown(row)})",
     }
+
+
+def sum_of(count: str) -> str:
+    """The sum of counts, which absurd ones make inexact."""
+    return f"coalesce(sum({_count(count)}), 0)"
+
+
+def whole(total: float) -> int:
+    """A sum as the number that it is. An inexact one comes as a floating-point number."""
+    return int(total)
 
 
 # -- The tables
