@@ -69,7 +69,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
             if _comes_to_nothing(statements, session_id, event, digest):
                 continue
             history = event.position if isinstance(event, CapturedMessage) else event.history
-            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, history)
+            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, history, event.epoch)
         if isinstance(event, CapturedMessage):
             _insert_message(statements, session_id, moment, event, digest, withheld)
         else:

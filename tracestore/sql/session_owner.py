@@ -68,11 +68,13 @@ def branch(
     name: str,
     moment: tuple[int, int, int],
     history: int,
+    epoch: int,
 ) -> str:
     """Make the session that keeps a run's own continuation, and return its id.
 
     The branch begins with the messages before the run's first one. If the owner wrote the last of these, the owner
-    may have begun anew; then the branch is left without a beginning rather than given a wrong one.
+    may have begun anew; then the branch is left without a beginning rather than given a wrong one. In a cluster it
+    is left so if that message is of a later claim.
 
     Args:
         statements: The connection, in a transaction.
@@ -80,6 +82,7 @@ def branch(
         name: The id of the branch.
         moment: The number of the run, the event's number in it, and the event's time in microseconds UTC.
         history: The number of messages before the first one that is kept in the branch.
+        epoch: The number of the claim under which that was said; 0 outside of a cluster.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -87,6 +90,7 @@ def branch(
         "run": moment[0],
         "ts": moment[2],
         "history": history,
+        "epoch": epoch,
     }
     statements.run(
         f"""
@@ -105,7 +109,7 @@ def branch(
         SELECT :branch, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch
           FROM session_messages
          WHERE session_id = :session AND position < :history
-           AND (SELECT m.run <> s.run
+           AND (SELECT CASE WHEN :epoch > 0 THEN m.epoch <= :epoch ELSE m.run <> s.run END
                   FROM session_setups AS s JOIN session_messages AS m USING (session_id)
                  WHERE session_id = :session AND m.position = :history - 1)
         """,

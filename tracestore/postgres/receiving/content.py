@@ -119,7 +119,7 @@ class ContentStoring:
         if is_said(self._statements, session_id, position, message_id, digest):
             return None
         name = f"{session_id}.{run_id}"
-        return branch(self._statements, session_id, name, (number, seq, ts_us), position)
+        return branch(self._statements, session_id, name, (number, seq, ts_us), position, epoch)
 
     def _is_known(self, name: str) -> bool:
         return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))

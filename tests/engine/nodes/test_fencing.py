@@ -1,0 +1,175 @@
+"""What a former owner still says of a session: refused by the shared store, and kept beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bus import Envelope, Event, Message, SessionConfigured, SessionMessageAppended, SessionSetup
+from tests.support.postgres_server import why_not
+from tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
+from tracestore.nodes.ownership import NodeInfo
+from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ownership import PostgresOwnership
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
+CAPTURE = Capture(None)
+
+
+class Says:
+    """The events of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.seq = 0
+
+    def _envelope(self, data: Event, message_id: str | None = None) -> Envelope:
+        self.seq += 1
+        ts_us = 1_795_000_000_000_000 + self.seq
+        found = Envelope(self.seq, self.run_id, ts_us, self.seq, data, session_id="s", message_id=message_id)
+        return CAPTURE.apply(found)
+
+    def setup(self, history: int, epoch: int, *, begins: bool = False, prompt: str = "P") -> Envelope:
+        setup = SessionSetup(model="s:m", system_prompt=prompt)
+        return self._envelope(SessionConfigured(history=history, setup=setup, begins=begins, epoch=epoch))
+
+    def message(self, position: int, text: str, epoch: int, message_id: str | None = None) -> Envelope:
+        name = message_id or f"msg_{self.run_id}_{position}"
+        message = Message(Message.user(text).role, Message.user(text).content, id=name)
+        return self._envelope(SessionMessageAppended(position=position, message=message, epoch=epoch), name)
+
+
+class Shared:
+    """A shared store, and hosts that write into it: each directly, or by shipping a file."""
+
+    def __init__(self, dsn: str, folder: Path, way: str) -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.way = way
+        self.database = SharedDatabase(dsn)
+        self.ownership = PostgresOwnership(self.database)
+
+    async def claim(self, run_id: str) -> int:
+        """Take the session, whoever has it."""
+        found = await self.ownership.claim("s", run_id)
+        return found.epoch  # type: ignore[union-attr]
+
+    async def write(self, run_id: str, *envelopes: Envelope) -> None:
+        if self.way == "direct":
+            async with PostgresStore(self.dsn, path=self.folder / run_id) as store:
+                await store.write(envelopes)
+            return
+        path = self.folder / f"{run_id}.db"
+        async with TraceStore(path) as file:
+            await file.write(envelopes)
+        shipper = TraceShipper(path, self.dsn)
+        await shipper.ship()
+        await shipper.close()
+
+    async def saved(self, session_id: str = "s") -> SavedSession | None:
+        async with PostgresStore(self.dsn, path=self.folder / "reader") as store:
+            return await store.saved_session(session_id)
+
+    async def texts(self, session_id: str = "s") -> list[str] | None:
+        saved = await self.saved(session_id)
+        return None if saved is None else [message.text for message in saved.messages]
+
+
+@pytest.fixture(params=["direct", "shipped"])
+async def shared(request: pytest.FixtureRequest, postgres_dsn: str, tmp_path: Path) -> AsyncIterator[Shared]:
+    place = Shared(postgres_dsn, tmp_path, request.param)
+    yield place
+    await place.database.close()
+
+
+async def began(shared: Shared) -> tuple[Says, Says]:
+    """A says two messages in epoch 1; B takes the session and says two more in epoch 2."""
+    a, b = Says("run_a"), Says("run_b")
+    assert await shared.claim("run_a") == 1
+    await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1), a.message(1, "a1", 1))
+    assert await shared.claim("run_b") == 2
+    return a, b
+
+
+async def test_what_a_former_owner_says_is_kept_under_a_name_of_its_own(shared: Shared) -> None:
+    """It is never mixed in, and nothing of it is lost."""
+    a, b = await began(shared)
+    await shared.write("run_a", a.message(2, "late", 1))
+    await shared.write("run_b", b.setup(2, 2), b.message(2, "b2", 2))
+    await shared.write("run_a", a.message(3, "later", 1))
+    assert await shared.texts() == ["a0", "a1", "b2"]
+    assert await shared.texts("s.run_a") == ["a0", "a1", "late", "later"]
+
+
+async def test_a_claim_alone_is_enough_to_refuse(shared: Shared) -> None:
+    """The next owner has said nothing yet; it has read the history, and what comes now isn't in it."""
+    a, _ = await began(shared)
+    await shared.write("run_a", a.message(2, "late", 1))
+    assert await shared.texts() == ["a0", "a1"]
+
+
+async def test_a_run_that_owns_the_session_again_says_nothing_under_its_old_claim(shared: Shared) -> None:
+    """A, then B, then A: what A had left unsaid of its first time isn't in the session."""
+    a, b = await began(shared)
+    unsaid = a.message(2, "of the first time", 1)
+    await shared.write("run_b", b.setup(2, 2), b.message(2, "b2", 2))
+    assert await shared.claim("run_a") == 3
+    again, last = a.setup(3, 3), a.message(3, "a3", 3)
+    await shared.write("run_a", unsaid, again, last)
+    assert await shared.texts() == ["a0", "a1", "b2", "a3"]
+    assert await shared.texts("s.run_a") == ["a0", "a1", "of the first time"]
+
+
+async def test_a_message_that_the_next_owner_has_put_together_is_no_conflict(shared: Shared) -> None:
+    """The first owner's own copy comes later, and is the same. If it says more, it is kept beside."""
+    a, b = await began(shared)
+    await shared.write(
+        "run_b", b.setup(2, 2), b.message(2, "asked", 2, "msg_x"), b.message(3, "half an ans", 2, "msg_y")
+    )
+    await shared.write("run_a", a.message(2, "asked", 1, "msg_x"))
+    assert await shared.texts("s.run_a") is None
+    await shared.write("run_a", a.message(3, "half an answer", 1, "msg_y"))
+    assert await shared.texts() == ["a0", "a1", "asked", "half an ans"]
+    assert (await shared.texts("s.run_a") or [])[-1] == "half an answer"
+
+
+async def test_a_former_owner_s_setup_changes_nothing(shared: Shared) -> None:
+    """Not even one that begins the session anew."""
+    a, b = await began(shared)
+    await shared.write("run_b", b.setup(2, 2, prompt="B's"))
+    await shared.write("run_a", a.setup(2, 1, prompt="late"), a.setup(0, 1, begins=True, prompt="anew"))
+    saved = await shared.saved()
+    assert saved is not None
+    assert saved.setup is not None
+    assert (saved.setup.system_prompt, len(saved.messages)) == ("B's", 2)
+    assert await shared.saved("s.run_a") is None
+
+
+async def test_an_owner_that_comes_back_begins_where_the_session_is(shared: Shared) -> None:
+    """Messages of a former time beyond that go."""
+    a, _ = await began(shared)
+    assert await shared.claim("run_a") == 3
+    await shared.write("run_a", a.setup(1, 3), a.message(1, "a1 again", 3))
+    assert await shared.texts() == ["a0", "a1 again"]
+
+
+async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_that_lives(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Of one that has let go of it, it does, and the node says nothing more in it."""
+    shared = Shared(postgres_dsn, tmp_path, "direct")
+    await shared.ownership.renew(NodeInfo(node="run_a"))
+    a, c = Says("run_a"), Says("run_c")
+    await shared.claim("run_a")
+    await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1))
+    async with PostgresStore(postgres_dsn, path=tmp_path / "c") as store:
+        assert not await store.claim_session("s", "run_c", 0, 1)
+        await shared.ownership.release("run_a", {"s": 1})
+        assert await store.claim_session("s", "run_c", 0, 1)
+        await store.write([c.setup(1, 0), c.message(1, "c1", 0)])
+    await shared.write("run_a", a.message(1, "late", 1))
+    assert await shared.texts() == ["a0", "c1"]
+    await shared.database.close()
