@@ -16,6 +16,7 @@ from tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECOND
 
 class _Lease(msgspec.Struct):
     info: NodeInfo
+    number: int
     until: float
 
 
@@ -37,12 +38,14 @@ class OwnershipModel:
         self._owned: dict[str, _Owned] = {}
         self._endings: dict[str, TurnEnding] = {}
 
-    async def renew(self, node: NodeInfo) -> Renewed:
-        before = self._left(node.node)
-        self._leases[node.node] = _Lease(node, self.now + node.lease_seconds)
+    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+        before = self._leases.get(node.node)
+        broken = (self._left(node.node) or 0) <= 0
+        number = known + 1 if before is None else before.number + broken
+        self._leases[node.node] = _Lease(node, number, self.now + node.lease_seconds)
         wanted = await self.wanted(node.node)
-        if before is not None and before > 0:
-            return Renewed(unbroken=True, wanted=wanted)
+        if number == known:
+            return Renewed(lease=number, wanted=wanted)
         for name, lease in list(self._leases.items()):
             if lease.until < self.now - FORGOTTEN_SECONDS:
                 del self._leases[name]
@@ -51,7 +54,7 @@ class OwnershipModel:
             for session_id, row in self._owned.items()
             if row.node == node.node and not row.released
         }
-        return Renewed(unbroken=False, owned=owned, wanted=wanted)
+        return Renewed(lease=number, owned=owned, wanted=wanted)
 
     async def leave(self, node: str) -> None:
         self._leases.pop(node, None)

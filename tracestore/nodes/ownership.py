@@ -46,12 +46,12 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that begins anew."""
+    """A lease that lasts from now on."""
 
-    unbroken: bool
-    """Whether the node had a lease until now, so that nobody can have taken anything from it."""
-    owned: Mapping[str, int] = {}
-    """After a break: the sessions that are still the node's, with their epochs."""
+    lease: int
+    """The number of the lease. As long as it stays the same, nobody can have taken anything from the node."""
+    owned: Mapping[str, int] | None = None
+    """If the number is not the one that the node knew: the sessions that are still its own, with their epochs."""
     wanted: Sequence[str] = ()
     """The node's sessions that another node waits for."""
 
@@ -107,8 +107,14 @@ class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
 class OwnershipTables(Protocol):
     """The shared rows. Each method happens as a whole; whatever fails is a StoreError."""
 
-    async def renew(self, node: NodeInfo) -> Renewed:
-        """Begin a node's lease anew, from the database's now."""
+    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+        """Have a node's lease last from the database's now on.
+
+        Args:
+            node: The node.
+            known: The number of the lease that the node knows of; 0 if it knows none. An earlier renewal may have
+                been carried out without the node having had the answer.
+        """
         ...
 
     async def leave(self, node: str) -> None:

@@ -10,6 +10,9 @@ The database's lease begins when the database carries out the renewal, which is 
 So a node that counts from the moment before it asked, on its own monotonic clock, believes in its lease no longer
 than the database does. Nobody's clocks are compared.
 
+Leases are numbered, because an answer may get lost: the renewal after it is no break any more, but what was taken
+before it the node hasn't heard of.
+
 It has no clock and no I/O. Times are nanoseconds of one monotonic clock.
 """
 
@@ -33,6 +36,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     at_ns: int
     """The moment before it was sent."""
+    known: int
+    """The number of the lease that the node knew of then."""
     held: Mapping[str, int]
     """The sessions that the node held then, with their epochs."""
 
@@ -48,6 +53,7 @@ class Holding:
         self.breaks = 0
         """How often somebody else may have taken sessions, because the lease was over in between."""
         self._lease_ns = round(lease_seconds * 1e9)
+        self._lease = 0
         self._until_ns: int | None = None
         self._next_ns = 0
         self._sessions: dict[str, int] = {}
@@ -84,7 +90,7 @@ class Holding:
 
     def asks(self, now_ns: int) -> Asked:
         """A renewal is about to be sent."""
-        return Asked(now_ns, dict(self._sessions))
+        return Asked(now_ns, self._lease, dict(self._sessions))
 
     def renewed(self, asked: Asked, answer: Renewed) -> dict[str, int]:
         """A renewal was answered.
@@ -95,8 +101,9 @@ class Holding:
         if self._until_ns is None or asked.at_ns + self._lease_ns > self._until_ns:
             self._until_ns = asked.at_ns + self._lease_ns
         self._next_ns = asked.at_ns + self._lease_ns // _RENEWALS
-        if answer.unbroken:
+        if answer.owned is None:
             return {}
+        self._lease = max(self._lease, answer.lease)
         self.breaks += 1
         lost = {
             session_id: epoch

@@ -255,7 +255,7 @@ class Ownership:
         async with self._renewing:
             asked = self.holding.asks(self._clock.monotonic_ns())
             try:
-                answer = await self.tables.renew(self.info)
+                answer = await self.tables.renew(self.info, asked.known)
             except StoreError as error:
                 self.holding.not_renewed(self._clock.monotonic_ns())
                 self._reason = str(error)

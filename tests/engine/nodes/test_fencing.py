@@ -161,7 +161,7 @@ async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_tha
 ) -> None:
     """Of one that has let go of it, it does, and the node says nothing more in it."""
     shared = Shared(postgres_dsn, tmp_path, "direct")
-    await shared.ownership.renew(NodeInfo(node="run_a"))
+    await shared.ownership.renew(NodeInfo(node="run_a"), 0)
     a, c = Says("run_a"), Says("run_c")
     await shared.claim("run_a")
     await shared.write("run_a", a.setup(0, 1, begins=True), a.message(0, "a0", 1))

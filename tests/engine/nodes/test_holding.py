@@ -14,12 +14,12 @@ from tracestore.nodes.ownership import Claimed, NodeInfo, Renewed
 from tracestore.sql.session_owner import belongs
 
 SECOND = 1_000_000_000
-UNBROKEN = Renewed(unbroken=True)
+UNBROKEN = Renewed(lease=1)
 
 
 def held(**sessions: int) -> Holding:
     holding = Holding(9.0)
-    holding.renewed(holding.asks(0), Renewed(unbroken=False))
+    holding.renewed(holding.asks(0), Renewed(lease=1, owned={}))
     for session_id, epoch in sessions.items():
         holding.claimed(session_id, epoch)
     return holding
@@ -36,7 +36,7 @@ def test_a_lease_is_counted_from_before_it_was_asked_for() -> None:
     """However long the answer took."""
     holding = Holding(9.0)
     asked = holding.asks(2 * SECOND)
-    holding.renewed(asked, Renewed(unbroken=False))
+    holding.renewed(asked, Renewed(lease=1, owned={}))
     assert holding.lives(11 * SECOND - 1)
     assert not holding.lives(11 * SECOND)
     assert holding.seconds_left(5 * SECOND) == 6.0
@@ -70,7 +70,7 @@ def test_an_unbroken_lease_loses_nothing_and_a_broken_one_what_others_have_taken
     breaks = holding.breaks
     asked = holding.asks(20 * SECOND)
     holding.claimed("new", 1)
-    lost = holding.renewed(asked, Renewed(unbroken=False, owned={"kept": 1, "again": 1}))
+    lost = holding.renewed(asked, Renewed(lease=2, owned={"kept": 1, "again": 1}))
     assert lost == {"taken": 1, "again": 2}
     assert dict(holding.sessions) == {"kept": 1, "new": 1}
     assert holding.breaks == breaks + 1
@@ -104,7 +104,7 @@ class Host:
 
     def ask(self, *, lost: bool) -> None:
         asked = self.holding.asks(self.now())
-        answer = run(self.model.renew(self.info))
+        answer = run(self.model.renew(self.info, asked.known))
         if not lost:
             self.answers.append(lambda: self._renewed(asked, answer))
 

@@ -21,18 +21,24 @@ def ending(by: NodeInfo, *, session: str = "s", epoch: int = 1) -> TurnEnding:
 
 
 async def test_a_first_lease_follows_none_and_the_next_one_is_unbroken(place: Place) -> None:
-    """Until it was over in between."""
-    assert not (await place.tables.renew(A)).unbroken
+    """Until it was over in between. Who has missed an answer is told what it would have said."""
+    assert (await place.tables.renew(A, 0)).lease == 1
+    await place.tables.claim("s", A.node)
     await place.passes(9)
-    assert (await place.tables.renew(A)).unbroken
+    assert (await place.tables.renew(A, 1)).owned is None
     await place.passes(11)
-    assert not (await place.tables.renew(A)).unbroken
+    assert (await place.tables.renew(A, 1)).lease == 2
+    again = await place.tables.renew(A, 1)
+    assert (again.lease, again.owned) == (2, {"s": 1})
+    assert (await place.tables.renew(A, 2)).owned is None
+    await place.tables.leave(A.node)
+    assert (await place.tables.renew(A, 2)).lease == 3
 
 
 async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> None:
     """Who asks for it is told who has it, and for how long."""
-    await place.tables.renew(A)
-    await place.tables.renew(B)
+    await place.tables.renew(A, 0)
+    await place.tables.renew(B, 0)
     assert await place.tables.claim("s", A.node) == Claimed(epoch=1)
     refused = await place.tables.claim("s", B.node)
     assert isinstance(refused, Held)
@@ -45,24 +51,24 @@ async def test_a_session_has_one_owner_while_that_one_lives(place: Place) -> Non
 
 async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_learns_so(place: Place) -> None:
     """By its next renewal, which is no unbroken one."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     for session in ("s", "kept"):
         await place.tables.claim(session, A.node)
     await place.passes(11)
-    await place.tables.renew(B)
+    await place.tables.renew(B, 0)
     taken = await place.tables.claim("s", B.node)
     assert isinstance(taken, Claimed)
     assert taken.previous is not None
     assert (taken.epoch, taken.previous.node, taken.previous.lives) == (2, A.node, False)
-    renewed = await place.tables.renew(A)
-    assert (renewed.unbroken, renewed.owned) == (False, {"kept": 1})
+    renewed = await place.tables.renew(A, 0)
+    assert renewed.owned == {"kept": 1}
     assert isinstance(await place.tables.claim("kept", B.node), Held)
 
 
 async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> None:
     """And nobody lets go of what is another's by now."""
-    await place.tables.renew(A)
-    await place.tables.renew(B)
+    await place.tables.renew(A, 0)
+    await place.tables.renew(B, 0)
     await place.tables.claim("s", A.node)
     await place.tables.release(A.node, {"s": 2})
     assert isinstance(await place.tables.claim("s", B.node), Held)
@@ -77,14 +83,14 @@ async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> No
 
 async def test_each_claim_raises_the_epoch(place: Place) -> None:
     """The owner's own as well, so that nothing of before is taken for something of now."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     epochs = [await place.tables.claim("s", A.node) for _ in range(3)]
     assert [claim.epoch for claim in epochs if isinstance(claim, Claimed)] == [1, 2, 3]
 
 
 async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:
     """Nobody waits for its lease."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.tables.leave(A.node)
     assert isinstance(await place.tables.claim("s", B.node), Claimed)
@@ -93,47 +99,47 @@ async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:
 
 async def test_an_owner_is_told_what_others_wait_for(place: Place) -> None:
     """For a while, and until it has let go of it."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     for session in ("s", "t", "u"):
         await place.tables.claim(session, A.node)
     await place.tables.claim("s", B.node, wants=True)
     await place.tables.claim("u", B.node)
     assert list(await place.tables.wanted(A.node)) == ["s"]
-    assert list((await place.tables.renew(A)).wanted) == ["s"]
+    assert list((await place.tables.renew(A, 0)).wanted) == ["s"]
     await place.tables.release(A.node, {"s": 1})
     assert list(await place.tables.wanted(A.node)) == []
     await place.tables.claim("t", B.node, wants=True)
     await place.passes(31)
-    assert list((await place.tables.renew(A)).wanted) == []
+    assert list((await place.tables.renew(A, 0)).wanted) == []
 
 
 async def test_the_end_of_a_turn_is_decided_once_and_only_when_its_owner_can_not_end_it(place: Place) -> None:
     """While the owner lives and the session is its own, nobody else ends its turn."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     assert await place.tables.end_turn(ending(B), A.node) is None
     assert await place.tables.ending("trn_1") is None
     await place.passes(11)
     assert await place.tables.end_turn(ending(B), A.node) == ending(B)
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     assert await place.tables.end_turn(ending(A), A.node) == ending(B)
     assert await place.tables.ending("trn_1") == ending(B)
 
 
 async def test_the_turn_of_a_former_owner_that_lives_again_can_be_ended(place: Place) -> None:
     """Its session is another's by now, so it can't end the turn itself."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.passes(11)
-    await place.tables.renew(B)
+    await place.tables.renew(B, 0)
     await place.tables.claim("s", B.node)
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     assert await place.tables.end_turn(ending(B), A.node) == ending(B)
 
 
 async def test_a_turn_without_a_session_is_ended_by_its_node_s_lease_alone(place: Place) -> None:
     """There is no owner but the node."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     assert await place.tables.end_turn(ending(B, session=""), A.node) is None
     await place.passes(11)
     assert await place.tables.end_turn(ending(B, session=""), A.node) == ending(B, session="")
@@ -141,13 +147,13 @@ async def test_a_turn_without_a_session_is_ended_by_its_node_s_lease_alone(place
 
 async def test_nodes_are_listed_the_living_ones_first_and_forgotten_after_a_day(place: Place) -> None:
     """With the sessions that each of them owns."""
-    await place.tables.renew(A)
+    await place.tables.renew(A, 0)
     await place.tables.claim("s", A.node)
     await place.passes(11)
-    await place.tables.renew(B)
+    await place.tables.renew(B, 0)
     rows = await place.tables.nodes()
     assert [(row.node, row.lives, row.sessions) for row in rows] == [(B.node, True, 0), (A.node, False, 1)]
     await place.passes(86_500)
-    await place.tables.renew(B)
+    await place.tables.renew(B, 0)
     assert [row.node for row in await place.tables.nodes()] == [B.node]
     assert isinstance(await place.tables.claim("s", B.node), Claimed)

@@ -28,9 +28,11 @@ _LEFT = """
 """The seconds until the end of a node's lease."""
 
 _RENEW = """
-    INSERT INTO nodes (node, cluster, name, lease_seconds, lease_until)
-    VALUES (:node, :cluster, :name, :seconds, clock_timestamp() + make_interval(secs => :seconds))
-    ON CONFLICT (node) DO UPDATE SET lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
+    INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)
+    VALUES (:node, :cluster, :name, :known + 1, :seconds, clock_timestamp() + make_interval(secs => :seconds))
+    ON CONFLICT (node) DO UPDATE SET
+        lease = nodes.lease + :broken, lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
+    RETURNING lease
 """
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
 _WANTED = """
@@ -75,21 +77,21 @@ class PostgresOwnership:
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
 
-    async def renew(self, node: NodeInfo) -> Renewed:
+    async def renew(self, node: NodeInfo, known: int) -> Renewed:
         values: dict[str, SqlValue] = {"node": node.node, "cluster": node.cluster, "name": node.name}
-        values["seconds"] = node.lease_seconds
+        values |= {"seconds": node.lease_seconds, "known": known}
 
         def work(statements: Statements) -> Renewed:
             left = _seconds_left(statements, node.node)
-            statements.run(_RENEW, values)
+            ((lease,),) = statements.run(_RENEW, {**values, "broken": int(left is None or left <= 0)})
             wanted = _wanted(statements, node.node)
-            if left is not None and left > 0:
-                return Renewed(unbroken=True, wanted=wanted)
+            if lease == known:
+                return Renewed(lease=lease, wanted=wanted)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
             owned = statements.run(
                 "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0", (node.node,)
             )
-            return Renewed(unbroken=False, owned=dict(owned), wanted=wanted)
+            return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
 
         return await self._database.brief(work)
 

@@ -8,6 +8,7 @@ NODES = (
         node          text COLLATE "C" PRIMARY KEY,  -- the run of its engine
         cluster       text COLLATE "C" NOT NULL,
         name          text COLLATE "C" NOT NULL,     -- for people
+        lease         bigint NOT NULL,               -- its number: it rises when one is over before it is renewed
         lease_seconds double precision NOT NULL,
         lease_until   timestamptz NOT NULL
     )
