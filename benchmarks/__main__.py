@@ -32,6 +32,7 @@ SUBJECTS = {
     "postgres_money": "Money in PostgreSQL (floor: INSERT ... SELECT; a full scan)",
     "shipping": "Shipping a trace file (floor: the bare COPY of the same rows, the same tables, wall)",
     "nodes": "Nodes (floor: the same engine without neighbours; a bare message of the broker)",
+    "frames": "Streams read on another node (floor: no frames; nats-py publish to subscribe)",
     "at_once": "Calls at once (floor: raw httpx, a client for each 16 calls)",
     "scale": "Streams at scale, through the whole engine with store (floor: raw httpx and msgspec)",
     "memory": "Memory of the whole engine",

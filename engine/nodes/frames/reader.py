@@ -69,13 +69,13 @@ class RemoteReader(StreamReader[TurnEvent]):
             self.seq = self._cursor - 1
         while self._cursor > log.next_seq and not log.closed and not self._closed:
             await log._changed()
-        if self._cursor > log.next_seq and log.error is None and not self._closed:
-            if not self._filling.stored:
-                self.close()
-                raise ValueError(
-                    f"stream {self.stream_id} has events 0 to {log.next_seq - 1}; from_seq={self._cursor}"
-                )
-            self._cursor = min(1, log.first_seq)  # amidst what was read elsewhere: it begins anew
+        if self._filling.stored and self._cursor > 0:
+            self._cursor, self._unfold = 0, None  # what it has read has other numbers: it begins anew
+        elif self._cursor > log.next_seq and log.error is None and not self._closed:
+            self.close()
+            raise ValueError(
+                f"stream {self.stream_id} has events 0 to {log.next_seq - 1}; from_seq={self._cursor}"
+            )
         self._placed = True
 
     def statistics(self) -> ReaderStatistics:

@@ -1,13 +1,14 @@
 """The owner's side: what its streams say goes out, and questions about them are answered.
 
-A log that says something marks itself as having news, once. One timer, which runs only while there are news, then
-makes the frames of all logs that have some. So an open stream that says nothing costs nothing, and one that says
-much costs a list append per delta, as without a cluster.
+A log that says something marks itself as having news, once. The frames of all logs that have some are then made
+together: at once if the last time is long enough ago, or when it is. So an open stream that says nothing costs
+nothing, and one that says much costs a list append per delta, as without a cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,6 +23,9 @@ from .framer import Framer
 from .wire.frame import Ending, Frame, packets
 
 _log = Log("engine.frames")
+
+PROMPT = 0.9
+"""The part of the time for which news may wait after which they are said, so that making frames fits into it."""
 
 MOST_ENDED = 4096
 """The number of streams that are over and of which is still known whose they were."""
@@ -57,7 +61,7 @@ class FrameSender:
         node: This node.
         epoch_of: Gives the epoch in which this node has a session; 0 if it has none, or nobody counts.
         streams: The streams of this engine.
-        frame_seconds: Seconds for which news may wait.
+        frame_seconds: Seconds for which news may have to wait.
         frame_bytes: The bytes of a frame, roughly.
     """
 
@@ -77,12 +81,13 @@ class FrameSender:
         self._node = node
         self._epoch_of = epoch_of
         self._streams = streams
-        self._frame_seconds = frame_seconds
+        self.frame_seconds = frame_seconds
         self._frame_bytes = frame_bytes
         self._open: dict[str, _Followed] = {}
         self._ended: OrderedDict[str, tuple[str, int]] = OrderedDict()  # session and epoch
         self._news: dict[str, _Followed] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = -math.inf
         self._frames = self._bytes = self._lost = 0
         broker.on_reconnect(self.say_again)
 
@@ -131,6 +136,7 @@ class FrameSender:
 
     def flush(self) -> None:
         """Say at once what there is to say."""
+        self._flushed_at = asyncio.get_running_loop().time()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,7 +155,8 @@ class FrameSender:
     def _note(self, followed: _Followed) -> None:
         self._news[followed.framer.log.stream_id] = followed
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._frame_seconds, self.flush)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._flushed_at + self.frame_seconds * PROMPT, self.flush)
 
     def _say(self, stream_id: str, followed: _Followed) -> None:
         framer = followed.framer
@@ -158,11 +165,11 @@ class FrameSender:
             log.notify(lambda: self._note(followed))
         if not self._is_ours(framer):
             if log.closed:
-                del self._open[stream_id]
+                self._open.pop(stream_id, None)
             return  # whoever has the session by now says how the turn ended
         self._send(self._subjects.stream(stream_id, session_id), framer.frames())
         if framer.over:
-            del self._open[stream_id]
+            self._open.pop(stream_id, None)
             self._ended[stream_id] = (session_id, framer.epoch)
             if len(self._ended) > MOST_ENDED:
                 self._ended.popitem(last=False)

@@ -1,4 +1,5 @@
-"""A node that begins a turn and is killed amid it: a program of its own.
+"""A node that begins a turn and is killed amid it: a program of its own. The node of a name that begins with
+"plain" has no session.
 
 It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills
 itself with SIGKILL; with 0 it lives until its input ends.
@@ -44,11 +45,13 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
     while not node.broker.connected:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     session = engine.session("s:m", tools=[ADD], session_id=f"ses_{name}")
-    async with session.stream("What is it?") as turn:
+    plain = name.startswith("plain")
+    begun = engine.stream("s:m", "What is it?", tools=[ADD]) if plain else session.stream("What is it?")
+    async with begun as turn:
         turn.detach()
         sys.stdout.write(f"{session.id} {turn.stream_id}\n")
         sys.stdout.flush()
-        reader = turn.reader()
+        reader = engine.attach(turn.stream_id)
         count = 0
         async for _ in reader:
             count += 1

@@ -53,6 +53,10 @@ def owner(nats: NatsServer, dsn: str, folder: Path, name: str, dies_at: int) -> 
         process.communicate()
 
 
+def _name(place: int) -> str:
+    return f"plain{place}" if place == 22 else f"owner{place}"
+
+
 async def stream_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = await anyio.to_thread.run_sync(process.stdout.readline)
@@ -82,8 +86,10 @@ def check(seen: Seen) -> None:
 async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Amid thinking, text and arguments, between a message and its tools, and before the end of the turn."""
-    dies_at = [1, 5, 20, 35, 37, 39, 45]
+    """Amid thinking, text and arguments, between a message and its tools, and before the end of the turn; and a
+    turn without a session.
+    """
+    dies_at = [1, 5, 20, 22, 35, 37, 39, 45]
     seen: dict[tuple[str, int], Seen] = {}
 
     async def follow(name: str, engine: Engine, place: int, stream_id: str) -> None:
@@ -97,7 +103,7 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
             readers[name] = await stack.enter_async_context(engine)
             await connected(readers[name])
         owners = {
-            place: stack.enter_context(owner(nats, postgres_dsn, tmp_path, f"owner{place}", place))
+            place: stack.enter_context(owner(nats, postgres_dsn, tmp_path, _name(place), place))
             for place in dies_at
         }
         streams = {place: await stream_of(process) for place, process in owners.items()}
