@@ -25,7 +25,7 @@ State: TypeAlias = Literal["asking", "shipping", "resting", "retrying"]
 class ShippingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and the patience of a shipper."""
 
-    batch_events: int = 2000
+    batch_events: int = 5000
     """The number of events in a transaction of the target."""
     look_seconds: float = 0.5
     """The time after which the file is looked at again when everything is shipped, in seconds."""
