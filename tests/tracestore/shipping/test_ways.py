@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bus.errors import StoreError
 from bus.events.envelope import Envelope
 from bus.events.sessions import SessionCreated
 from bus.values.usage import TokenUsage
@@ -196,6 +197,30 @@ async def test_a_shipment_is_bounded_by_its_size_too(
     await local.write(of_run("one", 20))
     await ship(trace, shared)
     assert len(ways) == -(-len(of_run("one", 20)) // 10)
+    async with shipped(trace, shared) as store:
+        assert await everything(store) == await everything(local)
+
+
+async def test_what_could_not_be_read_ahead_is_read_when_it_is_its_turn(
+    local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first shipment is taken, the second one is read, and that fails."""
+    reads = 0
+    read = source.Source.read
+
+    async def fails_once(self: source.Source, *arguments: object) -> object:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            raise StoreError("not now")
+        return await read(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(source.Source, "read", fails_once)
+    await local.write(of_run("one", 20))
+    shipper = TraceShipper(trace, shared, options=ShippingOptions(batch_events=10))
+    assert await shipper.ship() == len(of_run("one", 20))
+    assert shipper.statistics().failures == 0
+    await shipper.close()
     async with shipped(trace, shared) as store:
         assert await everything(store) == await everything(local)
 
