@@ -46,6 +46,7 @@ from ..calls.outcome import CallOutcome
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
+from ..sessions.clustered.opening import packed_opening
 from ..sessions.clustered.tenure import Tenure
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
@@ -283,7 +284,9 @@ class Turn(TurnContext):
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
         if self.runtime.frames is not None and self.state.id:
-            self.runtime.frames.sender.begin(self.id, len(self.state.messages), self._history.pending)
+            opening = packed_opening(self.state) if self.state.epoch else b""
+            sender = self.runtime.frames.sender
+            sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
         models = TurnModels(self, model, self._history.pending)
         tools = TurnTools(self, self._keep_results)
         try:

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from bus import (
     Bus,
     CallboardError,
+    Message,
     SessionCreated,
     SessionMessageAppended,
     SessionModelChanged,
@@ -103,6 +104,16 @@ class OpenSessions:
         for position, message in enumerate(state.messages):
             appended = SessionMessageAppended(position=position, message=message, epoch=state.epoch)
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
+
+    def append(self, state: SessionState, message: Message, turn_id: str | None) -> None:
+        """Add a message to a history, and publish it as one of a turn."""
+        state.messages.append(message)
+        self._bus.publish(
+            SessionMessageAppended(position=len(state.messages) - 1, message=message, epoch=state.epoch),
+            session_id=state.id,
+            turn_id=turn_id,
+            message_id=message.id,
+        )
 
     async def own(self, state: SessionState) -> None:
         """In a cluster, claim a session that begins here, and publish that it exists.

@@ -95,6 +95,8 @@ class SessionState:
         """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
         self.lost = ""
         """In a cluster, the text for whoever goes on with it, once another node has the session."""
+        self.opening: tuple[object, bytes] | None = None
+        """In a cluster, what its setup was made of, and the setup as other nodes get it."""
         self.claimed: int | None = None
         """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
         if the store isn't told."""

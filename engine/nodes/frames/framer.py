@@ -48,9 +48,9 @@ class Framer:
         """Whether nothing is left to say, and nothing will come."""
         return self.log.closed and self._said >= self.log.next_seq
 
-    def begin(self, history: int, said: Sequence[Message]) -> None:
-        """Note what the turn begins with: the number of messages before it, and what it says."""
-        self._beginning = Beginning(history, tuple(map(pack_message, said)))
+    def begin(self, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
+        """Note what the turn begins with: the number of messages before it, what it says, the session's setup."""
+        self._beginning = Beginning(history, tuple(map(pack_message, said)), opening)
 
     def append(self, position: int, message: Message) -> None:
         """Note a message that has entered the history."""

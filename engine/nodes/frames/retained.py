@@ -40,6 +40,8 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages before it; None if its beginning was not kept."""
     status: TurnStatus | None
     """The way it ended; None if it has no end."""
+    opening: bytes
+    """The session's setup, as the turn's beginning has it; empty if that was not kept."""
     appended: dict[int, Message]
     """The messages that it had added to the history, by their places."""
     left: tuple[Message, ...]
@@ -68,6 +70,12 @@ class Retained(msgspec.Struct, frozen=True):
             for turn in turns:
                 history.update(turn.appended)
         return history
+
+    @property
+    def opening(self) -> bytes:
+        """The latest setup of the session; empty if none was kept."""
+        found = [(turn.epoch, turn.stream_id, turn.opening) for turn in self.turns if turn.opening]
+        return max(found)[2] if found else b""
 
     def beyond(self, stored: int) -> tuple[Message, ...]:
         """The messages that follow on so many stored ones, without a gap."""
@@ -126,6 +134,7 @@ class _Turn:
             node=self._node,
             epoch=self._mirror.epoch,
             history=None if beginning is None else beginning.history,
+            opening=b"" if beginning is None else beginning.opening,
             status=None if end is None else end.status,
             appended=appended,
             left=() if end is not None else _left(said, events, {one.id for one in appended.values()}),

@@ -105,10 +105,10 @@ class FrameSender:
         followed = self._open[log.stream_id] = _Followed(framer, cancel)
         log.notify(lambda: self._note(followed))
 
-    def begin(self, stream_id: str, history: int, said: Sequence[Message]) -> None:
+    def begin(self, stream_id: str, history: int, said: Sequence[Message], opening: bytes = b"") -> None:
         """Note what a turn begins with, see `Framer.begin`."""
         if (followed := self._open.get(stream_id)) is not None:
-            followed.framer.begin(history, said)
+            followed.framer.begin(history, said, opening)
             self._note(followed)
 
     def appended(self, stream_id: str, position: int, message: Message) -> None:

@@ -13,7 +13,17 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bus import AdmissionError, Bus, Clock, Log, SessionBusy, SessionTakenOver, StoreError, TurnStatus
+from bus import (
+    AdmissionError,
+    Bus,
+    Clock,
+    Log,
+    SessionBusy,
+    SessionTakenOver,
+    SessionTurnCompleted,
+    StoreError,
+    TurnStatus,
+)
 from bus.events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
 from tracestore.nodes.ownership import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
 
@@ -98,6 +108,7 @@ class Ownership:
         self._reason = ""
         self._unheld: set[str] = set()  # sessions that nobody held here when it looked last
         self._wanted: tuple[str, ...] = ()
+        self._ended: set[str] = set()  # turns of others whose end was decided here
 
     def statistics(self) -> OwnershipStatistics:
         """A snapshot."""
@@ -183,7 +194,16 @@ class Ownership:
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """How a turn ended whose owner can't say it any more, see `frames.stored.Endings`."""
         found = await self.end_of_turn(stream_id, session_id, node, epoch, "outcome_unknown")
-        return None if found is None else Ending(found.status, OUTCOME_UNKNOWN, found.epoch)
+        if found is None:
+            return None
+        if found.decided_by == self.info.node and stream_id not in self._ended:
+            self._ended.add(stream_id)
+            self._bus.publish(
+                SessionTurnCompleted(status=found.status, calls=1, attempts=1, unknown=1, error=OUTCOME_UNKNOWN),
+                session_id=session_id or None,
+                turn_id=stream_id,
+            )
+        return Ending(found.status, OUTCOME_UNKNOWN, found.epoch)
 
     async def end_of_turn(
         self, stream_id: str, session_id: str, node: str, epoch: int, status: TurnStatus

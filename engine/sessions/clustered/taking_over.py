@@ -1,18 +1,29 @@
-"""In a cluster: a session that another node had, or this one earlier, is taken over."""
+"""In a cluster: a session that another node had, or this one earlier, is taken over.
+
+Of a node that let go of it, everything is in the shared store. One that died may have said more: what its frames
+say beyond the stored history is put behind it, under this node's claim, and the turn that it was at ends with an
+unknown outcome. Nothing is asked of a model again.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus import CallboardError, StoreError
+from bus import CallboardError, Log, StoreError
 
 from ...runtime.runtime import Runtime
 from ..resuming import Wanted, show_costs, state_of_saved
 from ..state import SessionState
+from .opening import saved_of
 
 if TYPE_CHECKING:
+    from tracestore import Store
+
+    from ...nodes.frames.retained import Retained
     from ...nodes.node import Node
     from ...nodes.ownership.ownership import Ownership
+
+_log = Log("engine.ownership")
 
 
 async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted: Wanted) -> SessionState:
@@ -30,18 +41,78 @@ async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted:
     """
     session_id = wanted.session_id
     with runtime.sessions.opening(session_id):
-        if not await runtime.host.share() and ownership.holding.epoch_of(session_id):
+        if not await runtime.host.share() and ownership.epoch_of(session_id):
             raise StoreError(f"what was said in session {session_id!r} here can't be brought to the shared store")
         store = await node.shared_trace()
         if await ownership.tables.owner(session_id) is None:
             state_of_saved(runtime, wanted, await store.saved_session(session_id))
         claimed = await ownership.claim(session_id, waits=True)
         try:
-            state = state_of_saved(runtime, wanted, await store.saved_session(session_id))
+            saved = await store.saved_session(session_id)
+            died = claimed.previous
+            if died is None or died.released or died.node == node.id:
+                died = None
+            kept = None if died is None else await _kept(node, session_id)
+            if saved is None and kept is not None and kept.opening:
+                saved = saved_of(session_id, kept.opening)
+            state = state_of_saved(runtime, wanted, saved)
             await show_costs(store, state)
+            state.epoch, state.resumed = claimed.epoch, True
+            if died is not None:
+                runtime.sessions.announce(state)
+                await _go_on(runtime, node, state, kept)
+                ended = set() if kept is None else {turn.stream_id for turn in kept.turns}
+                for turn_id in await _begun(store, session_id, died.node):
+                    if turn_id not in ended:
+                        await _end(node, session_id, turn_id, died.node, died.epoch)
         except (CallboardError, LookupError, ValueError):
             await ownership.release(session_id)
             raise
-        state.epoch = claimed.epoch
-        state.resumed = True
         return state
+
+
+async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retained | None) -> None:
+    """Add what a dead owner had said beyond the stored history, and end the turn that it was at."""
+    if kept is None:
+        return
+    of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
+    for message in kept.beyond(len(state.messages)):
+        runtime.sessions.append(state, message, of_turns.get(len(state.messages)))
+    turn = kept.unfinished
+    if turn is None:
+        return
+    known = {message.id for message in state.messages}
+    if turn.history is not None and turn.history <= len(state.messages):
+        for message in turn.left:
+            if message.id not in known:
+                runtime.sessions.append(state, message, turn.stream_id)
+    await _end(node, state.id, turn.stream_id, turn.node, turn.epoch)
+
+
+async def _kept(node: Node, session_id: str) -> Retained | None:
+    """What the frames of a session say; None if the broker can't be asked, or there is none."""
+    if node.frames is None:
+        return None
+    try:
+        return await node.frames.retained(session_id)
+    except OSError as error:
+        _log.warning("frames_not_read", session_id=session_id, error=str(error))
+        return None
+
+
+async def _begun(store: Store, session_id: str, run_id: str) -> list[str]:
+    """The turns of a session that a run began and never ended, as far as the store knows."""
+    events = await store.events(run_id=run_id, session_id=session_id, topic="session.turn_*", limit=None)
+    begun = dict.fromkeys(each.turn_id for each in events if each.topic == "session.turn_started")
+    for each in events:
+        if each.topic == "session.turn_completed":
+            begun.pop(each.turn_id, None)
+    return [turn_id for turn_id in begun if turn_id is not None]
+
+
+async def _end(node: Node, session_id: str, turn_id: str, run_by: str, epoch: int) -> None:
+    """Decide how a turn ended, and tell whoever reads it."""
+    assert node.ownership is not None
+    ending = await node.ownership.ending_of(turn_id, session_id, run_by, epoch)
+    if ending is not None and node.frames is not None:
+        node.frames.sender.announce(turn_id, session_id, ending)

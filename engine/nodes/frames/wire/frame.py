@@ -84,6 +84,8 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The number of messages that the session's history had."""
     said: tuple[Packed, ...]
     """The messages that the turn says, which enter the history with the first content of the reply."""
+    opening: bytes = b""
+    """All of the session besides its messages, see `engine.sessions.clustered.opening`; empty if not known."""
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,0 +1,64 @@
+"""The setup of a session in the frames of its turns, for whoever takes it over before any of it is stored."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus import Log, SessionSetup
+from tracestore import SavedSession
+
+from ..setup import setup_of
+from ..state import SessionState
+
+_log = Log("engine.ownership")
+
+LARGEST_BYTES = 256 * 1024
+"""A larger setup, for instance of very many tools, doesn't go out with each turn."""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """All of a session besides its messages."""
+
+    setup: SessionSetup
+    """Its model, system prompt, tools and options."""
+    tags: dict[str, str] = {}
+    """The tags of its calls."""
+    name: str | None = None
+    """Its name, for people."""
+
+
+_decoder = msgspec.msgpack.Decoder(Opening)
+
+
+def packed_opening(state: SessionState) -> bytes:
+    """A session's setup as bytes; nothing if it can't be written. Made once, until it changes."""
+    now = (state.model, state.system_prompt, state.tools, state.name)
+    if state.opening is None or state.opening[0] != now:
+        state.opening = (now, _packed(state))
+    return state.opening[1]
+
+
+def _packed(state: SessionState) -> bytes:
+    try:
+        packed = msgspec.msgpack.encode(Opening(setup_of(state), state.tags, state.name))
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
+        _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
+        return b""
+    return packed if len(packed) <= LARGEST_BYTES else b""
+
+
+def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
+    """A session without messages, as a store would have it; None if the bytes can't be read."""
+    try:
+        opening = _decoder.decode(packed)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return SavedSession(
+        session_id=session_id,
+        setup=opening.setup,
+        withheld=None,
+        tags=dict(opening.tags),
+        name=opening.name,
+        messages=(),
+        missing=(),
+    )
