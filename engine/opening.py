@@ -16,6 +16,7 @@ from .store_address import StoreAddress, TracePlace, is_address
 
 if TYPE_CHECKING:
     from tracestore import PostgresStore, TraceShipper
+    from tracestore.shipping.backlog import Backlog
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
@@ -96,6 +97,28 @@ def shipped_to(place: TracePlace) -> list[str]:
     from tracestore.shipping.marks import marks
 
     return [mark.target for mark in marks(place)] if isinstance(place, Path) else []
+
+
+async def backlog_of(trace: Path) -> list[Backlog]:
+    """What waits in a trace file, for each shared store. Raises StoreError."""
+    from tracestore.shipping.backlog import backlogs
+
+    return await backlogs(trace)
+
+
+def forget_target(trace: Path, target: StoreAddress) -> bool:
+    """Note that a trace file is not shipped to a store any more. Returns whether it ever was.
+
+    Raises:
+        StoreError: The driver is not installed, or a shipper is at work.
+    """
+    from tracestore.shipping.adoption import LookForFiles
+    from tracestore.shipping.marks import forget_mark
+    from tracestore.shipping.shipper import receiver
+
+    name = receiver(target.dsn).name
+    LookForFiles(home_folder() / "shipping", trace, name, None).done()
+    return forget_mark(trace, name)
 
 
 async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bus.clock import Clock
+from bus.errors import StoreError
 
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from .shipment import Position
@@ -89,6 +90,24 @@ def marks(trace: Path) -> list[Mark]:
     """The marks of a trace file for all targets."""
     paths = sorted(trace.parent.glob(f"{escaped(trace.name)}.shipped-*.json"))
     return [mark for mark in map(read_mark, paths) if mark is not None]
+
+
+def forget_mark(trace: Path, target: str) -> bool:
+    """The file is not shipped to a target any more. Returns whether it ever was.
+
+    Raises:
+        StoreError: A shipper is at work.
+    """
+    turn = Turn(trace, target)
+    if not turn.take():
+        raise StoreError(f"a program ships {trace} to {target}; end it first")
+    try:
+        path = mark_path(trace, target)
+        known = path.exists()
+        remove_quietly(path)
+        return known
+    finally:
+        turn.give_up()
 
 
 class Turn:

@@ -10,7 +10,7 @@ import anyio
 
 from bus import ConfigurationError, StoreError
 
-from ...opening import ship_file
+from ...opening import forget_target, ship_file
 from ...store_address import StoreAddress
 from ..common.arguments import STORE_VARIABLE, store_address, trace_file
 from ..common.places import default_trace
@@ -38,7 +38,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="URL",
         help=f"where to, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE})",
     )
-    parser.add_argument("--once", action="store_true", help="end when everything is there")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="end when everything is there")
+    how.add_argument(
+        "--forget",
+        action="store_true",
+        help="the file is not copied there any more: nothing waits for it, and `prune` deletes what it lacks",
+    )
     parser.set_defaults(run=run)
 
 
@@ -49,6 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not trace.exists():
         raise StoreError(f"there is no trace file at {trace}; --db names another one")
     console = make_console()
+    if arguments.forget:
+        known = forget_target(trace, target)
+        console.print(
+            f"{trace} is not copied to {target} any more."
+            if known
+            else f"{trace} was never copied to {target}; nothing was changed.",
+            soft_wrap=True,
+        )
+        return 0 if known else 1
     if not arguments.once:
         console.print(f"{trace} -> {target}, until it is interrupted", soft_wrap=True)
     events = anyio.run(ship_file, trace, target, arguments.once)

@@ -14,7 +14,7 @@ import anyio
 from bus import ConfigurationError, StoreError
 from tracestore import PruneReport
 
-from ...opening import existing_store, store_to_read
+from ...opening import backlog_of, existing_store, store_to_read
 from ...store_address import TracePlace
 from ..common.arguments import add_trace, chosen_trace
 from ..common.places import short
@@ -60,9 +60,21 @@ def prune(arguments: argparse.Namespace) -> int:
     trace = chosen_trace(arguments)
     report = anyio.run(_prune, trace, arguments)
     console = make_console()
-    for line in lines_of(report):
+    for line in [*lines_of(report), *anyio.run(kept_back, trace)]:
         console.print(line, soft_wrap=True)
     return 0
+
+
+async def kept_back(trace: TracePlace) -> list[str]:
+    """What is not deleted whatever its age, because a shared store still lacks it."""
+    if not isinstance(trace, Path):
+        return []
+    return [
+        f"Kept {plural(each.behind, 'event')} that {each.target} still lacks. If it is never to have them: "
+        f"callboard ship --forget --db {short(trace)} --store URL"
+        for each in await backlog_of(trace)
+        if each.behind
+    ]
 
 
 async def _prune(trace: TracePlace, arguments: argparse.Namespace) -> PruneReport:
