@@ -2,7 +2,7 @@
 "plain" has no session.
 
 It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills
-itself with SIGKILL; with 0 it lives until its input ends.
+itself with SIGKILL. With a negative number it stops itself, goes on when it is continued, and ends with its input.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
         count = 0
         async for _ in reader:
             count += 1
-            if count == dies_at:
+            if count == abs(dies_at):
                 node.frames.sender.flush()
                 await node.broker.drain()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL if dies_at > 0 else signal.SIGSTOP)
     await asyncio.to_thread(sys.stdin.read)
     await engine.aclose()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,3 +121,26 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
             assert isinstance(end, TurnComplete)
             assert end.status == "outcome_unknown"
             assert await read(readers["late"], streams[place]) == seen["b", place]
+
+
+async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
+    nats: NatsServer, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Its turn was ended meanwhile, for readers that were there and for those that come later."""
+    cluster = {"nats": nats.url, "lease_seconds": LEASE}
+    async with (
+        node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader,
+        node_engine("c", postgres_dsn, tmp_path, cluster=cluster) as late,
+    ):
+        for engine in (reader, late):
+            await connected(engine)
+        with owner(nats, postgres_dsn, tmp_path, "sleeper", -20) as process:
+            stream_id = await stream_of(process)
+            seen = await read(reader, stream_id)
+            check(seen)
+            assert isinstance(seen[-1], TurnComplete)
+            assert seen[-1].status == "outcome_unknown"
+            process.send_signal(signal.SIGCONT)
+            await anyio.to_thread.run_sync(lambda: process.communicate("", timeout=20))
+            assert process.returncode == 0
+            assert await read(late, stream_id) == seen
