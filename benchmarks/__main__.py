@@ -35,6 +35,7 @@ SUBJECTS = {
     "frames": "Streams read on another node (floor: no frames; nats-py publish to subscribe)",
     "at_once": "Calls at once (floor: raw httpx, a client for each 16 calls)",
     "scale": "Streams at scale, through the whole engine with store (floor: raw httpx and msgspec)",
+    "web_view": "The live view, through the whole engine with store (floor: the same without a live view)",
     "memory": "Memory of the whole engine",
     "import": "Import, CPU above asyncio, sqlite3, json and ssl (floor: those)",
     "peers": "Peers, against the same server (floor: raw httpx and msgspec)",

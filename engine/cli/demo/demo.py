@@ -250,6 +250,7 @@ class Demo:
         for what, how in (
             ("talk to it", f"{home}{command} chat"),
             ("query", f"{command} traces --db {database}"),
+            ("watch it in a browser", f"{command} web --db {database}"),
             ("reprice", f"{command} reprice --db {database} --prices {prices} --label first"),
         ):
             self._screen.line(f"   # {what}", "dim")

@@ -50,16 +50,16 @@ async def cancel(subject: Subject, request: Request) -> Response:
 
 async def _snapshots(subject: Subject) -> AsyncIterator[bytes]:
     sums = _Sums(subject)
-    last = 0
+    last, many = 0, False
     async for _ in subject.changes(EVERY_SECONDS):
         ns = subject.clock.monotonic_ns()
-        engine = subject.engine
-        many = engine is not None and engine.under_way(limit=0).total > MANY
         if many and ns - last < EVERY_SECONDS_OF_MANY * 0.9e9:
             continue
         last = ns
         await sums.look(ns)
-        yield frame("now", as_json({"ts_us": subject.clock.now_us(), **_of_engine(subject), **sums.found}))
+        found = _of_engine(subject)
+        many = found["total"] > MANY  # type: ignore[operator]
+        yield frame("now", as_json({"ts_us": subject.clock.now_us(), **found, **sums.found}))
 
 
 def _of_engine(subject: Subject) -> dict[str, object]:
@@ -105,7 +105,7 @@ async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     midnight = subject.clock.now_us() // _DAY_US * _DAY_US
     sums = await store.costs(CallFilter(since=midnight), ())
     own = None if subject.engine is None else subject.engine.bus.run_id
-    begun = await store.calls(CallFilter(status="started"), ROWS)
+    begun = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
     recent = await store.calls(limit=20)
     return {
         "today": sums[0] if sums else None,

@@ -1,0 +1,116 @@
+"""What the live view costs an engine under traffic: a thousand streams under way, with a page open and without.
+
+The page is a process of its own, which reads the frames of *Now* over a real connection, as a browser does. Both
+kinds of round are of the same engine and alternate; what is compared is the CPU of the engine's process per delta.
+Then the same for a live view that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator
+
+from bus import TextDelta
+from engine import Engine
+from tests.support.reply_server import reply_server
+
+from .hosts import engine_on
+from .table import Row, against, cpu_of, run
+
+PER_SECOND = 4.0
+"""Deltas of each stream in a second: a thousand streams nearly fill a core."""
+
+PAGE = """
+import sys, time, http.client, json
+host, port, token = sys.argv[1:4]
+server = http.client.HTTPConnection(host, int(port))
+server.request("POST", "/api/sign-in", json.dumps({"token": token}), {"content-type": "application/json"})
+answer = server.getresponse()
+answer.read()
+cookie = answer.headers["set-cookie"].partition(";")[0]
+server.request("GET", "/api/now", headers={"cookie": cookie})
+frames = server.getresponse()
+print("open", flush=True)
+while frames.readline():
+    pass
+"""
+
+
+@contextlib.asynccontextmanager
+async def served(engine: Engine) -> AsyncIterator[tuple[str, int, str]]:
+    """The engine's live view on a real server: host, port, and a token."""
+    import uvicorn
+
+    from engine import web
+
+    view = web(engine)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(view, log_level="error", lifespan="off")
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield "127.0.0.1", port, view.sign_in_url("http://127.0.0.1").rpartition("=")[2]
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def page(host: str, port: int, token: str) -> AsyncIterator[None]:
+    """A page that looks at *Now*."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PAGE, host, str(port), token, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        await process.stdout.readline()
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def one_stream(engine: Engine) -> int:
+    async with engine.session("chat:bench").stream("Go on.", max_output_tokens=1000) as turn:
+        return sum([isinstance(event, TextDelta) async for event in turn])
+
+
+async def streams_of(engine: Engine, streams: int, deltas: int) -> None:
+    read = await asyncio.gather(*(one_stream(engine) for _ in range(streams)))
+    if read != [deltas] * streams:
+        raise RuntimeError("not every stream was complete")
+    await engine.flush()
+
+
+async def _rows(quick: bool) -> list[Row]:
+    streams, deltas, rounds = (50, 10, 1) if quick else (1000, 40, 3)
+    bare, looked_at, mounted = [], [], []
+    with reply_server(deltas, PER_SECOND) as url:
+        headers = {"x-together": str(streams)}
+        async with engine_on(url, headers, calls=streams, keep_streams=False) as engine:
+
+            async def work() -> None:
+                await streams_of(engine, streams, deltas)
+
+            await work()  # which warms up
+            for _ in range(rounds):
+                bare.append(await cpu_of(work))
+                async with served(engine) as (host, port, token):
+                    mounted.append(await cpu_of(work))
+                    async with page(host, port, token):
+                        looked_at.append(await cpu_of(work))
+    count = streams * deltas
+    what = f"{streams:,} streams of {deltas} deltas, {PER_SECOND:g} a second each"
+    return [
+        against(f"{what}, Now open, per delta", min(looked_at) / count, min(bare) / count, gate=1.1),
+        against("  the same, nobody looking", min(mounted) / count, min(bare) / count),
+    ]
+
+
+def rows(quick: bool) -> list[Row]:
+    return run(_rows(quick))
