@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 def local_tls(folder: Path) -> Iterator[ssl.SSLContext]:
     """The context of a server; meanwhile SSL_CERT_FILE makes this process's clients trust it, and nobody else."""
     certificate = folder / "localhost.pem"
-    certificate.write_bytes(_made())
+    certificate.write_bytes(local_certificate())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     before = os.environ.get("SSL_CERT_FILE")
@@ -32,8 +32,8 @@ def local_tls(folder: Path) -> Iterator[ssl.SSLContext]:
             os.environ["SSL_CERT_FILE"] = before
 
 
-def _made() -> bytes:
-    """Key and certificate, as PEM."""
+def local_certificate() -> bytes:
+    """A key and a certificate of its own, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "callboard fault lab")])
     now = datetime.datetime.now(datetime.UTC)
