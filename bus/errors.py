@@ -3,7 +3,7 @@
     CallboardError
     ├── ConfigurationError            models.yaml, keys, names: mend the configuration
     ├── AdmissionError                the engine is behind; try later (never counted against a provider)
-    ├── SessionBusy                   too many sends wait for one session
+    ├── SessionBusy                   too many sends wait for one session, or another node is at work on it
     ├── NoTurnRunning                 nothing is under way that could be steered: send the message instead
     ├── StoreError                    the trace file can't be used
     ├── WrongLoop                     an object used from another thread or event loop than its own
@@ -61,11 +61,13 @@ class ConfigurationError(CallboardError):
 
 
 class AdmissionError(CallboardError):
-    """The engine did not admit a new turn, because its trace writer is too far behind."""
+    """The engine did not admit a new turn: its trace writer is too far behind, or, in a cluster, it can't be asked
+    whose the session is. The text says which.
+    """
 
 
 class SessionBusy(CallboardError):
-    """More than 16 sends wait for one session."""
+    """More than 16 sends wait for one session; or, in a cluster, another node is at work on it."""
 
 
 class NoTurnRunning(CallboardError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ from .routing.availability import Availability
 from .runtime.life import Life
 from .runtime.running_adapter import RunningAdapter
 from .runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from .nodes.ownership.ownership import OwnershipStatistics
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the price table in force."""
     budget_waiting: int = 0
     """The calls that wait for room in a budget."""
+    node: OwnershipStatistics | None = None
+    """In a cluster with a shared store, the node's lease and its sessions."""
 
 
 def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
@@ -95,7 +100,13 @@ def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
         writer=writer.statistics() if writer is not None else None,
         prices_version=runtime.prices.version,
         budget_waiting=runtime.budgets.waiting,
+        node=_node(runtime),
     )
+
+
+def _node(runtime: Runtime) -> OwnershipStatistics | None:
+    ownership = None if runtime.node is None else runtime.node.ownership
+    return None if ownership is None else ownership.statistics()
 
 
 def live_adapter(ref: ActorRef) -> ProviderAdapter | None:

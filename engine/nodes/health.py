@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bus import StoreError
+
 from ..health_report import Check
 
 if TYPE_CHECKING:
     from .node import Node
+    from .ownership.ownership import Ownership
 
 ASK_SECONDS = 3.0
 """The time that a broker has for its answer."""
@@ -53,7 +56,7 @@ async def check_node(node: Node) -> list[Check]:
     if node.bridge is not None:
         checks.append(_outgoing(node))
     if node.ownership is not None:
-        checks.append(_lease(node))
+        checks += [_lease(node), await _others(node.ownership)]
     return checks
 
 
@@ -66,6 +69,17 @@ def _outgoing(node: Node) -> Check:
         return Check("node:events", False, detail, fix)
     waits = found.committed - found.sent
     return Check("node:events", True, f"{found.sent} sent" + (f", up to {waits} wait" if waits > 0 else ""))
+
+
+async def _others(ownership: Ownership) -> Check:
+    """Who else lives, by the shared store."""
+    try:
+        found = await ownership.tables.nodes()
+    except StoreError as error:
+        return Check("node:others", False, str(error), "Mend the way to the shared store.")
+    others = [row for row in found if row.lives and row.node != ownership.info.node]
+    said = (f"{row.name} ({row.sessions} sessions, {row.seconds_left:.0f} s)" for row in others)
+    return Check("node:others", True, ", ".join(said) or "no other node lives")
 
 
 def _lease(node: Node) -> Check:

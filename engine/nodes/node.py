@@ -54,6 +54,7 @@ class Node:
         self, cluster: Cluster, *, bus: Bus, clock: Clock, store: Store | None, streams: StreamChannel
     ) -> None:
         self.cluster = cluster
+        self._clock = clock
         self.id = bus.run_id
         """The node's identity: a node is one run of an engine."""
         self.name = cluster.node or f"{socket.gethostname()}:{os.getpid()}"
@@ -98,6 +99,18 @@ class Node:
             raise StoreError("this cluster has no shared store; give it as Cluster(store=...)")
         await self._trace.open()
         return self._trace
+
+    async def delete_shared(self, session_id: str) -> bool:
+        """Delete a session from the trace that the nodes share. Returns whether it was there.
+
+        Raises:
+            StoreError: It can't be written.
+        """
+        if self.database is None:
+            return False
+        dsn, schema = self.database
+        async with PostgresStore(dsn, schema=schema, clock=self._clock) as store:
+            return await store.delete_session(session_id)
 
     def epoch_of(self, session_id: str) -> int:
         """The epoch in which this node has a session; 0 if it doesn't, or without a shared database."""

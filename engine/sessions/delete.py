@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bus import SessionBusy
 
 from ..conversation.context import WHOLE
 from ..runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from tracestore import Store
+
+    from ..nodes.node import Node
+    from ..nodes.ownership.ownership import Ownership
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
@@ -32,4 +40,22 @@ async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
     if runtime.store is None:
         return False
     await runtime.host.flush()
-    return await runtime.store.delete_session(session_id)
+    node = runtime.node
+    if node is None or node.ownership is None:
+        return await runtime.store.delete_session(session_id)
+    return await _deleted_in_cluster(runtime.store, node, node.ownership, session_id)
+
+
+async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, session_id: str) -> bool:
+    """Delete a session here and in the shared store. It must be this node's, so that nobody goes on with it."""
+    known = await ownership.tables.owner(session_id) is not None
+    before = ownership.epoch_of(session_id)
+    if known and not before:
+        await ownership.claim(session_id, waits=False)
+    try:
+        here = await store.delete_session(session_id)
+        shared = await node.delete_shared(session_id)
+        return here or shared
+    finally:
+        if not before:
+            await ownership.release(session_id)

@@ -155,7 +155,7 @@ class SessionMethods:
             False if there was no such session.
 
         Raises:
-            SessionBusy: A turn of the session runs.
+            SessionBusy: A turn of the session runs, or another node of the cluster holds it.
             StoreError: The trace can't be written.
         """
         return await deleted(self._runtime, session_id)

@@ -34,7 +34,9 @@ async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
     rows: dict[str, SessionRow] = {}
     if runtime.store is not None:
         await runtime.host.flush()
-        rows = {row.session_id: row for row in await runtime.store.sessions(limit)}
+        node = runtime.node
+        store = runtime.store if node is None or node.ownership is None else await node.shared_trace()
+        rows = {row.session_id: row for row in await store.sessions(limit)}
     found = [
         SessionInfo(
             session_id=state.id,

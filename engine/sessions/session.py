@@ -131,7 +131,7 @@ class Session:
             ConfigurationError: A model or an option is wrong.
             SessionBusy: Too many turns wait.
             SessionTakenOver: Another engine has resumed the session.
-            AdmissionError: The trace writer is too far behind.
+            AdmissionError: The trace writer is too far behind; in a cluster, nobody knows whose the session is.
             StoreError: The trace can't be used.
         """
         turn = self._new_turn((Message.user(content),), model, streamed=False, options=options)

@@ -217,7 +217,7 @@ class OtelExporter:
             span.set_attribute("gen_ai.input.messages", otel_names.input_json(found.asked))
         if found.said:
             span.set_attribute("gen_ai.output.messages", otel_names.output_json(found.said))
-        if data.status == "failed":
+        if data.status in ("failed", "outcome_unknown"):
             error = data.error or ""
             span.set_attribute("error.type", error.partition(":")[0] or "_OTHER")
             self._mark_failed(span, error)

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from bus import CallboardError, SessionBusy, SessionTakenOver
+from bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
 from tests.support.cluster_engines import node_engine
-from tests.support.postgres_server import why_not
+from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
 from tracestore import PostgresStore
 
@@ -134,3 +134,65 @@ async def test_a_session_that_is_open_here_is_not_resumed_twice(postgres_dsn: st
         assert node.ownership is not None
         assert await node.ownership.tables.owner("ses_unknown") is None
         assert node.epoch_of(session.id) == 1
+
+
+async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tmp_path: Path) -> None:
+    """Unless another node holds it. What comes later of it stays away."""
+    async with (
+        node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Two.")) as a,
+        node_engine("b", postgres_dsn, tmp_path, Say("Three.")) as b,
+    ):
+        session = a.session("s:m", name="talk")
+        await session.send("Hi")
+        await a._runtime.host.share()
+        (found,) = await b.sessions()
+        assert (found.session_id, found.open, found.name) == (session.id, False, "talk")
+        with pytest.raises(SessionBusy, match="node a"):
+            await b.delete_session(session.id)
+        there = await b.resume(session.id)
+        assert await b.delete_session(session.id)
+        assert await b.sessions() == []
+        with pytest.raises(SessionTakenOver):
+            await session.send("Still there?")
+        await there.send("Anew")
+        assert texts(there) == ["Anew", "Three."]
+    async with PostgresStore(postgres_dsn, path=tmp_path / "p") as store:
+        saved = await store.saved_session(session.id)
+        assert saved is not None
+        assert [message.text for message in saved.messages] == ["Anew", "Three."]
+        assert not await store.saved_session("ses_unknown")
+
+
+async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(tmp_path: Path) -> None:
+    """Then turns are refused, with what to do; calls without a session go on; and all is well when it is back."""
+    with own_server() as server, server.database() as dsn:
+        replies = [Say(f"{number}.") for number in range(9)]
+        async with node_engine("a", dsn, tmp_path, *replies, cluster={"lease_seconds": 2.0}) as a:
+            session = a.session("s:m")
+            with a.bus.subscribe("nodes.lease_changed") as told:
+                await session.send("Hi")
+                server.stop("immediate")
+                await session.send("Still the owner?")
+                over = (await anext(aiter(told))).data
+                assert isinstance(over, NodeLeaseChanged)
+                assert over.current == "over"
+                with pytest.raises(AdmissionError, match="Calls without a session go on"):
+                    await session.send("And now?")
+                assert (await a.generate("s:m", "Hello")).text
+                with pytest.raises(AdmissionError):
+                    await a.session("s:m").send("A new one?")
+                (lease,) = [check for check in (await a.health(offline=True)).checks if check.name == "node:lease"]
+                assert not lease.ok
+                server.start()
+                back = (await anext(aiter(told))).data
+                assert isinstance(back, NodeLeaseChanged)
+                assert back.current == "held"
+                await session.send("And now?")
+            assert len(session.messages) == 6
+            checks = {check.name: check for check in (await a.health(offline=True)).checks}
+            assert checks["node:lease"].ok
+            assert checks["node:lease"].detail.startswith("a owns 1 ")
+            assert checks["node:others"].detail == "no other node lives"
+            statistics = a.statistics().node
+            assert statistics is not None
+            assert (statistics.name, statistics.lives, statistics.sessions) == ("a", True, 1)
