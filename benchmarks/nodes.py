@@ -27,6 +27,7 @@ from engine.nodes.nats.kept_events import KeptEvents
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 
+from . import node_streams
 from .hosts import engine_on, history, tools
 from .per_call import MESSAGES, TOOLS, through_engine
 from .table import Row, against, in_turns, micros
@@ -121,7 +122,11 @@ async def _bare_latency(server: NatsServer, messages: int) -> float:
 
 async def _rows(quick: bool) -> list[Row]:
     with own_nats_server() as server:
-        return [*await _beside_calls(server, quick), await _event_latency(server, quick)]
+        return [
+            *await _beside_calls(server, quick),
+            await _event_latency(server, quick),
+            *await node_streams.rows(server, quick),
+        ]
 
 
 def rows(quick: bool) -> list[Row]:

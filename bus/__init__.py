@@ -73,7 +73,7 @@ from .events.catalogue import CatalogueEvent
 from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
 from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
+from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, SessionClaimed, SessionLost
 from .events.operation import (
     ConfigReloaded,
     PricingProgress,
@@ -215,6 +215,7 @@ __all__ = [
     "NetworkError",
     "NoModelAvailable",
     "NoTurnRunning",
+    "NodeBrokerChanged",
     "NodeLeaseChanged",
     "NotFoundError",
     "ObservableBus",

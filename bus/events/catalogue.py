@@ -14,7 +14,7 @@ from .actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, 
 from .budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .nodes import NodeLeaseChanged, SessionClaimed, SessionLost
+from .nodes import NodeBrokerChanged, NodeLeaseChanged, SessionClaimed, SessionLost
 from .operation import (
     ConfigReloaded,
     PricingProgress,
@@ -67,6 +67,7 @@ CatalogueEvent: TypeAlias = (
     | BudgetSettled
     | BudgetRefused
     | BudgetLow
+    | NodeBrokerChanged
     | NodeLeaseChanged
     | SessionClaimed
     | SessionLost

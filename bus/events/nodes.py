@@ -20,6 +20,15 @@ class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_change
     """The reason why it is over, in words."""
 
 
+class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_changed"):
+    """The broker of a node's cluster can be reached, or can't. Calls and traces go on without it."""
+
+    broker: str
+    """The broker's address, without a password."""
+    current: Literal["connected", "away"]
+    """``connected``: what waited goes out. ``away``: what is for other nodes waits, or is read from the store."""
+
+
 class SessionClaimed(Event, frozen=True, kw_only=True, tag="session.claimed"):
     """A session that was another node's is this node's. The event is that of its new owner."""
 

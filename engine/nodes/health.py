@@ -30,7 +30,7 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
     """
     from .nats.condition import broker_condition
 
-    where = ", ".join(address.strip().rpartition("@")[2] for address in url.split(","))
+    where = ", ".join(address.strip().rpartition("@")[2].rpartition("//")[2] for address in url.split(","))
     try:
         found = await broker_condition(url, cluster, ASK_SECONDS)
     except OSError as error:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 import anyio
 
-from bus import Bus, Clock, Log, StoreError, StreamChannel, Supervisor
+from bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, Supervisor
 from tracestore import PostgresStore, Store, WriterCore
 from tracestore.nodes.ownership import NodeInfo
 from tracestore.postgres.nodes.database import SharedDatabase
@@ -77,7 +78,7 @@ class Node:
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
         if cluster.nats is not None:
-            self.broker = Broker(cluster.nats, self.name)
+            self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
             self.parts = [*self.parts, self.broker, self.frames]
             if store is not None:
@@ -115,6 +116,16 @@ class Node:
     def epoch_of(self, session_id: str) -> int:
         """The epoch in which this node has a session; 0 if it doesn't, or without a shared database."""
         return 0 if self.ownership is None else self.ownership.holding.epoch_of(session_id)
+
+    def _connection(self, url: str, bus: Bus) -> Broker:
+        broker = Broker(url, self.name)
+
+        def tell(connected: bool) -> None:
+            current: Literal["connected", "away"] = "connected" if connected else "away"
+            bus.publish(NodeBrokerChanged(broker=broker.addresses, current=current))
+
+        broker.on_change(tell)
+        return broker
 
     def _bridge(self, broker: Broker, store: Store) -> EventBridge:
         events = KeptEvents(broker, self.cluster.name)

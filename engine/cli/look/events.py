@@ -23,6 +23,7 @@ from bus import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    NodeBrokerChanged,
     NodeLeaseChanged,
     PricingProgress,
     PricingRepriced,
@@ -142,6 +143,8 @@ def _of_the_rest(data: Event) -> str:
             return f"{data.scope} {data.value}: asked {_usd(data.asked_nano_usd)}, left {_usd(data.left_nano_usd)}"
         case BudgetLow():
             return f"{data.scope} {data.value}: left {_usd(data.left_nano_usd)}"
+        case NodeBrokerChanged():
+            return f"{data.broker}: {data.current}"
         case NodeLeaseChanged():
             return f"{data.name}: {data.current}  {data.reason}"
         case StoreShippingChanged():

@@ -53,7 +53,8 @@ class Bridge:
     """The events of one engine on their way to a broker, as long as the context lasts.
 
     They go out after they were committed to the engine's trace, those before the bridge included. A broker that is
-    away costs time, and no event: it gets them when it is back.
+    away costs time, and no event: it gets them when it is back. What has not gone out when the bridge ends,
+    readers find in the shared store.
 
     Args:
         engine: The engine, which starts with the bridge if it hasn't yet.

@@ -98,6 +98,8 @@ class Broker:
         self._client: Client | None = None
         self._subscriptions: set[_Subscription] = set()
         self._callbacks: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[bool], None]] = []
+        self._told: bool | None = None
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._more = asyncio.Event()
@@ -190,6 +192,12 @@ class Broker:
         """Have a function called whenever there is a connection again, the first one included."""
         self._callbacks.append(callback)
 
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Have a function called when the broker can be reached (True), and when it can't any more, or never could
+        (False).
+        """
+        self._watchers.append(callback)
+
     @property
     def jetstream(self) -> JetStreamContext | None:
         """The broker's storage, as nats-py has it; None while the broker is away."""
@@ -257,23 +265,36 @@ class Broker:
 
     async def _on_error(self, error: Exception) -> None:
         _log.debug("broker_error", error=f"{type(error).__name__}: {error}")
+        if self._told is None:
+            self._changed(connected=False)
 
     async def _on_disconnect(self) -> None:
         self._connected_at = None
         if self._client is None:
             return  # it was closed
-        _log.warning("broker_away", servers=self._addresses)
+        self._changed(connected=False)
 
     async def _on_reconnect(self) -> None:
         self._reconnects += 1
-        _log.info("broker_back", servers=self._addresses)
         self._tell()
 
+    def _changed(self, *, connected: bool) -> None:
+        if self._told != connected:
+            self._told = connected
+            if connected:
+                _log.info("broker_connected", servers=self.addresses)
+            else:
+                _log.warning("broker_away", servers=self.addresses)
+            for watcher in self._watchers:
+                watcher(connected)
+
     @property
-    def _addresses(self) -> str:
-        return ", ".join(address.rpartition("@")[2] for address in self._servers)  # a password may be before it
+    def addresses(self) -> str:
+        """The addresses of the broker, without passwords."""
+        return ", ".join(address.rpartition("@")[2].rpartition("//")[2] for address in self._servers)
 
     def _tell(self) -> None:
+        self._changed(connected=True)
         self._connected_at = asyncio.get_running_loop().time()
         for callback in self._callbacks:
             callback()

@@ -4,8 +4,8 @@
     lacking      something beyond `known` has been heard of; what lies between is asked of the store
 
 Pages that came early wait, within a bound; what there is no room for is asked of the store as well. The store may
-be behind, since what is there was shipped; it is asked again and again. What never comes there, because it was
-pruned or its host is gone, is passed over at last, and counted.
+be behind, since what is there was shipped; it is asked again and again. What never comes there, because its host
+is gone with its disk, is passed over where the reader has set a limit to its patience, and counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Incoming:
 
     Args:
         known: The `seq` up to which the reader wants nothing. None: the first page says it.
-        patience: Seconds without any progress after which what is missing is passed over.
+        patience: Seconds without any progress after which what is missing is passed over; infinity for never.
     """
 
     def __init__(self, known: int | None, patience: float) -> None:
@@ -60,6 +60,12 @@ class Incoming:
         self._wait = FIRST_WAIT
         self._ask_at = 0.0
         self._give_up_at = 0.0
+        self._stuck_since = 0.0
+
+    @property
+    def stuck_since(self) -> float | None:
+        """The time since when something is missing without any progress; None if nothing is."""
+        return self._stuck_since if self.lacking else None
 
     @property
     def lacking(self) -> bool:
@@ -132,12 +138,14 @@ class Incoming:
         if not self.lacking:
             self._wait = FIRST_WAIT
             self._ask_at = now + wait
+            self._stuck_since = now
             self._give_up_at = now + self._patience
         self.wanted = max(self.wanted, last)
 
     def _progressed(self, now: float) -> None:
         self._wait = FIRST_WAIT
         self._ask_at = now
+        self._stuck_since = now
         self._give_up_at = now + self._patience
 
     def _given(self, now: float) -> list[Envelope]:

@@ -11,6 +11,7 @@ is that of each run, and none across runs. What the broker has lost, or dropped,
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from datetime import datetime
@@ -45,8 +46,11 @@ class RemoteBus(ReplayBus):
         store: The address of the shared store, or a store. Without one a gap can't be filled: it is passed over
             and counted in `remote_statistics`.
         cluster: The name of the cluster.
-        since: The first moment, in microseconds since the epoch or as an aware datetime; None is now.
-        patience: The seconds for which an event that was heard of, and is not in the store, is waited for.
+        since: The first moment, in microseconds since the epoch or as an aware datetime; None is now. With a
+            moment and a store, nothing comes before the store can be asked.
+        patience: The seconds for which an event that was heard of, and is not in the store, is waited for, and
+            what came behind it in its run with it. None is as long as it takes; `remote_statistics` and the log
+            tell of it. With a number the gap is then passed over, and counted.
         sweep_seconds: The seconds after which the store is asked for events that nobody has heard of, such as the
             last ones of a process that died.
         clock: The clock.
@@ -62,7 +66,7 @@ class RemoteBus(ReplayBus):
         store: Store | str | None = None,
         cluster: str = "callboard",
         since: int | datetime | None = None,
-        patience: float = 60.0,
+        patience: float | None = None,
         sweep_seconds: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -74,7 +78,7 @@ class RemoteBus(ReplayBus):
             shared,
             clock,
             since=None if since is None else to_us(since),
-            patience=patience,
+            patience=math.inf if patience is None else patience,
             sweep_seconds=sweep_seconds,
         )
         super().__init__(self._events, speed=None, longest_pause=None, clock=clock)
@@ -92,6 +96,14 @@ class RemoteBus(ReplayBus):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        try:
+            await self._begin()
+        except BaseException as error:  # nobody else would end what has begun
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def _begin(self) -> None:
         assert self._group is not None
         connected = anyio.Event()
         self._broker.on_reconnect(connected.set)
@@ -100,7 +112,6 @@ class RemoteBus(ReplayBus):
             await connected.wait()
         await self._events.begin()
         self._group.start_soon(self._events.pump)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import anyio
@@ -13,6 +13,7 @@ import msgspec
 
 from bus import Clock, Envelope, Log, StoreError
 from tracestore import Store
+from tracestore.timestamps import from_us
 
 from ..bridge.page import Page, decode_page
 from ..nats.kept_events import KeptMessage, StreamPosition
@@ -28,6 +29,12 @@ PAGES_AHEAD = 16
 
 AWAY_SECONDS = 0.25
 """Seconds until a broker that went away is asked again."""
+
+PAST_SECONDS = 0.5
+"""Seconds until a store that can't tell of the past is asked again."""
+
+TOLD_SECONDS = 30.0
+"""Seconds after which the log tells of events that are waited for in vain."""
 
 DAY_US = 24 * 3600 * 1_000_000
 """Runs that had ended for longer than this when the reading began are not looked at."""
@@ -55,6 +62,8 @@ class RemoteStatistics(msgspec.Struct, frozen=True):
     """The number of runs that are known."""
     lacking: int
     """The number of them of which something is missing, and is being asked of the store."""
+    waits_seconds: float
+    """The longest time for which one of them has waited for the store, without any progress."""
     passed_over: int
     """The number of gaps that nobody could fill."""
 
@@ -67,7 +76,7 @@ class RemoteEvents:
         store: The shared store; None without one.
         clock: The clock of this process.
         since: The first moment that is wanted, in microseconds since the epoch; None is now.
-        patience: Seconds for which an event that was heard of is waited for.
+        patience: Seconds for which an event that was heard of is waited for; infinity for as long as it takes.
         sweep_seconds: Seconds between two looks at how far all runs are in the store.
     """
 
@@ -92,6 +101,7 @@ class RemoteEvents:
         self._position: StreamPosition | datetime | None = None
         self._runs: dict[str, Incoming] = {}
         self._lacking: set[str] = set()
+        self._told: set[str] = set()  # the lacking ones that somebody was told of
         self._new_run_from: int | None = None  # where a run begins that was not there at the start
         self._ready: deque[Envelope] = deque()
         self._pages: deque[Page] = deque()
@@ -102,28 +112,33 @@ class RemoteEvents:
     def statistics(self) -> RemoteStatistics:
         """A snapshot."""
         passed_over = sum(run.passed_over for run in self._runs.values())
-        return RemoteStatistics(len(self._runs), len(self._lacking), passed_over)
+        now = anyio.current_time()
+        waits = [now - (self._runs[name].stuck_since or now) for name in self._lacking]
+        return RemoteStatistics(len(self._runs), len(self._lacking), max(waits, default=0.0), passed_over)
 
     async def begin(self) -> None:
         """Find out where everything stands now, so that nothing behind it is missed."""
-        wanted_us = self._began_us if self._since is None else self._since
-        self._position = datetime.fromtimestamp(wanted_us / 1e6, UTC) - MARGIN
-        if self._since is None:
-            position, heads = await self._broker.heads()
-            self._position = position or datetime.fromtimestamp(wanted_us / 1e6, UTC)
-            for head in heads:
-                run_id, _, span = head.rpartition(":")
-                self._run(run_id).stored(int(span.rpartition("-")[2]), 0.0)
+        self._sweep_at = anyio.current_time() + self._sweep_seconds
+        if self._since is not None:
+            self._position = from_us(self._since) - MARGIN
+            self._past = None if self._store is None else _Past(self._store, self._since)
+            return
+        position, heads = await self._broker.heads()
+        self._position = position or from_us(self._began_us)
+        for head in heads:
+            run_id, _, span = head.rpartition(":")
+            self._run(run_id).stored(int(span.rpartition("-")[2]), 0.0)
         positions = await self._positions()
         if positions is not None:
-            for run_id, last in positions.items():
-                run = self._run(run_id)
-                if run.known is None or run.known < last:
-                    self._runs[run_id] = Incoming(last, self._patience)
-            self._new_run_from = 0
-            if self._since is not None and self._store is not None:
-                self._past = _Past(self._store, self._since)
-        self._sweep_at = anyio.current_time() + self._sweep_seconds
+            self._starts_at(positions)
+
+    def _starts_at(self, positions: Mapping[str, int]) -> None:
+        """Nothing up to there is wanted, and of runs that come later all."""
+        self._new_run_from = 0
+        for name, last in positions.items():
+            run = self._run(name)
+            if run.known is None or run.known < last:
+                self._runs[name] = Incoming(last, self._patience)
 
     async def pump(self) -> None:
         """Take what the broker has, for ever, and no faster than it is wanted."""
@@ -218,6 +233,15 @@ class RemoteEvents:
         if run.passed_over > passed_over:
             _log.warning("events_missing", run=name, known=run.known)
         self._note(name)
+        self._tell_if_stuck(name)
+
+    def _tell_if_stuck(self, name: str) -> None:
+        run = self._runs[name]
+        if run.stuck_since is None:
+            self._told.discard(name)
+        elif name not in self._told and anyio.current_time() > run.stuck_since + TOLD_SECONDS:
+            self._told.add(name)
+            _log.warning("events_not_in_store", run=name, known=run.known, wanted=run.wanted)
 
     async def _sweep(self) -> None:
         """Look how far all runs are in the store: there may be some that the broker never heard of."""
@@ -244,11 +268,16 @@ class RemoteEvents:
             return None
 
     async def _read_past(self, past: _Past) -> None:
+        """Read on in it. While the store can't be asked, nothing comes: it would come before what was earlier."""
         try:
+            if self._new_run_from is None:
+                assert self._store is not None
+                await _open(self._store)
+                self._starts_at(await self._store.run_positions(self._began_us - DAY_US))
             found = await past.next()
         except (StoreError, OSError) as error:
             _log.debug("past_not_read", error=str(error))
-            await anyio.sleep(1.0)
+            await anyio.sleep(PAST_SECONDS)
             return
         if not found:
             self._past = None

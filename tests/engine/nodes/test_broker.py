@@ -69,6 +69,35 @@ async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
     assert inbox.messages == [b"%d" % number for number in range(100)]
 
 
+async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> None:
+    """Once each time, from the beginning on; an orderly end is none of it."""
+    server.stop()
+    told: list[bool] = []
+    changed = anyio.Event()
+
+    def change(connected: bool) -> None:
+        nonlocal changed
+        told.append(connected)
+        changed.set()
+        changed = anyio.Event()
+
+    broker = Broker(server.url, "test")
+    broker.on_change(change)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(broker.run)
+            await changed.wait()
+            server.start()
+            await changed.wait()
+            server.stop()
+            await changed.wait()
+            server.start()
+            await changed.wait()
+            await broker.close()
+            group.cancel_scope.cancel()
+    assert told == [False, True, False, True]
+
+
 async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
     """Where nobody listens, it is known at once."""
     async with running(server) as one, running(server) as other:

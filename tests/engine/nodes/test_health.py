@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from bus import NodeBrokerChanged
 from engine import Check, Cluster, Engine
 from engine.cli.main import main
 from engine.nodes.health import check_broker
@@ -54,7 +55,11 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
         assert "MB of this cluster's events" in broker.detail
         (events,) = await named(engine, "node:events")
         assert (events.ok, events.detail) == (True, f"{node.bridge.statistics().sent} sent")
+        changes = engine.bus.subscribe("nodes.broker_changed")
         server.stop()
+        assert (await anext(changes)).data == NodeBrokerChanged(
+            broker=server.url.removeprefix("nats://"), current="away"
+        )
         (broker,) = await named(engine, "broker")
         assert not broker.ok
         assert "calls, traces, money and sessions go on" in broker.fix

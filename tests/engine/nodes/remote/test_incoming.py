@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +74,18 @@ def test_what_never_comes_is_passed_over_at_last() -> None:
     assert run.answered([], 0, PATIENCE + 2) == []
     assert seqs(run.answered([], 0, 3 * PATIENCE)) == [7]
     assert (run.passed_over, run.lacking) == (1, False)
+
+
+def test_patience_may_have_no_end() -> None:
+    """And how long it has lasted is told."""
+    run = Incoming(0, math.inf)
+    run.heard(arrived(6, 7), 1.0)
+    assert run.answered([], 0, 1e9) == []
+    assert run.stuck_since == 1.0
+    assert seqs(run.answered(events([3]), 3, 1e9)) == [3]
+    assert run.stuck_since == 1e9
+    assert seqs(run.answered([], 6, 2e9)) == [7]
+    assert run.stuck_since is None
 
 
 def test_without_a_store_nothing_is_waited_for() -> None:

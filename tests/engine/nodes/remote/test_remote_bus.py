@@ -68,10 +68,10 @@ class Reader:
                 await self._came.wait()
 
     async def has(self, wanted: list[Envelope]) -> None:
-        """Until the last of these has come; they must be all of their run, and in their order."""
+        """Until the last of these has come; they must be all of their run up to there, and in their order."""
         last = wanted[-1]
         await self.until(lambda: any(_id(each) == _id(last) for each in self.got))
-        assert [each for each in self.got if each.run_id == last.run_id] == wanted
+        assert [each for each in self.got if each.run_id == last.run_id][: len(wanted)] == wanted
 
 
 def _id(envelope: Envelope) -> tuple[str, int]:
@@ -126,7 +126,7 @@ async def test_another_process_gets_the_same_envelopes(server: NatsServer, tmp_p
         wanted = await committed(engine)
         await reader.has(wanted)
         if kind != "cluster":
-            assert bridge.statistics().sent == wanted[-1].seq
+            assert bridge.statistics().sent >= wanted[-1].seq
     assert remote.remote_statistics().passed_over == 0
 
 
@@ -209,7 +209,10 @@ async def test_the_end_of_a_process_that_died_comes_from_the_store(server: NatsS
 
 async def test_a_reader_from_now_on_gets_nothing_of_before(server: NatsServer, tmp_path: Path) -> None:
     """And nothing of after is missing, also if the broker loses it."""
-    async with node(server, tmp_path / "trace.db") as engine:
+    engine = node(server, tmp_path / "trace.db")
+    connected = engine.bus.subscribe("nodes.broker_changed")
+    async with engine:
+        await anext(connected)
         await talk(engine, 2)
         before = await committed(engine)
         async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
