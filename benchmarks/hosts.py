@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ async def engine_on(
             cluster=cluster,
         ) as engine:
             yield engine
+
+
+@contextmanager
+def home_in(folder: Path) -> Iterator[None]:
+    """A home of our own: a shipper notes there which file it ships, and adopts those of dead processes."""
+    before = os.environ.get("CALLBOARD_HOME")
+    os.environ["CALLBOARD_HOME"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CALLBOARD_HOME"]
+        else:
+            os.environ["CALLBOARD_HOME"] = before
 
 
 def history(messages: int) -> list[Message]:

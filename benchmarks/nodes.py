@@ -6,8 +6,11 @@ The first rows are the CPU time of a process for each call that isn't streamed, 
 has acknowledged all events: with a bridge of its own, and as a node of a cluster. The floor is the same engine
 without.
 
-The last row is the time from an event's commit until a reader of a `RemoteBus` has it, the median over many. The
+Then the time from an event's commit until a reader of a `RemoteBus` has it, the median over many. The
 floor is a bare message of that size through the same broker: kept with an acknowledgement, and read by a consumer.
+
+At last the time from the end of a process, killed amid a turn, until its session goes on elsewhere. It may take
+the lease and a second. What frames cost, and how late readers of streams are, is the subject `frames`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from engine.nodes.nats.kept_events import KeptEvents
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 
-from . import node_streams
+from . import takeover
 from .hosts import engine_on, history, tools
 from .per_call import MESSAGES, TOOLS, through_engine
 from .table import Row, against, in_turns, micros
@@ -125,7 +128,7 @@ async def _rows(quick: bool) -> list[Row]:
         return [
             *await _beside_calls(server, quick),
             await _event_latency(server, quick),
-            *await node_streams.rows(server, quick),
+            *await takeover.rows(server, quick),
         ]
 
 

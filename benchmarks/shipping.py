@@ -11,12 +11,9 @@ what shipping adds to calls: the CPU time of a process whose engine ships what i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from tests.support.postgres_server import PostgresServer, own_server, why_not
 from tests.support.reply_server import reply_server
 from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 
-from .hosts import engine_on, history, tools
+from .hosts import engine_on, history, home_in, tools
 from .per_call import MESSAGES, TOOLS, through_engine
 from .store import call, envelopes_of
 from .table import Row, against, in_turns, micros
@@ -158,22 +155,8 @@ async def _beside_calls(server: PostgresServer, quick: bool) -> Row:
     )
 
 
-@contextlib.contextmanager
-def _home(folder: Path) -> Iterator[None]:
-    """A home of our own: a shipper notes there which file it ships, and adopts those of dead processes."""
-    before = os.environ.get("CALLBOARD_HOME")
-    os.environ["CALLBOARD_HOME"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["CALLBOARD_HOME"]
-        else:
-            os.environ["CALLBOARD_HOME"] = before
-
-
 async def _rows(quick: bool) -> list[Row]:
-    with own_server() as server, tempfile.TemporaryDirectory() as name, _home(Path(name) / "home"):
+    with own_server() as server, tempfile.TemporaryDirectory() as name, home_in(Path(name) / "home"):
         return [*await _rates(server, Path(name), quick), await _beside_calls(server, quick)]
 
 
