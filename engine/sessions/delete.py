@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 async def deleted(runtime: Runtime, session_id: str) -> bool:
     """Forget a session; see `Engine.delete_session`."""
     await runtime.host.start()
+    found = await _deleted_everywhere(runtime, session_id)
+    if runtime.frames is not None:
+        await runtime.frames.forget(session_id)
+    return found
+
+
+async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
     state = runtime.sessions.states.get(session_id)
     if state is None:
         return await _deleted_from_store(runtime, session_id)

@@ -172,6 +172,9 @@ class FrameBroker(Protocol):
             OSError: The broker can't be asked.
         """
 
+    async def forget(self, subject: str) -> None:
+        """Have the broker keep no frame of a subject that was sent until now. It never raises."""
+
     async def drain(self) -> None:
         """Have everything sent that was published."""
 

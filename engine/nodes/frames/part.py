@@ -73,6 +73,11 @@ class Frames:
                 frames.append(frame)
         return retained(frames)
 
+    async def forget(self, session_id: str) -> None:
+        """Have the broker keep nothing of a session that was deleted."""
+        await self.drain()
+        await self._broker.forget(self._subjects.of_session(session_id))
+
     async def run(self) -> None:
         """Send, answer and fill mirrors until cancelled."""
         questions = [await self._broker.subscribe(subject, self.sender.asked) for subject in self._asked]

@@ -21,7 +21,7 @@ from bus.values.usage import TokenUsage, UsageSource
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
 from .mirror import Mirror
-from .wire.frame import Beginning, Frame
+from .wire.frame import Beginning, Ending, Frame
 from .wire.packed import Packed, unpack_message
 
 _log = Log("engine.frames")
@@ -40,6 +40,8 @@ class RetainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages before it; None if its beginning was not kept."""
     status: TurnStatus | None
     """The way it ended; None if it has no end."""
+    finished: bool
+    """Whether its own node has said its end. Otherwise others have, or nobody."""
     opening: bytes
     """The session's setup, as the turn's beginning has it; empty if that was not kept."""
     appended: dict[int, Message]
@@ -87,9 +89,9 @@ class Retained(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> RetainedTurn | None:
-        """The turn under way: the last one, if it has no end."""
+        """The last turn, if its own node has not said its end."""
         last = max(self.turns, key=lambda turn: (turn.epoch, turn.stream_id), default=None)
-        return last if last is not None and last.status is None else None
+        return last if last is not None and not last.finished else None
 
 
 def retained(frames: Iterable[Frame]) -> Retained:
@@ -111,9 +113,13 @@ class _Turn:
         self._node = ""
         self._beginning: Beginning | None = None
         self._appended: dict[int, Packed] = {}
+        self._ending: Ending | None = None
 
     def take(self, frame: Frame) -> None:
-        if frame.ending is None and frame.epoch >= self._mirror.epoch:
+        if self._ending is not None or frame.ending is not None:
+            self._ending = self._ending or frame.ending  # what its node says after it is not heard
+            return
+        if frame.epoch >= self._mirror.epoch:
             self._node = frame.node
             self._beginning = frame.beginning or self._beginning
             self._appended.update((each.position, each.message) for each in frame.appended)
@@ -135,7 +141,8 @@ class _Turn:
             epoch=self._mirror.epoch,
             history=None if beginning is None else beginning.history,
             opening=b"" if beginning is None else beginning.opening,
-            status=None if end is None else end.status,
+            status=end.status if end is not None else self._ending.status if self._ending is not None else None,
+            finished=end is not None,
             appended=appended,
             left=() if end is not None else _left(said, events, {one.id for one in appended.values()}),
         )

@@ -121,10 +121,16 @@ class Broker:
             await self._send()
 
     async def drain(self) -> None:
-        """Send what waits."""
-        if self._client is not None and self.connected:
+        """Send what waits. A broker that doesn't take it within a second is left."""
+        from nats.errors import Error
+
+        if self._client is None or not self.connected:
+            return
+        try:
             await self._send()
             await self._client.flush(1)
+        except (Error, OSError, TimeoutError) as error:
+            _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """End the connection."""
@@ -252,8 +258,8 @@ class Broker:
     async def _send(self) -> None:
         from nats.errors import Error
 
-        client = self._client
-        assert client is not None
+        if (client := self._client) is None:
+            return
 
         while self._waiting:
             subject, payload = self._waiting.popleft()

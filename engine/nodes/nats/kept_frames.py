@@ -100,6 +100,20 @@ class KeptFrames:
         except (Error, TimeoutError) as error:
             raise OSError(f"the broker can't be asked for frames: {error}") from error
 
+    async def forget(self, subject: str) -> None:
+        """Have the broker keep no frame of a subject that was sent until now. While it is away, nothing is done:
+        what it keeps goes after its time, or with the broker.
+        """
+        from nats.errors import Error
+
+        jetstream = self._broker.jetstream
+        if jetstream is None:
+            return
+        try:
+            await jetstream.purge_stream(self._stream, subject=subject)
+        except (Error, TimeoutError) as error:
+            _log.warning("frames_not_forgotten", error=f"{type(error).__name__}: {error}")
+
     async def _prepare(self) -> None:
         from nats.errors import Error
         from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig

@@ -245,3 +245,19 @@ async def test_a_stream_larger_than_a_message_of_the_broker(nats: NatsServer) ->
         async with owner.session("s:m").stream("Hi") as turn:
             await turn.message()
         assert await read(other, turn.stream_id) == await read(owner, turn.stream_id)
+
+
+async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -> None:
+    """Of others they are."""
+    async with nodes(nats, 2, Say("a"), Say("b")) as (owner, other):
+        sessions = [owner.session("s:m"), owner.session("s:m")]
+        frames = other._runtime.frames
+        assert frames is not None
+        for session in sessions:
+            async with session.stream("Hi") as turn:
+                await turn.message()
+            with anyio.fail_after(10):
+                while not (await frames.retained(session.id)).turns:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+        await owner.delete_session(sessions[0].id)
+        assert [len((await frames.retained(session.id)).turns) for session in sessions] == [0, 1]

@@ -145,13 +145,14 @@ def test_what_steered_the_turn_is_left_with_the_reply_that_knew_it() -> None:
     assert kept.unfinished.left[0].steers
 
 
-def test_an_ending_that_was_said_is_the_end() -> None:
-    """Nobody has to end it again."""
-    gone = Frame("trn_1", "ses", "taker", 2, 0, 0, ending=Ending("outcome_unknown", None, 2))
-    kept = retained([*frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")), gone])
-    assert kept.unfinished is None
-    assert kept.turns[0].status == "outcome_unknown"
-    assert kept.turns[0].node == "owner"
+def test_an_ending_that_a_reader_s_node_has_said_leaves_what_was_delivered() -> None:
+    """Whoever takes the session over has still to keep it; what the old node says after it is not heard."""
+    gone = Frame("trn_1", "ses", "reader", 1, 0, 0, ending=Ending("outcome_unknown", None, 1))
+    *before, after = frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re"), TextDelta("zombie", 0, "msg_re"))
+    turn = retained([*before, gone, after]).unfinished
+    assert turn is not None
+    assert (turn.status, turn.finished, turn.node) == ("outcome_unknown", False, "owner")
+    assert [one.content for one in turn.left] == [HI.content, (TextBlock("a"),)]
 
 
 def test_what_a_woken_host_adds_is_no_part_of_the_history() -> None:

@@ -55,6 +55,9 @@ class Wire:
     def kept(self, subject: str) -> AsyncIterator[bytes]:
         raise NotImplementedError
 
+    async def forget(self, subject: str) -> None:
+        raise NotImplementedError
+
     async def drain(self) -> None:
         """Nothing waits here."""
 
