@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bus import StoreError
@@ -11,6 +12,7 @@ from .health_report import Check
 
 if TYPE_CHECKING:
     from tracestore import PostgresStore
+    from tracestore.nodes.ownership import NodeRow
     from tracestore.postgres.upkeep.facts import ServerFacts
 
 
@@ -32,11 +34,23 @@ async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
     try:
         async with store.open_readonly(store.dsn, schema=store.schema) as reader:
             condition = await reader.condition()
+            nodes = await reader.nodes()
     except StoreError as error:
         return [Check("store", False, str(error), "Bring the older of the two up to date.")]
     detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
     size = f"{condition.file_bytes / 1_000_000:,.1f} MB"
-    return [Check("store", True, f"{detail}, {size}"), *leftovers(condition, "this database")]
+    found = [Check("store", True, f"{detail}, {size}"), *leftovers(condition, "this database")]
+    return [*found, _nodes(nodes)] if nodes else found
+
+
+def _nodes(rows: Sequence[NodeRow]) -> Check:
+    """The nodes of clusters that share the trace. One that is gone is no fault: others take its sessions over."""
+    living = [row for row in rows if row.lives]
+    said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
+    gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
+    detail = ", ".join(said) or "none lives"
+    fix = "Their sessions go on where they are resumed." if gone else ""
+    return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
 
 
 def leftovers(found: StoreCondition, where: str) -> list[Check]:

@@ -74,6 +74,8 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
     store = runtime.store
     if store is None:
         raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
+    if runtime.node is not None and runtime.node.ownership is not None:
+        store = await runtime.node.shared_trace()
     return state_of_saved(runtime, wanted, await store.saved_session(wanted.session_id))
 
 

@@ -16,6 +16,7 @@ from bus.events.envelope import Envelope
 
 from ..filters import CallFilter
 from ..home import home_folder
+from ..nodes.ownership import NodeRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..sql.batches import Batch, batch_of
@@ -29,7 +30,7 @@ from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
 from .database import EVER_US, SCHEMA, Database
 from .errors import unstorable
-from .nodes.ownership import take_from_cluster
+from .nodes.ownership import NODES, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
 from .schema.migrations import migrate
 from .schema.partitions import ensure_months
@@ -193,6 +194,14 @@ class PostgresStore(SqlStore):
         claimed, committed = await self._database.write(work)
         committed()
         return claimed
+
+    async def nodes(self) -> list[NodeRow]:
+        """The nodes of clusters that share this trace, the living ones first.
+
+        Raises:
+            StoreError: The database can't be read.
+        """
+        return node_rows(await self._database.read(NODES))
 
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session

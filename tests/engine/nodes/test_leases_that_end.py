@@ -11,6 +11,7 @@ import pytest
 
 from bus import SessionTakenOver
 from engine import Cluster, Engine
+from engine.health import check_store
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
@@ -113,3 +114,33 @@ async def test_nodes_whose_traces_are_on_the_server_share_sessions_too(postgres_
         assert saved is not None
         assert len(saved.messages) == 6
         assert [row.session_id for row in await store.sessions()] == [session.id]
+
+
+async def test_the_doctor_lists_the_nodes_that_share_a_trace(postgres_dsn: str, tmp_path: Path) -> None:
+    """From anywhere, by the server alone; and a node names the others."""
+    async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
+        session = a.session("s:m")
+        await session.send("Hi")
+        async with node_engine("b", postgres_dsn, tmp_path, Say("One.")) as b:
+            await b.session("s:m").send("Hi")
+            (others,) = [each for each in (await b.health(offline=True)).checks if each.name == "node:others"]
+            assert others.detail.startswith("a (1 sessions, ")
+        checks = await check_store(PostgresStore(postgres_dsn, path=tmp_path / "reader"))
+        (nodes,) = [each for each in checks if each.name == "store:nodes"]
+        assert nodes.detail.startswith("a (callboard, 1 sessions, ")
+        assert "b" not in nodes.detail.split("(", 1)[0]
+
+
+async def test_an_engine_that_captures_nothing_looks_into_the_shared_trace(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """What would be sent in another node's session can be asked anywhere."""
+    async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
+        session = a.session("s:m")
+        await session.send("Hi")
+        await a._runtime.host.share()
+        cluster = Cluster(store=postgres_dsn, node="c")
+        models, path = registry(Say("Two.")), tmp_path / "c.db"
+        async with Engine(models=models, store=path, cluster=cluster) as c:
+            seen = await c.preview(session.id, "And then?")
+            assert seen.input_tokens == (await a.preview(session.id, "And then?")).input_tokens

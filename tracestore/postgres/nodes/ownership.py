@@ -9,10 +9,10 @@ After a start of the server no lease counts as over before a node had the time t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from ...sql.connection import SqlValue, Statements
+from ...sql.connection import Row, SqlValue, Statements
 from .database import SharedDatabase
 
 WANTED_SECONDS = 30.0
@@ -60,11 +60,12 @@ _END = """
     VALUES (?, ?, ?, ?, ?, clock_timestamp())
     ON CONFLICT DO NOTHING
 """
-_NODES = f"""
+NODES = f"""
     SELECT n.node, n.cluster, n.name, {_LEFT},
            (SELECT count(*) FROM session_owners AS s WHERE s.node = n.node AND s.released = 0)
       FROM nodes AS n ORDER BY 4 DESC, n.node
 """
+"""All nodes, the living ones first."""
 
 
 class PostgresOwnership:
@@ -140,10 +141,15 @@ class PostgresOwnership:
         return await self._database.brief(work)
 
     async def nodes(self) -> list[NodeRow]:
-        return [
-            NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=left, sessions=sessions)
-            for node, cluster, name, left, sessions in await self._database.statement(_NODES)
-        ]
+        return node_rows(await self._database.statement(NODES))
+
+
+def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
+    """The nodes in the rows that `NODES` finds."""
+    return [
+        NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=float(left), sessions=sessions)
+        for node, cluster, name, left, sessions in rows
+    ]
 
 
 # -- In a transaction
