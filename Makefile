@@ -10,10 +10,14 @@ OTHER_LOCKS = $(foreach pin,$(shell cat local.lock postgres.lock nats.lock) $(WE
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-checkout docs cassettes lock clean
+.PHONY: demo demo-nodes test test-checkout docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
+
+# Three engines in three processes, one of which is killed; with a PostgreSQL and a NATS server of its own.
+demo-nodes: $(VENV)/test
+	$(BIN)/python -m examples.nodes.demo
 
 # The tests run on the wheel, as what is installed; those of the checkout itself run in it.
 test: $(VENV)/test

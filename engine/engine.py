@@ -290,6 +290,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         if budgets:
             await self.start()
             await budgets.loaded()
+            await budgets.refresh()
         return budgets.states()
 
     def statistics(self) -> EngineStatistics:

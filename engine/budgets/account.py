@@ -197,6 +197,10 @@ class Account:
             return self._refusal("tokens", asked, now_us)
         return None
 
+    def would_refuse(self, asked: Amount, now_us: int) -> Refusal | None:
+        """Why an amount would have no room, for whoever only looks; None if it would."""
+        return self.refuses(asked, now_us)
+
     def _refusal(self, why: Literal["money", "tokens", "unpriced"], asked: Amount, now_us: int) -> Refusal:
         state = self.state(now_us)
         left = Amount(state.left_nano_usd or 0, state.left_tokens or 0)

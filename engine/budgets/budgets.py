@@ -7,6 +7,7 @@ order in which they came, as far as they need the same room. A call that needs o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -23,6 +24,41 @@ from .reservation_names import is_job
 
 _LONGEST_NAP_SECONDS = 3600.0
 """How long a call waits at most before it looks at the clock again, which may have been set."""
+
+_SHARED_NAP_SECONDS = 1.0
+"""How long a call waits at most before it asks again what other nodes have given back."""
+
+
+class SharedBudgets(Protocol):
+    """What the nodes of a cluster have of budgets together. Every node may spend what it has been granted."""
+
+    def now_us(self) -> int:
+        """The time by which all nodes cut the windows, in microseconds since the epoch."""
+        ...
+
+    def account(self, budget: Budget, value: str) -> Account:
+        """A new account, of which this node has nothing yet."""
+        ...
+
+    async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Have as much granted to this node as a call needs, if it is there.
+
+        Raises:
+            StoreError: Nobody can be asked.
+        """
+        ...
+
+    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Take note of a reservation."""
+        ...
+
+    async def refresh(self) -> None:
+        """Ask how all accounts stand. A store that can't be asked leaves what is known."""
+        ...
+
+    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+        """Have the trace of ended runs counted anew, because prices have changed."""
+        ...
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -48,7 +84,14 @@ class _Waiter:
 class Budgets:
     """The budgets of one engine."""
 
-    def __init__(self, budgets: Sequence[Budget], bus: Bus, clock: Clock, load: Load) -> None:
+    def __init__(
+        self,
+        budgets: Sequence[Budget],
+        bus: Bus,
+        clock: Clock,
+        load: Load,
+        shared: SharedBudgets | None = None,
+    ) -> None:
         """Budgets of which nothing is spent yet.
 
         Args:
@@ -56,11 +99,13 @@ class Budgets:
             bus: Where the events are published.
             clock: The source of the time.
             load: Asks the trace. It is asked before the first call, and after each repricing.
+            shared: What other nodes have of the budgets; None without a cluster.
         """
-        self.ledger = Ledger(budgets)
+        self.ledger = Ledger(budgets) if shared is None else Ledger(budgets, shared.account)
+        self._shared = shared
+        self._now_us = clock.now_us if shared is None else shared.now_us
         self._choosy = any(each.when_full == "cheaper" or each.shorten_to is not None for each in budgets)
         self._bus = bus
-        self._clock = clock
         self._load = load
         self._loaded = False
         self._loading = anyio.Lock()
@@ -91,7 +136,8 @@ class Budgets:
             return
         async with self._loading:
             if not self._loaded:
-                await self._count(self.ledger.budgets)
+                if self._shared is None:  # otherwise the trace is counted where accounts are shared
+                    await self._count(self.ledger.budgets)
                 self._loaded = True
 
     async def recount(self) -> None:
@@ -100,7 +146,10 @@ class Budgets:
         if not following or not self._loaded:
             return
         async with self._loading:
-            await self._count(following)
+            if self._shared is None:
+                await self._count(following)
+            else:
+                await self._shared.count_anew(following)
         self._admit()
 
     async def _count(self, budgets: Sequence[Budget]) -> None:
@@ -110,7 +159,7 @@ class Budgets:
         """
         late = self._late = []
         try:
-            counted = await self._load(budgets, self._clock.now_us())
+            counted = await self._load(budgets, self._now_us())
             for budget in budgets:
                 self.ledger.forget_ended(budget)
             counted.count_in(self.ledger)
@@ -123,9 +172,14 @@ class Budgets:
         for end in late:
             self._settle(end, budgets if end.seq <= counted.committed_seq else ())
 
+    async def refresh(self) -> None:
+        """Learn what other nodes have, where budgets are shared."""
+        if self._shared is not None:
+            await self._shared.refresh()
+
     def states(self) -> list[AccountState]:
         """All accounts that anything was asked of, at this moment."""
-        return list(self.ledger.states(self._clock.now_us()))
+        return list(self.ledger.states(self._now_us()))
 
     # -- before a call
 
@@ -143,6 +197,9 @@ class Budgets:
         if not self._loaded:
             await self.loaded()
         refusals = [] if self._must_queue(payer) else self._try(name, payer, asked)
+        if refusals and self._shared is not None:
+            await self._shared.secure(self.ledger.accounts(payer), asked)
+            refusals = self._try(name, payer, asked)
         if refusals is None:
             return
         if refusals:
@@ -155,16 +212,18 @@ class Budgets:
 
     def _try(self, name: str, payer: Payer, asked: Amount) -> list[Refusal] | None:
         """The refusals; None if it is reserved."""
-        refusals = self.ledger.reserve(name, payer, asked, self._clock.now_us())
+        refusals = self.ledger.reserve(name, payer, asked, self._now_us())
         if refusals:
             return refusals
+        if self._shared is not None:
+            self._shared.reserved(self.ledger.accounts(payer), asked)
         if self._bus.is_heard(BudgetReserved):
             self._tell(BudgetReserved(nano_usd=asked.nano_usd, tokens=asked.tokens), name, payer)
         return None
 
     def too_dear(self, payer: Payer, asked: Amount) -> Refusal | None:
         """The refusal for which a router should look for a cheaper model; None if there is room."""
-        refusals = self.ledger.would_refuse(payer, asked, self._clock.now_us())
+        refusals = self.ledger.would_refuse(payer, asked, self._now_us())
         return next((refusal for refusal in refusals if refusal.budget.when_full == "cheaper"), None)
 
     def shortened(self, payer: Payer, asked: Callable[[int], Amount], limit: int) -> int:
@@ -178,7 +237,7 @@ class Budgets:
         Returns:
             The number; `limit` if there is room, or if no smaller number that is allowed has room.
         """
-        now_us = self._clock.now_us()
+        now_us = self._now_us()
         refusals = self.ledger.would_refuse(payer, asked(limit), now_us)
         allowed = [refusal.budget.shorten_to for refusal in refusals]
         least = max((each for each in allowed if each is not None), default=limit)
@@ -203,7 +262,7 @@ class Budgets:
         )
 
     def _short_of(self, waiter: _Waiter) -> list[Account]:
-        now_us = self._clock.now_us()
+        now_us = self._now_us()
         accounts = self.ledger.accounts(waiter.payer)
         return [account for account in accounts if account.refuses(waiter.asked, now_us) is not None]
 
@@ -236,6 +295,8 @@ class Budgets:
             while not waiter.admitted:
                 with anyio.move_on_after(self._nap(waiter)):
                     await waiter.told.wait()
+                if self._shared is not None and not waiter.admitted:
+                    await self._shared.secure(self.ledger.accounts(waiter.payer), waiter.asked)
                 if waiter.refusals:
                     self._require_patience(waiter.name, waiter.payer, waiter.refusals)
                 self._admit()
@@ -249,12 +310,11 @@ class Budgets:
 
     def _nap(self, waiter: _Waiter) -> float:
         """Seconds until a window may make room for a call."""
-        now_us = self._clock.now_us()
+        now_us = self._now_us()
         refusals = self.ledger.would_refuse(waiter.payer, waiter.asked, now_us)
         moments = [refusal.fits_at_us for refusal in refusals if refusal.fits_at_us is not None]
-        if not moments:
-            return _LONGEST_NAP_SECONDS
-        return min(max(min(moments) - now_us, 0) / 1e6 + 0.001, _LONGEST_NAP_SECONDS)
+        longest = _LONGEST_NAP_SECONDS if self._shared is None else _SHARED_NAP_SECONDS
+        return min([longest, *(max(moment - now_us, 0) / 1e6 + 0.001 for moment in moments)])
 
     def _admit(self) -> None:
         """Let all in who have room, in their order; nobody takes room that somebody before waits for."""
@@ -312,7 +372,7 @@ class Budgets:
         accounts = self.ledger.accounts(end.payer)
         for account in accounts:
             if account.budget not in counted:
-                account.book(end.spent, self._clock.now_us())
+                account.book(end.spent, self._now_us())
         return accounts
 
     def keep(self, name: str | None, new_name: str) -> None:
@@ -326,7 +386,7 @@ class Budgets:
             self._admit()
 
     def _tell_low(self, accounts: Sequence[Account], name: str, payer: Payer) -> None:
-        now_us = self._clock.now_us()
+        now_us = self._now_us()
         for account in accounts:
             if account.is_newly_low(now_us):
                 state = account.state(now_us)

@@ -49,7 +49,7 @@ def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[None
         if store is None:
             return Counted([])
         await settle()
-        queries = [_query(budget, now_us) for budget in budgets]
+        queries = [query_of(budget, now_us) for budget in budgets]
         spending = await store.spending(queries, run_id)
         entries = [
             (budget, row, now_us if query.slot_us is None else (query.since_us or 0) + row.slot * query.slot_us)
@@ -61,7 +61,7 @@ def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[None
     return load
 
 
-def _query(budget: Budget, now_us: int) -> SpendingQuery:
+def query_of(budget: Budget, now_us: int) -> SpendingQuery:
     """The calls that count in a budget at a moment."""
     window = budget.counted_over
     slot = window.slot(now_us)

@@ -15,7 +15,7 @@ A reservation needs room in all accounts that look at the call. It takes room in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from .account import Account, AccountState, Amount, Refusal, SlotSum
 from .budget import Budget, Payer
@@ -35,8 +35,11 @@ class _Hold:
 class Ledger:
     """All accounts of all budgets, and the reservations in them."""
 
-    def __init__(self, budgets: Sequence[Budget]) -> None:
+    def __init__(
+        self, budgets: Sequence[Budget], make_account: Callable[[Budget, str], Account] = Account
+    ) -> None:
         self.budgets = tuple(budgets)
+        self._make_account = make_account
         self._each: list[int] = [number for number, budget in enumerate(self.budgets) if budget.of is None]
         self._one: dict[tuple[str, str], list[int]] = {}
         for number, budget in enumerate(self.budgets):
@@ -57,12 +60,12 @@ class Ledger:
     def _account(self, number: int, value: str) -> Account:
         account = self._accounts.get((number, value))
         if account is None:
-            account = self._accounts[number, value] = Account(self.budgets[number], value)
+            account = self._accounts[number, value] = self._make_account(self.budgets[number], value)
         return account
 
     def would_refuse(self, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:
         """The refusals that a reservation would meet, of all accounts; none if it would be admitted."""
-        refusals = (account.refuses(asked, now_us) for account in self.accounts(payer))
+        refusals = (account.would_refuse(asked, now_us) for account in self.accounts(payer))
         return [refusal for refusal in refusals if refusal is not None]
 
     def reserve(self, hold_id: str, payer: Payer, asked: Amount, now_us: int) -> list[Refusal]:

@@ -20,14 +20,17 @@ from bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, S
 from tracestore import PostgresStore, Store, WriterCore
 from tracestore.nodes.ownership import NodeInfo
 from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ledger import PostgresLedger
 from tracestore.postgres.nodes.ownership import PostgresOwnership
 
+from ..budgets.budget import Budget
 from ..opening import server_store
 from .bridge.part import EventBridge
 from .cluster import Cluster
 from .frames.exchange import Subjects
 from .frames.part import Frames
 from .frames.stored import NothingStored, StoredTurns
+from .money.part import BudgetSlices
 from .nats.broker import Broker
 from .nats.kept_events import KeptEvents
 from .nats.kept_frames import KeptFrames
@@ -62,6 +65,8 @@ class Node:
         """The node's name, for people."""
         self.database = _shared_database(cluster, store)
         """The address and the schema of the shared database; None without one."""
+        self.budgets: BudgetSlices | None = None
+        """The node's slices of budgets; None without budgets, or without a shared database."""
         self.bridge: EventBridge | None = None
         """The way out of this node's events; None without a broker, or without a trace."""
         self.parts: Sequence[Part] = ()
@@ -89,6 +94,19 @@ class Node:
         """Have what the trace writer commits go out to other processes."""
         if self.bridge is not None:
             writer.watch_commits(self.bridge.committed)
+
+    def share_budgets(self, budgets: Sequence[Budget], clock: Clock) -> BudgetSlices | None:
+        """Have the engine's budgets be those of the whole cluster.
+
+        Returns:
+            The node's slices of them; None without budgets, or without a shared database.
+        """
+        if self.shared is None or not budgets:
+            return None
+        tables = PostgresLedger(self.shared)
+        self.budgets = BudgetSlices(tables, self.id, budgets, clock, self.cluster.without_store)
+        self.parts = [*self.parts, self.budgets]
+        return self.budgets
 
     async def shared_trace(self) -> Store:
         """The trace that the nodes share, to be read. It is the engine's own where that is on the server.
@@ -169,6 +187,8 @@ class Node:
         """
         if self.ownership is not None:
             self.ownership.shared = shared
+        if self.budgets is not None:
+            self.budgets.shared = shared
         for part in reversed(self.parts):
             await _in_time(part.name, part.close)
         if self.shared is not None:

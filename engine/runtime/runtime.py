@@ -82,7 +82,13 @@ class Runtime:
         self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None, ownership=ownership)
         if ownership is not None:
             ownership.local = self.sessions
-        self.budgets = Budgets(budgets, self.bus, clock, loader(store, self.bus.run_id, self.host.settle))
+        self.budgets = Budgets(
+            budgets,
+            self.bus,
+            clock,
+            loader(store, self.bus.run_id, self.host.settle),
+            None if self.node is None else self.node.share_budgets(budgets, clock),
+        )
         self.pricing = Pricing(
             self.bus, store, clock, self.host, self.sessions.states, prices, self.budgets.recount
         )

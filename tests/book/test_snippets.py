@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from adapters.providers.local.settings import find_model
 from callboard import PriceTable
 from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
+from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import own_server, program, why_not
 
 README = "../README.md"
@@ -39,8 +41,11 @@ CALLED_ELSEWHERE = {
 ON_THE_LOCAL_MODEL = {README, "embeddings.md", "tutorial.md"}
 """All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
 
-ON_A_SERVER = {"how-to/many-hosts.md"}
+ON_A_SERVER = {"how-to/many-hosts.md", "how-to/two-hosts.md"}
 """Pages whose reader has a PostgreSQL server."""
+
+WITH_A_BROKER = {"how-to/two-hosts.md"}
+"""Those of them whose reader has a NATS server, too, and has made the tables."""
 
 NOT_RUN_AT_MOST = 6
 
@@ -75,7 +80,22 @@ def server(page: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("HOST_STORE", f"postgresql://callboard_host:host-secret@{place}/trace")
         monkeypatch.setenv("CALLBOARD_STORE", f"postgresql://callboard_reader:reader-secret@{place}/trace")
         monkeypatch.setenv("PATH", f"{program(running, 'psql').parent}{os.pathsep}{os.environ['PATH']}")
-        yield
+        if page not in WITH_A_BROKER:
+            yield
+            return
+        with running.database() as shared, broker() as url:
+            for name, address in (("HOST_STORE", shared), ("CALLBOARD_STORE", shared), ("BROKER", url)):
+                monkeypatch.setenv(name, address)
+            yield
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """The address of a new NATS server."""
+    if (reason := why_no_nats()) is not None:
+        pytest.skip(reason)
+    with own_nats_server() as running:
+        yield running.url
 
 
 def environment(folder: Path) -> dict[str, str]:

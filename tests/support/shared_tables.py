@@ -6,11 +6,13 @@ model and on PostgreSQL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
 from tracestore.nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
 from tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
 
 
@@ -133,3 +135,127 @@ class OwnershipModel:
             seconds_left=left,
             released=row.released,
         )
+
+
+class _SharedAccount(msgspec.Struct):
+    slices: dict[tuple[Slot, str], tuple[Allotment, int]] = msgspec.field(default_factory=dict)
+    """The slices by slot and node, each with the number of its last change."""
+    spent: dict[Slot, Allotment] = msgspec.field(default_factory=dict)
+    counted: bool = False
+    wanted_at: float = -1e9
+
+
+class LedgerModel:
+    """`LedgerTables` in memory. Its time is `now`, in seconds, which its user moves on.
+
+    The trace is a list of what runs have spent: the run, the value, the moment, money and tokens.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.trace: list[tuple[str, str, int, int, int]] = []
+        self.dead: set[str] = set()
+        """Nodes that are gone, all of whose calls are in the trace."""
+        self._accounts: dict[tuple[str, str], _SharedAccount] = {}
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        now_us = self._now_us
+        asked = wants(now_us)
+        sizes = [self._size(want, node, number) for want in asked]
+        if None not in sizes:
+            for want, size in zip(asked, sizes, strict=True):
+                assert size is not None
+                account = self._account(want.scope)
+                if account.slices.get((want.slot, node), ((0, 0), 0))[1] < number:
+                    account.slices[want.slot, node] = size, number
+        return Answer(now_us, [self._standing(want.scope, want.slot, node) for want in asked])
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        for scope, slot, used in slices:
+            account = self._account(scope)
+            size, last = account.slices.get((slot, node), ((0, 0), number))
+            if last < number:
+                account.slices[slot, node] = (min(size[0], used[0]), min(size[1], used[1])), number
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        now_us = self._now_us
+        stands = [self._standing(scope, scope.slot(now_us), node) for scope in scopes]
+        accounts = [self._accounts.get((scope.budget, scope.value)) for scope in scopes]
+        wanted = [each is not None and each.wanted_at > self.now - WANTED_FOR_SECONDS for each in accounts]
+        return Answer(now_us, stands, wanted)
+
+    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+        for scope in scopes:
+            self._count(self._account(scope), scope)
+
+    async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
+        for scope in scopes:
+            account = self._account(scope)
+            for key in [key for key in account.slices if key[1] == node]:
+                del account.slices[key]
+            self._count(account, scope)
+
+    async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
+        settled = 0
+        for (budget, value), account in self._accounts.items():
+            scope = scopes(budget, value)
+            for node in {node for _, node in account.slices} & self.dead:
+                if scope is not None:
+                    await self.settle(node, [scope])
+                    settled += 1
+        return settled
+
+    def counted(self, scope: AccountScope) -> Allotment:
+        """All that counts of an account now: the trace's and every node's."""
+        standing = self._standing(scope, scope.slot(self._now_us), "")
+        return standing.spent[0] + standing.others[0], standing.spent[1] + standing.others[1]
+
+    @property
+    def _now_us(self) -> int:
+        return round(self.now * 1e6)
+
+    def _account(self, scope: AccountScope) -> _SharedAccount:
+        account = self._accounts.setdefault((scope.budget, scope.value), _SharedAccount())
+        if not account.counted:
+            self._count(account, scope)
+        return account
+
+    def _count(self, account: _SharedAccount, scope: AccountScope) -> None:
+        account.counted = True
+        now_us = self._now_us
+        account.slices = {key: each for key, each in account.slices.items() if key[0].forgotten_us > now_us}
+        runs = {node for _, node in account.slices}
+        account.spent = {}
+        for run, value, at_us, nano, tokens in self.trace:
+            if value == scope.value and run not in runs:
+                slot = scope.slot(at_us)
+                before = account.spent.get(slot, (0, 0))
+                account.spent[slot] = before[0] + nano, before[1] + tokens
+
+    def _size(self, want: Want, node: str, number: int) -> Allotment | None:
+        account = self._account(want.scope)
+        standing = self._standing(want.scope, want.slot, node)
+        mine = {key: each for key, each in account.slices.items() if key[1] == node}
+        if max((last for _, last in mine.values()), default=0) >= number:
+            return standing.granted
+        own = self._sum([size for (slot, _), (size, _) in mine.items() if slot.forgotten_us > self._now_us])
+        size = granted(want, standing, own)
+        if size is None:
+            account.wanted_at = self.now
+        return size
+
+    def _standing(self, scope: AccountScope, slot: Slot, node: str) -> Standing:
+        account = self._accounts.get((scope.budget, scope.value)) or _SharedAccount()
+        now_us = self._now_us
+        others = [
+            size for (each, of), (size, _) in account.slices.items() if of != node and each.forgotten_us > now_us
+        ]
+        spent = [size for each, size in account.spent.items() if each.forgotten_us > now_us]
+        mine = account.slices.get((slot, node), ((0, 0), 0))[0]
+        return Standing(slot, mine, self._sum(spent), self._sum(others))
+
+    @staticmethod
+    def _sum(sizes: Sequence[Allotment]) -> Allotment:
+        return sum(size[0] for size in sizes), sum(size[1] for size in sizes)

@@ -19,6 +19,7 @@ from ..errors import said
 from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
 from .erasures import ERASURES
+from .ledger import LEDGER
 from .nodes import NODES
 from .partitions import PARTITIONS
 from .shipping import SHIPPING
@@ -33,6 +34,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("shipping", SHIPPING),
     ("erasures", ERASURES),
     ("nodes", NODES),
+    ("ledger", LEDGER),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

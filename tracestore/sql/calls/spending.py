@@ -15,8 +15,16 @@ from .unknown import usage_unknown
 _ENDED_BADLY = "('failed', 'cancelled')"
 
 
-def spending(statements: Statements, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
+def spending(
+    statements: Statements, queries: Sequence[SpendingQuery], run_id: str, *, without: Sequence[str] = ()
+) -> Spending:
     """The sums, and how far the trace had come, from one snapshot.
+
+    Args:
+        statements: The connection, in a transaction.
+        queries: The calls that count.
+        run_id: The run that asks. Its calls under way don't count.
+        without: Runs of which no call counts.
 
     Raises:
         ValueError: There is no such dimension.
@@ -24,11 +32,11 @@ def spending(statements: Statements, queries: Sequence[SpendingQuery], run_id: s
     ((committed,),) = statements.run(
         "SELECT coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)", (run_id,)
     )
-    return Spending([_rows(statements, query, run_id) for query in queries], int(committed))
+    return Spending([_rows(statements, query, run_id, without) for query in queries], int(committed))
 
 
-def _rows(statements: Statements, query: SpendingQuery, run_id: str) -> list[SpendingRow]:
-    sql, values = _query(statements, query, run_id)
+def _rows(statements: Statements, query: SpendingQuery, run_id: str, without: Sequence[str]) -> list[SpendingRow]:
+    sql, values = _query(statements, query, run_id, without)
     return [
         SpendingRow(
             value=str(value),
@@ -42,11 +50,14 @@ def _rows(statements: Statements, query: SpendingQuery, run_id: str) -> list[Spe
     ]
 
 
-def _query(statements: Statements, query: SpendingQuery, run_id: str) -> Sql:
+def _query(statements: Statements, query: SpendingQuery, run_id: str, without: Sequence[str]) -> Sql:
     by: Sequence[str] = () if query.by is None else (query.by,)
     group = grouping(by, "p", statements.dialect)
     conditions = ["NOT (r.run_id = ? AND c.status = 'started')"]
     values: list[SqlValue] = [run_id]
+    if without:
+        conditions.append(f"r.run_id NOT IN ({', '.join('?' for _ in without)})")
+        values += without
     if query.since_us is not None:
         conditions.append("c.ts_us >= ?")
         values.append(query.since_us)

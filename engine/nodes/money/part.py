@@ -1,0 +1,256 @@
+"""The part of a node that has slices of shared budgets granted, and gives back what lies idle.
+
+The store is asked for calls that don't fit into what the node has: one question at a time, with rising numbers, so
+that an answer that was lost, or a statement that outlives its connection, does no harm. What is given back is not
+used any more from the moment before the store is told. So the node never believes to have more than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import anyio
+
+from bus import Clock, Log, StoreError
+from tracestore.nodes.ledger import Answer, LedgerTables, Want, by_name
+
+from ...budgets.account import Account, Amount
+from ...budgets.budget import Budget
+from .account import SharedAccount
+from .scope import Scope, name_of
+
+_log = Log("engine.shared_budgets")
+
+LOOK_SECONDS = 1.0
+"""How often accounts in use are looked at, and idle slices given back."""
+
+TRIES = 4
+"""How often a call asks for what other nodes have and may not use, half a look apart."""
+
+IDLE_US = 2_000_000
+"""The time after a reservation for which a slice may be larger than it needs to be, in microseconds."""
+
+FORGET_US = 60_000_000
+"""The time after a reservation for which an account is looked at, in microseconds."""
+
+SETTLE_SECONDS = 15.0
+"""How often it is looked for slices of nodes that are gone."""
+
+
+class BudgetSlices:
+    """The slices of one node. It is what `Budgets` asks as its `SharedBudgets`.
+
+    Args:
+        tables: The shared rows.
+        node: The node.
+        budgets: The budgets of its engine.
+        clock: The engine's clock.
+        without_store: Whether calls are admitted while the store can't be asked.
+    """
+
+    name = "shared budgets"
+    shared = True
+    """Whether, at the end, the trace of all calls is in the shared store; set before `close`."""
+
+    def __init__(
+        self,
+        tables: LedgerTables,
+        node: str,
+        budgets: Sequence[Budget],
+        clock: Clock,
+        without_store: Literal["refuse", "admit"],
+    ) -> None:
+        self._tables = tables
+        self._node = node
+        self._named = {name_of(budget): budget for budget in budgets}
+        self._clock = clock
+        self._admits = without_store == "admit"
+        self._accounts: list[SharedAccount] = []
+        self._asking = anyio.Lock()
+        self._number = 0
+        self._ahead_us = 0  # of the store's clock before the engine's
+        self._overdrawn = False
+
+    # -- As budgets ask it
+
+    def now_us(self) -> int:
+        """The time of the store's clock, as far as it is known, in microseconds since the epoch."""
+        return self._clock.now_us() + self._ahead_us
+
+    def account(self, budget: Budget, value: str) -> SharedAccount:
+        """A new account, of which this node has nothing yet."""
+        account = SharedAccount(budget, value)
+        self._accounts.append(account)
+        return account
+
+    async def secure(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Have as much granted to this node as a call needs, if it is there.
+
+        What other nodes have and don't use is there as well: they give it back when they learn that somebody lacks
+        it, and that is waited for.
+
+        Raises:
+            StoreError: Nobody can be asked, and calls are not admitted then.
+        """
+        needed = _in_order(accounts)
+        for again in range(TRIES):
+            if again:
+                await anyio.sleep(LOOK_SECONDS / 2)
+            async with self._asking:
+                if not self._lacks(needed, asked):
+                    return
+                try:
+                    await self._ask(needed, asked)
+                except StoreError as error:
+                    if not self._admits:
+                        raise
+                    _log.warning("admitted_without_store", error=str(error))
+                    self._overdraw(needed, asked)
+                    return
+            now_us = self.now_us()
+            if not all(account.may_come(asked, now_us) for account in self._lacks(needed, asked)):
+                return
+
+    def reserved(self, accounts: Sequence[Account], asked: Amount) -> None:
+        """Take note of a reservation."""
+        now_us = self.now_us()
+        for account in accounts:
+            assert isinstance(account, SharedAccount)
+            account.add_asked(asked, now_us)
+
+    async def refresh(self) -> None:
+        """Ask how all accounts stand. A store that can't be asked leaves what is known."""
+        try:
+            await self._look(self._accounts)
+        except StoreError as error:
+            _log.warning("accounts_not_asked", error=str(error))
+
+    async def count_anew(self, budgets: Sequence[Budget]) -> None:
+        """Have the trace of ended runs counted anew.
+
+        Raises:
+            StoreError: The store can't be asked.
+        """
+        names = {name_of(budget) for budget in budgets}
+        accounts = [account for account in self._accounts if account.scope.budget in names]
+        await self._tables.count_anew([account.scope for account in _in_order(accounts)])
+        await self._look(accounts)
+
+    # -- As a part of a node
+
+    async def run(self) -> None:
+        """Look, give back, and settle what dead nodes left, until cancelled."""
+        settled = anyio.current_time()
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            try:
+                await self._tend()
+                if anyio.current_time() - settled >= SETTLE_SECONDS:
+                    settled = anyio.current_time()
+                    await self._tables.settle_dead(self._scope_of)
+            except StoreError as error:
+                _log.debug("accounts_not_tended", error=str(error))
+
+    async def drain(self) -> None:
+        """Nothing: what was spent counts in its slices until the trace has it."""
+
+    async def close(self) -> None:
+        """Let go of all slices, if the shared trace has all calls. Otherwise they count until it has them."""
+        if self.shared and self._accounts:
+            await self._tables.settle(self._node, [account.scope for account in _in_order(self._accounts)])
+
+    # -- How
+
+    def _lacks(self, accounts: Sequence[SharedAccount], asked: Amount) -> list[SharedAccount]:
+        """The accounts of which this node hasn't got enough."""
+        now_us = self.now_us()
+        return [account for account in accounts if account.short_of(asked, now_us) is not None]
+
+    async def _ask(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+        def wants(now_us: int) -> list[Want]:
+            found = []
+            for account in accounts:
+                slot = account.scope.slot(now_us)
+                used = account.used(slot)
+                needs = (used[0] + asked.money, used[1] + asked.tokens)
+                found.append(Want(account.scope, slot, needs, account.recently))
+            return found
+
+        self._number += 1
+        began = self._clock.now_us()
+        self._take_in(accounts, await self._tables.grant(self._node, self._number, wants), began)
+
+    def _take_in(self, accounts: Sequence[SharedAccount], answer: Answer, began_us: int) -> None:
+        for account, standing in zip(accounts, answer.standings, strict=True):
+            account.stands(standing)
+        self._ahead_us = answer.now_us - (began_us + self._clock.now_us()) // 2
+
+    def _overdraw(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
+        """Let the node have what a call needs. The store learns of it when it can be asked again."""
+        self._overdrawn = True
+        now_us = self.now_us()
+        for account in accounts:
+            needs = account.short_of(asked, now_us)
+            if needs is not None:
+                account.granted[account.scope.slot(now_us)] = needs
+
+    async def _tend(self) -> None:
+        now_us = self.now_us()
+        in_use = [account for account in self._accounts if now_us - account.asked_us < FORGET_US]
+        if self._overdrawn:
+            await self._confess()
+        wanted = await self._look(in_use) if in_use else {}
+        for account in in_use:
+            account.recently = (0, 0)
+        await self._give_back(wanted)
+
+    async def _look(self, accounts: Sequence[SharedAccount]) -> dict[SharedAccount, bool]:
+        """Learn how accounts stand. Returns where somebody else was refused a moment ago."""
+        asked = _in_order(accounts)
+        if not asked:
+            return {}
+        async with self._asking:
+            began = self._clock.now_us()
+            answer = await self._tables.look(self._node, [account.scope for account in asked])
+            self._take_in(asked, answer, began)
+        return dict(zip(asked, answer.wanted, strict=True))
+
+    async def _give_back(self, wanted: dict[SharedAccount, bool]) -> None:
+        async with self._asking:
+            now_us = self.now_us()
+            slices = []
+            for account in _in_order(self._accounts):
+                for slot, size in account.idle(now_us, IDLE_US, wanted=wanted.get(account, False)):
+                    account.granted[slot] = size
+                    slices.append((account.scope, slot, size))
+            if slices:
+                self._number += 1
+                await self._tables.give_back(self._node, self._number, slices)
+
+    async def _confess(self) -> None:
+        """Have the store know what was admitted without it."""
+        async with self._asking:
+
+            def wants(now_us: int) -> list[Want]:
+                found = []
+                for account in accounts:
+                    slot = account.scope.slot(now_us)
+                    found.append(Want(account.scope, slot, account.used(slot), forced=True))
+                return found
+
+            accounts = _in_order(self._accounts)
+            self._number += 1
+            began = self._clock.now_us()
+            self._take_in(accounts, await self._tables.grant(self._node, self._number, wants), began)
+            self._overdrawn = False
+
+    def _scope_of(self, budget: str, value: str) -> Scope | None:
+        known = self._named.get(budget)
+        return None if known is None else Scope(known, value)
+
+
+def _in_order(accounts: Sequence[Account]) -> list[SharedAccount]:
+    """Accounts in the order in which everybody locks them."""
+    shared = [account for account in accounts if isinstance(account, SharedAccount)]
+    return sorted(shared, key=lambda account: by_name(account.scope))

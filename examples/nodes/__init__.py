@@ -1,0 +1,1 @@
+"""Three engines in three processes that hold one conversation: `make demo-nodes`."""

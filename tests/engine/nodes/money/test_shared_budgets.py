@@ -1,0 +1,149 @@
+"""Budgets of a cluster: what its nodes spend together."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from bus import StoreError
+from engine import Budget, BudgetExceededError, Engine
+from tests.support.cluster_engines import node_engine
+from tests.support.postgres_server import own_server, why_not
+from tests.support.scripted import Say
+from tracestore import PostgresStore, PriceRow, PriceTable
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
+TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
+SENT = 65
+"""The upper end of an estimate of 10 tokens."""
+ONE = SENT * 1000 + 100 * 2000
+"""The most nano-USD that one message with 100 tokens of output can cost."""
+COSTS = 10 * 1000 + 5 * 2000
+"""What it does cost."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+
+
+async def a_moment() -> None:
+    await anyio.sleep(0.5)
+
+
+def node(name: str, dsn: str, folder: Path, budget: Budget, *replies: Say, **options: Any) -> Engine:
+    return node_engine(name, dsn, folder, *replies, budgets=[budget], prices=TABLE, **options)
+
+
+async def asked(engine: Engine, **options: Any) -> object:
+    try:
+        return await engine.generate("s:m", "Hi", max_output_tokens=100, **options)
+    except (BudgetExceededError, StoreError) as error:
+        return error
+
+
+def made(ended: list[object]) -> int:
+    return sum(not isinstance(each, Exception) for each in ended)
+
+
+async def test_fifty_callers_on_three_nodes_share_a_budget_for_ten(postgres_dsn: str, tmp_path: Path) -> None:
+    """Ten calls are made, whoever is quicker; never eleven."""
+    budget = Budget(max_tokens=10 * (SENT + 100))
+    refused = asyncio.Event()
+    slow = [Say("x", pause=refused.wait)] * 50
+    async with (
+        node("a", postgres_dsn, tmp_path, budget, *slow) as a,
+        node("b", postgres_dsn, tmp_path, budget, *slow) as b,
+        node("c", postgres_dsn, tmp_path, budget, *slow) as c,
+    ):
+        calls = [asyncio.create_task(asked((a, b, c)[number % 3])) for number in range(50)]
+        for _ in range(40):
+            await asyncio.wait([call for call in calls if not call.done()], return_when="FIRST_COMPLETED")
+            if sum(call.done() for call in calls) >= 40:
+                break
+        assert made([call.result() for call in calls if call.done()]) == 0
+        refused.set()
+        assert made(list(await asyncio.gather(*calls))) == 10
+
+
+async def test_what_one_node_has_spent_counts_on_the_others_and_after_all_have_ended(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """While it lives, when it has ended, and for a node that starts later. Every node tells the same figures."""
+    budget = Budget(max_cost_usd=Decimal(ONE + COSTS).scaleb(-9))
+    async with node("a", postgres_dsn, tmp_path, budget, Say("x")) as a:
+        async with node("b", postgres_dsn, tmp_path, budget, Say("x"), Say("x")) as b:
+            assert made([await asked(a), await asked(b), await asked(b)]) == 2
+            (state,) = await b.budgets()
+            assert state.left_nano_usd == ONE + COSTS - 2 * COSTS
+        (state,) = await a.budgets()
+        assert state.left_nano_usd == ONE + COSTS - 2 * COSTS
+    async with node("c", postgres_dsn, tmp_path, budget, Say("x")) as c:
+        assert isinstance(await asked(c), BudgetExceededError)
+        (state,) = await c.budgets()
+        assert (state.spent.money, state.held.money) == (2 * COSTS, 0)
+
+
+async def test_a_call_waits_for_what_another_node_gives_back(postgres_dsn: str, tmp_path: Path) -> None:
+    """It gets it within a second or two of the other call's end."""
+    budget = Budget(max_cost_usd=Decimal(ONE + 2 * COSTS).scaleb(-9), when_full="wait")
+    async with (
+        node("a", postgres_dsn, tmp_path, budget, Say("x", pause=a_moment)) as a,
+        node("b", postgres_dsn, tmp_path, budget, Say("x")) as b,
+    ):
+        with anyio.fail_after(15):
+            assert made(list(await asyncio.gather(asked(a), asked(b)))) == 2
+
+
+@pytest.mark.parametrize("without_store", ["refuse", "admit"])
+async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_otherwise(
+    tmp_path: Path, without_store: str
+) -> None:
+    """What is reserved goes on either way; and what was admitted counts when the store is back."""
+    if (reason := why_not(own=True)) is not None:
+        pytest.skip(reason)
+    budget = Budget(max_tokens=3 * (SENT + 100))
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    async def until_it_is_stopped() -> None:
+        begun.set()
+        await stopped.wait()
+
+    replies = [Say("x", pause=until_it_is_stopped), *[Say("x")] * 40]
+    with own_server() as server, server.database() as dsn:
+        cluster = {"without_store": without_store}
+        async with node("a", dsn, tmp_path, budget, *replies, cluster=cluster) as a:
+            under_way = asyncio.create_task(asked(a))
+            await begun.wait()
+            await asyncio.to_thread(server.stop, "immediate")
+            while made([ended := await asked(a)]):
+                pass  # what it still had
+            if without_store == "refuse":
+                assert isinstance(ended, StoreError)
+            else:
+                assert isinstance(ended, BudgetExceededError), "its own limit still holds"
+            stopped.set()
+            assert made([await under_way]) == 1
+            await asyncio.to_thread(server.start)
+            used = [account.used(account.scope.slot(0)) for account in a._runtime.node.budgets._accounts]  # type: ignore[union-attr]
+            for _ in range(100):
+                if await counted(dsn) == used:
+                    break
+                await anyio.sleep(0.2)
+            assert await counted(dsn) == used
+
+
+async def counted(dsn: str) -> list[tuple[int, int]]:
+    """The slices that the store knows of."""
+    try:
+        async with PostgresStore.open_readonly(dsn) as store:
+            rows = (await store.sql("SELECT nano, tokens FROM ledger_slices")).rows
+    except StoreError:
+        return []
+    return [(int(str(nano)), int(str(tokens))) for nano, tokens in rows]

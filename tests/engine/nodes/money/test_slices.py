@@ -1,0 +1,238 @@
+"""Nodes that share budgets never spend more than the limit, whatever happens to them and to their questions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import StoreUnavailable
+from engine import Budget
+from engine.budgets.account import Amount
+from engine.budgets.budget import Payer
+from engine.budgets.ledger import Ledger
+from engine.nodes.money.part import BudgetSlices
+from engine.nodes.money.scope import Scope
+from tests.support.shared_tables import LedgerModel
+from tests.support.virtual_time import run_virtual, runs_on
+from tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Wants
+
+pytestmark = pytest.mark.anyio
+
+anyio_backend = runs_on("virtual-asyncio")
+
+LIMIT = 1000
+BUDGET = Budget(max_cost_usd="0.000001")
+SCOPE = Scope(BUDGET, "")
+PAYER = Payer("s:m")
+
+
+class Clock:
+    """A node's clock, which may be wrong by hours."""
+
+    def __init__(self, model: LedgerModel, wrong_us: int) -> None:
+        self.model = model
+        self.wrong_us = wrong_us
+
+    def now_us(self) -> int:
+        return round(self.model.now * 1e6) + self.wrong_us
+
+
+class Flaky:
+    """The rows behind a network that loses questions, or answers."""
+
+    def __init__(self, model: LedgerModel) -> None:
+        self.model = model
+        self.lose: str | None = None
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        self._ask()
+        answer = await self.model.grant(node, number, wants)
+        self._answer()
+        return answer
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        self._ask()
+        await self.model.give_back(node, number, slices)
+        self._answer()
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        self._ask()
+        return await self.model.look(node, scopes)
+
+    async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
+        await self.model.settle(node, scopes)
+
+    def _ask(self) -> None:
+        if self.lose == "question":
+            raise StoreUnavailable("the question is lost")
+
+    def _answer(self) -> None:
+        if self.lose == "answer":
+            raise StoreUnavailable("the answer is lost")
+
+
+class Node:
+    """A node with a ledger of its own, and the calls that it has under way."""
+
+    def __init__(self, model: LedgerModel, name: str, wrong_us: int, budget: Budget = BUDGET) -> None:
+        self.name = name
+        self.tables = Flaky(model)
+        self.slices = BudgetSlices(self.tables, name, [budget], Clock(model, wrong_us), "refuse")  # type: ignore[arg-type]
+        self.ledger = Ledger([budget], self.slices.account)
+        self.calls: list[tuple[str, int]] = []
+        self.spent = 0
+        self.count = 0
+
+    async def reserve(self, nano: int) -> bool:
+        asked, accounts = Amount(nano), self.ledger.accounts(PAYER)
+        with contextlib.suppress(StoreUnavailable):
+            await self.slices.secure(accounts, asked)
+        name = f"{self.name}/{self.count}"
+        if self.ledger.reserve(name, PAYER, asked, self.slices.now_us()):
+            return False
+        self.slices.reserved(accounts, asked)
+        self.count += 1
+        self.calls.append((name, nano))
+        return True
+
+    def settle(self, part: float) -> None:
+        if self.calls:
+            name, nano = self.calls.pop(0)
+            self.spent += int(nano * part)
+            self.ledger.settle(name, Amount(int(nano * part)))
+
+    async def tend(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            await self.slices._tend()
+
+    @property
+    def committed(self) -> int:
+        """What it has spent, and what its calls can still cost."""
+        return self.spent + sum(nano for _, nano in self.calls)
+
+
+ACTS = st.one_of(
+    st.tuples(st.just("reserve"), st.integers(0, 2), st.integers(1, 400)),
+    st.tuples(st.just("settle"), st.integers(0, 2), st.sampled_from([0.0, 0.3, 1.0])),
+    st.tuples(st.just("tend"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("lose"), st.integers(0, 2), st.sampled_from([None, "question", "answer"])),
+    st.tuples(st.just("pass"), st.just(0), st.sampled_from([0.5, 3.0, 100.0])),
+    st.tuples(st.just("die"), st.integers(0, 2), st.none()),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(ACTS, max_size=60), st.lists(st.integers(-2, 2), min_size=3, max_size=3))
+def test_nobody_spends_more_than_the_limit_together(acts: list[tuple[str, int, object]], hours: list[int]) -> None:
+    """With lost questions and answers, wrong clocks, and dead nodes; and nothing of the limit is lost for ever."""
+
+    async def story() -> None:
+        model = LedgerModel()
+        nodes = [Node(model, f"run_{number}", hour * 3_600_000_000) for number, hour in enumerate(hours)]
+        gone: list[Node] = []
+        for act, which, what in acts:
+            node = nodes[which]
+            match act:
+                case "reserve":
+                    assert isinstance(what, int)
+                    await node.reserve(what)
+                case "settle":
+                    assert isinstance(what, float)
+                    node.settle(what)
+                case "tend":
+                    await node.tend()
+                case "lose":
+                    assert what is None or isinstance(what, str)
+                    node.tables.lose = what
+                case "pass":
+                    assert isinstance(what, float)
+                    model.now += what
+                case _:
+                    gone.append(node)
+                    nodes[which] = Node(model, f"{node.name}x", node.slices._clock.wrong_us)  # type: ignore[attr-defined]
+            together = sum(each.committed for each in (*nodes, *gone))
+            assert together <= LIMIT, (act, together)
+            assert together <= model.counted(SCOPE)[0], "what is spent is counted"
+        await everything_ends(model, nodes, gone)
+
+    async def everything_ends(model: LedgerModel, nodes: list[Node], gone: list[Node]) -> None:
+        for node in gone:  # their traces arrive: what was under way counts in full
+            model.trace.append((node.name, "", 0, node.committed, 0))
+            model.dead.add(node.name)
+        for node in nodes:
+            node.tables.lose = None
+            while node.calls:
+                node.settle(0.0)
+        model.now += 100
+        await model.settle_dead(lambda budget, value: SCOPE)
+        for node in nodes:
+            await node.tend()
+        spent = sum(node.committed for node in (*nodes, *gone))
+        left = LIMIT - spent
+        if left:
+            assert await nodes[0].reserve(left), "what nobody has spent can be had"
+
+    run_virtual(story)
+
+
+async def test_an_idle_slice_is_given_back_when_another_node_lacks_it() -> None:
+    """Within a look, although its owner has just used it."""
+    model = LedgerModel()
+    a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
+    for _ in range(3):
+        assert await a.reserve(10)
+    for _ in range(3):
+        a.settle(0.1)
+    assert model.counted(SCOPE)[0] >= 30, "the slice is larger than what is spent"
+    assert not await b.reserve(980)
+    await a.tend()
+    assert await b.reserve(980)
+
+
+async def test_a_node_asks_nobody_while_its_slice_lasts() -> None:
+    """Of a scope in use it gets more than the call at hand needs."""
+    model = LedgerModel()
+    node = Node(model, "run_a", 0)
+    for _ in range(4):
+        assert await node.reserve(10)
+    asked = node.slices._number
+    assert await node.reserve(10)
+    assert node.slices._number == asked
+
+
+async def test_what_was_given_back_is_not_used_any_more() -> None:
+    """The node asks for it again, and others may have had it meanwhile."""
+    model = LedgerModel()
+    a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
+    for _ in range(2):
+        assert await a.reserve(10)
+        a.settle(0.0)
+    model.now += 3
+    await a.tend()
+    assert model.counted(SCOPE)[0] == 0
+    assert await b.reserve(LIMIT)
+    assert not await a.reserve(1)
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_windows_go_by_the_stores_clock(hours: int) -> None:
+    """A node whose clock is wrong by hours counts in the same hour as all others."""
+    budget = Budget(max_cost_usd="0.000001", window="hour")
+    model = LedgerModel()
+    model.now = 10 * 3600.0 + 1800
+    right, wrong = Node(model, "run_a", 0, budget), Node(model, "run_b", hours * 3_600_000_000, budget)
+    assert await wrong.reserve(600)
+    assert not await right.reserve(600)
+    assert await right.reserve(400)
+    assert not await wrong.reserve(1)
+    model.now += 3600
+    assert await right.reserve(600)
+    assert not await wrong.reserve(600)
+    await right.tend()
+    assert await wrong.reserve(400)

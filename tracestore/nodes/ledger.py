@@ -1,0 +1,181 @@
+"""What is left of budgets that several nodes share: the shared rows, and the interface to them.
+
+An account is one budget's for one session, provider, model or value of a tag. In each slot of the budget's window
+a node may spend what it has been granted there, its **slice**, and asks nobody while that lasts. What counts of an
+account is the sum of all slices, of living nodes and of dead ones, and what the trace has of runs without a slice:
+
+    spent, by the trace, of runs without a slice  +  slices of all nodes  <=  limit
+
+A slice is granted whole or not at all. The slice of a node that is gone counts in full until its calls are in the
+trace; then it is deleted, and the trace is counted anew, in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from ..spending import SpendingQuery
+
+Allotment: TypeAlias = tuple[int, int]
+"""Money in nano-USD, and tokens."""
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A stretch of a budget's window, in microseconds since the epoch."""
+
+    start_us: int
+    """The first moment."""
+    forgotten_us: int
+    """The moment from which it doesn't count any more."""
+
+
+class AccountScope(Protocol):
+    """One account, as it is counted. All of it is pure."""
+
+    @property
+    def budget(self) -> str:
+        """The budget: its scope and its window, in the same words on every node."""
+        ...
+
+    @property
+    def value(self) -> str:
+        """The session, provider, model or value of a tag; empty for the account of all."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """The most money in nano-USD, and the most tokens; None is no limit."""
+        ...
+
+    def slot(self, now_us: int) -> Slot:
+        """The slot that a moment belongs to."""
+        ...
+
+    def query(self, now_us: int) -> SpendingQuery:
+        """The calls of the trace that count at a moment."""
+        ...
+
+    def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
+        """The slot behind the number that an answer to `query` has."""
+        ...
+
+
+class Want(msgspec.Struct, frozen=True):
+    """A slice that is asked for."""
+
+    scope: AccountScope
+    """The account."""
+    slot: Slot
+    """The slot."""
+    up_to: Allotment
+    """The size that the slice must have at least."""
+    more: Allotment = (0, 0)
+    """What the node would use besides soon. It gets a part of that where much is left."""
+    forced: bool = False
+    """Whether the node has admitted calls already, while the store could not be asked."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """An account, as a node sees it."""
+
+    slot: Slot
+    """The slot of this moment."""
+    granted: Allotment
+    """The node's slice in that slot."""
+    spent: Allotment
+    """What the trace has, in all slots that count."""
+    others: Allotment
+    """The slices of other nodes, in all slots that count."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The accounts that were asked about, in their order."""
+
+    now_us: int
+    """The time of the store's clock, in microseconds since the epoch."""
+    standings: Sequence[Standing]
+    """The accounts."""
+    wanted: Sequence[bool] = ()
+    """Of each, whether somebody was refused there a moment ago."""
+
+
+Wants: TypeAlias = Callable[[int], Sequence[Want]]
+"""What is wanted at a moment of the store's clock, in the order of `by_name`. It is pure, and is called within the
+transaction."""
+
+
+_ONE_BY_ONE = 16
+"""The calls for which an account must have room, for a node to get more than the call at hand needs."""
+
+
+def by_name(scope: AccountScope) -> tuple[str, str]:
+    """The order of accounts in which everybody locks them."""
+    return scope.budget, scope.value
+
+
+def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
+    """The size of a slice that is wanted; None if the account hasn't as much left.
+
+    Of what a node would use besides, it gets at most a quarter of what is left behind room for fifteen more such
+    calls. So a slice that lies idle is small, and where little is left, calls are admitted one by one.
+
+    Args:
+        want: The slice that is asked for.
+        standing: The account.
+        own: The node's own slices, in all slots that count.
+    """
+    sizes = []
+    for part, limit in enumerate(want.scope.limits):
+        need = max(0, want.up_to[part] - standing.granted[part])
+        if limit is None or want.forced:
+            sizes.append(standing.granted[part] + need)
+            continue
+        left = limit - standing.spent[part] - standing.others[part] - own[part]
+        if need > left:
+            return None
+        sizes.append(standing.granted[part] + need + min(want.more[part], max(0, left - _ONE_BY_ONE * need) // 4))
+    return sizes[0], sizes[1]
+
+
+class LedgerTables(Protocol):
+    """The rows. Every method raises StoreError while they can't be reached.
+
+    Changes of one node bear rising numbers. One that comes late, behind a change of a higher number, changes
+    nothing, so a statement that outlives its connection does no harm.
+    """
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        """Give a node the slices that it wants, all of them or none."""
+        ...
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        """Make slices of a node smaller. Each is given with the size that it needs at least."""
+        ...
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        """How accounts stand. Nothing changes."""
+        ...
+
+    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+        """Count what the trace has of accounts, because prices have changed."""
+        ...
+
+    async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
+        """Let go of all slices of a node whose calls are all in the trace, and count the trace anew."""
+        ...
+
+    async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
+        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now.
+
+        Args:
+            scopes: The account of a budget and a value; None of one that is not known here.
+
+        Returns:
+            The number of slices that were let go of.
+        """
+        ...
