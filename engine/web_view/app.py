@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from bus import CallboardError, ConfigurationError, Log
 from tracestore import Store
 
 from ..engine import Engine
-from ..store_address import TracePlace
+from ..store_address import StoreAddress, TracePlace, is_address
 from .access import Access, Authorize
 from .answers import Refused, answer
 from .assets import Assets
@@ -166,7 +167,7 @@ async def _broken(request: Request, error: Exception) -> Response:
 def web(
     engine: Engine | None = None,
     *,
-    trace: TracePlace | Store | None = None,
+    trace: TracePlace | Store | str | None = None,
     authorize: Authorize | None = None,
     hosts: Collection[str] = (),
     scopes: Collection[Scope] = SCOPES,
@@ -180,7 +181,8 @@ def web(
 
     Args:
         engine: The engine; None for a trace alone.
-        trace: A trace that another process writes: the path of its file, or a store. None is the engine's own.
+        trace: A trace that another process writes: the path of its file, its address on a server as
+            ``postgresql://USER@HOST/DATABASE``, or a store. None is the engine's own.
         authorize: The host's own authentication: gets the request (a `starlette.requests.Request`), and returns
             the scopes that it has, of ``view``, ``content`` and ``change``; None or nothing refuses it. Without
             it, `WebView.sign_in_url` gives addresses that sign a browser in once.
@@ -200,6 +202,8 @@ def web(
         raise ConfigurationError(
             f"scopes: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}"
         )
+    if isinstance(trace, str):
+        trace = StoreAddress(trace) if is_address(trace) else Path(trace)
     subject = Subject(engine, trace, show_content=show_content, shared=shared)
     access = Access(subject.clock, authorize, scopes)
     return WebView(subject, access, checked_hosts((*THIS_MACHINE, *hosts)))

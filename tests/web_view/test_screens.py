@@ -19,7 +19,9 @@ from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, Tr
 from engine.web_view import tail as web_tail
 from engine.web_view.tail import Tail
 from tests.support.engines import keeping, registry, running
+from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
+from tracestore import PostgresStore
 
 from .serving import first, listening, served, sign_in, subscriptions
 
@@ -437,6 +439,30 @@ async def test_a_trace_of_another_process_is_repriced_as_well(tmp_path: Path) ->
         await engine.reprice(DEAR)
         await engine.undo_reprice()
     await costs_there_and_back(web(trace=tmp_path / "t.db"))
+
+
+@pytest.mark.parametrize("way", ["its address", "a store", "its engine"])
+async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: PostgresServer, way: str) -> None:
+    """By its address, as a store of the host's, and by an engine that keeps its trace there."""
+    with postgres_server.database() as dsn:
+        async with running(*[Say("Hello")] * 3, store=PostgresStore(dsn), prices=CHEAP) as (engine, _):  # type: ignore[arg-type]
+            for _ in range(3):
+                await engine.session("s:m", tags={"team": "a"}).send("Hi")
+            await engine.reprice(DEAR)
+            await engine.undo_reprice()
+            if way == "its engine":
+                await costs_there_and_back(web(engine))
+        if way == "its address":
+            view = web(trace=dsn)
+            await costs_there_and_back(view)
+            async with looking(view) as client, listening(client, "api/now") as frames:
+                assert (await first(frames, "now"))["today"]["calls"] == 3
+                me = (await client.get("api/me")).text
+                assert dsn not in me
+                assert "postgresql://" in me
+        if way == "a store":
+            async with PostgresStore(dsn) as store:
+                await costs_there_and_back(web(trace=store))
 
 
 async def costs_there_and_back(view: WebView) -> None:
