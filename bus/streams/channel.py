@@ -171,7 +171,7 @@ class StreamChannel:
             evicted=self._evicted,
             closed_bytes=self._closed_bytes,
             readers=len(readers),
-            max_lag=max((reader.statistics().lag for reader in readers), default=0),
+            max_lag=max((reader.lag for reader in readers), default=0),
         )
 
     def _logs(self) -> list[StreamLog[TurnEvent]]:

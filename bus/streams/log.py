@@ -446,11 +446,16 @@ class StreamReader(Generic[T]):
     ) -> None:
         self.close()
 
+    @property
+    def lag(self) -> int:
+        """The number of events that were appended and are not read yet."""
+        return self._log.next_seq - 1 - self.seq
+
     def statistics(self) -> ReaderStatistics:
         """A snapshot of how far this reader is."""
         return ReaderStatistics(
             seq=self.seq,
-            lag=self._log.next_seq - 1 - self.seq,
+            lag=self.lag,
             delivered=self._delivered,
             resets=self._resets,
         )

@@ -6,13 +6,13 @@ remembers how far it has read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from adapters import TokenUsage, UsageSource
-from bus import CostSum, StreamLog, TextDelta, ThinkingDelta, ToolUseInputDelta
+from bus import CostSum, TextDelta, ThinkingDelta, ToolUseInputDelta
 from bus.streams.events import TurnEvent
 
 from ..calls.call import Call
@@ -104,7 +104,7 @@ class Watcher:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._read: WeakKeyDictionary[StreamLog[TurnEvent], _Read] = WeakKeyDictionary()
+        self._read: dict[str, _Read] = {}
         self._characters = 0
 
     def look(self, limit: int | None = None) -> WorkUnderWay:
@@ -116,8 +116,8 @@ class Watcher:
         in_flight = self._runtime.in_flight
         turns = [each for each in in_flight if isinstance(each, Turn)]
         plain = [each for each in in_flight.plain if isinstance(each, CallEvents)]
-        for turn in turns:
-            self._count(turn)
+        before = self._read
+        self._read = {turn.id: self._counted(turn, before.get(turn.id) or _Read()) for turn in turns}
         items = [self._turn(turn) for turn in turns[:limit]]
         rest = None if limit is None else limit - len(items)
         items += [_plain(call) for call in plain[:rest]]
@@ -128,32 +128,23 @@ class Watcher:
         found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
         return next(found, None)
 
-    def _count(self, turn: Turn) -> _Read:
+    def _counted(self, turn: Turn, read: _Read) -> _Read:
         """Count the characters that are new in a turn's stream."""
-        log = turn.log
-        read = self._read.get(log)
-        if read is None:
-            read = self._read[log] = _Read()
-        call = turn.call
+        call, log = turn.call, turn.log
         if call is not None and call.request.request_id != read.request_id:
             read.request_id, read.before = call.request.request_id, read.characters
-        if log.next_seq > read.seq:
-            new = 0
-            for event in log.since(read.seq):
-                kind = type(event)
-                if kind is TextDelta or kind is ThinkingDelta:
-                    new += len(event.text)  # type: ignore[union-attr]
-                elif kind is ToolUseInputDelta:
-                    new += len(event.partial_json)  # type: ignore[union-attr]
-            read.seq = log.next_seq
+        seq = log.next_seq
+        if seq > read.seq:
+            new = _characters(log.since(read.seq))
+            read.seq = seq
             read.characters += new
             self._characters += new
         return read
 
     def _turn(self, turn: Turn) -> UnderWay:
-        read, call, spent = self._read[turn.log], turn.call, turn.spending
+        read, call, spent = self._read[turn.id], turn.call, turn.spending
         written = (read.characters - read.before) // CHARACTERS_PER_TOKEN if call is not None else 0
-        readers = [reader.statistics().lag for reader in turn.log.readers]
+        readers = [reader.lag for reader in turn.log.readers]
         state = turn.state
         return UnderWay(
             id=turn.id,
@@ -178,6 +169,17 @@ class Watcher:
             readers=len(readers),
             max_lag=max(readers, default=0),
         )
+
+
+def _characters(events: Sequence[TurnEvent]) -> int:
+    """The characters that some events say."""
+    said = 0
+    for event in events:
+        if isinstance(event, TextDelta | ThinkingDelta):
+            said += len(event.text)
+        elif isinstance(event, ToolUseInputDelta):
+            said += len(event.partial_json)
+    return said
 
 
 def _so_far(call: Call, written: int) -> CostSum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -9,6 +10,10 @@ import anyio
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from bus import CallboardError, Log
+
+_log = Log("web")
 
 HEARTBEAT_SECONDS = 15.0
 """The time between two signs of life on an idle stream. A connection that is gone is noticed by then."""
@@ -68,11 +73,14 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._frames = frames
         self._sending = anyio.Lock()
+        self.open: set[anyio.CancelScope] = set()
+        """The scopes of the view's open streams, each of which ends its stream when it is cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with anyio.move_on_after(LONGEST_SECONDS):
             async with anyio.create_task_group() as group:
+                self.open.add(group.cancel_scope)
                 group.start_soon(self._until_gone, receive, group.cancel_scope)
                 group.start_soon(self._heartbeat, send)
                 try:
@@ -80,7 +88,10 @@ class EventStream(Response):
                         await self._send(send, each)
                 except OSError:
                     pass  # the connection is gone
+                except CallboardError as error:  # the page asks again by itself
+                    _log.warning("frames_ended", path=scope["path"], error=str(error))
                 finally:
+                    self.open.discard(group.cancel_scope)
                     await _close(self._frames)
                     group.cancel_scope.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -90,10 +101,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _heartbeat(self, send: Send) -> None:
-        await self._send(send, b"retry: 1000\n\n")
-        while True:
-            await anyio.sleep(HEARTBEAT_SECONDS)
-            await self._send(send, b": here\n\n")
+        with contextlib.suppress(OSError):
+            await self._send(send, b"retry: 1000\n\n")
+            while True:
+                await anyio.sleep(HEARTBEAT_SECONDS)
+                await self._send(send, b": here\n\n")
 
     async def _until_gone(self, receive: Receive, scope: anyio.CancelScope) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
+from anyio import CancelScope
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -18,7 +19,7 @@ from tracestore import Store
 from ..engine import Engine
 from ..store_address import StoreAddress, TracePlace, is_address
 from .access import Access, Authorize
-from .answers import Refused, answer
+from .answers import EventStream, Refused, answer
 from .assets import Assets
 from .guard import THIS_MACHINE, Guard, checked_hosts
 from .repricing import Repricings
@@ -63,6 +64,7 @@ class WebView:
         self._access = access
         self._assets = Assets()
         self._repricings = Repricings(subject)
+        self._open: set[CancelScope] = set()
         routes = [Route(path, self._screen(screen, needs), methods=[how]) for how, path, needs, screen in SCREENS]
         fixed = [
             Route("/", self._answered(self._page)),
@@ -90,6 +92,13 @@ class WebView:
         if self._access.authorize is not None:
             raise ConfigurationError("authorize= decides who may look, so there is no token to sign in with")
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"
+
+    def close(self) -> None:
+        """End what open pages listen to, because a server that shuts down waits for it. Pages ask again by
+        themselves, and whoever answers then goes on.
+        """
+        for scope in tuple(self._open):
+            scope.cancel()
 
     def on_sign_in(self, call: Callable[[], object]) -> None:
         """Have a function called after each sign-in by such an address."""
@@ -135,7 +144,10 @@ class WebView:
             visitor: Visitor = await self._access.visitor(request, needs)
             request.state.visitor = visitor
             request.state.repricings = self._repricings
-            return await screen(self._subject, request)
+            response = await screen(self._subject, request)
+            if isinstance(response, EventStream):
+                response.open = self._open
+            return response
 
         return self._answered(admitted)
 

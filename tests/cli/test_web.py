@@ -102,3 +102,20 @@ def test_a_port_that_is_taken_is_told(traced: Path) -> None:
         port = address.rpartition(":")[2]
         done = call("web", "--port", port, "--db", str(traced / "trace.db"), home=traced, exits=2)
         assert port in done.stderr
+
+
+def test_an_interrupt_ends_it_at_once_although_a_page_listens(traced: Path) -> None:
+    """The page's stream ends, and nothing is complained about."""
+    with serving(traced) as (address, token, process):
+        with signed_in(address, token) as client, client.stream("GET", "api/now") as frames:
+            lines = frames.iter_lines()
+            while not next(lines).startswith("data:"):
+                pass
+            process.send_signal(signal.SIGINT)
+            for _ in lines:
+                pass
+        assert process.stdout is not None
+        assert process.wait(20) in (0, 130)
+        rest = process.stdout.read()
+        assert "Traceback" not in rest
+        assert "ERROR" not in rest

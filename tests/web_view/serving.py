@@ -50,6 +50,8 @@ async def served(app: object) -> AsyncIterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
+        if isinstance(app, WebView):
+            app.close()
         server.should_exit = True
         await task
 

@@ -661,3 +661,28 @@ async def test_a_hosts_own_store_is_shown(tmp_path: Path) -> None:
     async with TraceStore.open_readonly(tmp_path / "t.db") as store, looking(web(trace=store)) as client:
         assert len((await client.get("api/calls")).json()) == 1
         assert store.is_open
+
+
+async def test_frames_end_when_the_trace_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The page asks again by itself, and the log has one line about it."""
+    path = tmp_path / "t.db"
+    async with running(Say("Hello"), store=path) as (engine, _):
+        await engine.session("s:m").send("Hi")
+    async with looking(web(trace=path)) as client:
+        path.write_bytes(b"this is no trace any more" * 100)
+        async with listening(client, "api/now") as frames, asyncio.timeout(20):
+            assert [frame async for frame in frames] == []
+        assert (await client.get("api/calls")).status_code == 409
+    assert [record.levelname for record in caplog.records if "frames_ended" in record.message] == ["WARNING"]
+
+
+async def test_closing_a_view_ends_what_its_pages_listen_to() -> None:
+    """A server that shuts down would wait for them; the engine goes on."""
+    async with running() as (engine, _):
+        view = web(engine)
+        async with looking(view) as client, listening(client, "api/now") as frames:
+            await first(frames, "now")
+            view.close()
+            async with asyncio.timeout(20):
+                assert [name async for name, _, _ in frames if name != "now"] == []
+            assert engine.statistics().state == "running"

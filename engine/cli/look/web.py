@@ -118,8 +118,16 @@ async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
     console.print("The live view, until Ctrl-C. This address signs one browser in:", style="dim")
     print_address()
     config = uvicorn.Config(view, log_level="warning", access_log=False, server_header=False, lifespan="off")
-    config.timeout_graceful_shutdown = 1  # pages that listen never end by themselves
-    await uvicorn.Server(config).serve(sockets=[listener])
+    config.timeout_graceful_shutdown = 1
+
+    class Server(uvicorn.Server):
+        """A server that ends what pages listen to, which never ends by itself."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            view.close()
+            await super().shutdown(sockets)
+
+    await Server(config).serve(sockets=[listener])
 
 
 def _in_url(arguments: argparse.Namespace) -> str:

@@ -14,7 +14,7 @@ from ..access import body_of
 from ..answers import EventStream, Refused, answer, as_json, frame
 from ..subject import Subject
 
-ROWS = 200
+ROWS = 100
 """The number of turns and calls that are described; the others are only counted."""
 
 MANY = 200
