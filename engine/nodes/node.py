@@ -35,6 +35,7 @@ from .nats.broker import Broker
 from .nats.kept_events import KeptEvents
 from .nats.kept_frames import KeptFrames
 from .ownership.ownership import Ownership
+from .ownership.wishes import Wishes
 from .part import Part, child_of
 
 _log = Log("engine.node")
@@ -86,6 +87,8 @@ class Node:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
             self.parts = [*self.parts, self.broker, self.frames]
+            if self.ownership is not None:
+                self.parts = [*self.parts, Wishes(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:
                 self.bridge = self._bridge(self.broker, store)
                 self.parts = [*self.parts, self.bridge]

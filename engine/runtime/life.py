@@ -172,14 +172,14 @@ class Life:
     async def share(self) -> bool:
         """Return whether everything published so far is in the store that nodes share."""
         if self._runtime.shipper is not None:
-            return await self._shipped(SHIPPING_SECONDS)
+            return await self._shipped(SHIPPING_SECONDS, "not_shared_in_time")
         try:
             await self.flush()
         except StoreError:
             return False
         return True
 
-    async def _shipped(self, seconds: float) -> bool:
+    async def _shipped(self, seconds: float, otherwise: str = "not_shipped_before_reply") -> bool:
         shipper = self._runtime.shipper
         if shipper is None or self.writer is None:
             return True
@@ -193,7 +193,7 @@ class Life:
                 if await shipper.shipped(seconds):
                     return True
                 why = shipper.statistics().reason or why
-        _log.warning("not_shipped_before_reply", error=why)
+        _log.warning(otherwise, error=why)
         return False
 
     async def _root(self) -> None:

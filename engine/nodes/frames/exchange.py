@@ -3,6 +3,7 @@
 callboard.CLUSTER.streams.SESSION.STREAM    frames, which the broker keeps for a while
 callboard.CLUSTER.mirrors.NODE.STREAM       frames that one node has asked for
 callboard.CLUSTER.ask.NODE.STREAM           questions to a node; to all of them where NODE is ``-``
+callboard.CLUSTER.wanted.NODE               word that another node waits for a session of this one
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class Subjects:
     def stream(self, stream_id: str, session_id: str) -> str:
         """Where the owner of a stream puts its frames."""
         return f"{self._root}.streams.{token(session_id)}.{token(stream_id)}"
+
+    def wanted(self, node: str) -> str:
+        """Where a node hears that another one waits for one of its sessions."""
+        return f"{self._root}.wanted.{token(node)}"
 
     def of_stream(self, stream_id: str) -> str:
         """All frames of a stream, whatever its session."""

@@ -7,7 +7,7 @@ nobody holds here any more, or that another node waits for while no turn runs, i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import anyio
@@ -94,6 +94,8 @@ class Ownership:
     name = "ownership"
     local: LocalSessions
     """The open sessions; set before the start."""
+    tell: Callable[[str], None] = staticmethod(lambda _node: None)
+    """Tells a node that one of its sessions is waited for, where there is a quicker way than the shared rows."""
     shared = True
     """Whether, at the end, all that was said is in the shared store; set before `close`."""
 
@@ -108,6 +110,7 @@ class Ownership:
         self._reason = ""
         self._unheld: set[str] = set()  # sessions that nobody held here when it looked last
         self._wanted: tuple[str, ...] = ()
+        self._hurry = anyio.Event()
         self._ended: set[str] = set()  # turns of others whose end was decided here
 
     def statistics(self) -> OwnershipStatistics:
@@ -173,6 +176,8 @@ class Ownership:
             if isinstance(found, Claimed):
                 self._claimed(session_id, found)
                 return found
+            if waits:
+                self.tell(found.by.node)
             first = first or found
             waited = anyio.current_time() - began
             lives = found.by.node != first.by.node or found.by.seconds_left > first.by.seconds_left - waited + 0.5
@@ -230,10 +235,15 @@ class Ownership:
 
     # -- Its life
 
+    def hurry(self) -> None:
+        """Look at once for sessions that others wait for."""
+        self._hurry.set()
+
     async def run(self) -> None:
         """Keep the lease, and give away what others wait for."""
         renew_at = 0.0
         while True:
+            self._hurry = anyio.Event()
             if anyio.current_time() >= renew_at:
                 with contextlib.suppress(StoreError):
                     await self._renew()
@@ -243,7 +253,8 @@ class Ownership:
             await self._give_away()
             pause = self.holding.pause(self._clock.monotonic_ns())
             renew_at = anyio.current_time() + pause
-            await anyio.sleep(min(pause, LOOK_SECONDS))
+            with anyio.move_on_after(min(pause, LOOK_SECONDS)):
+                await self._hurry.wait()
 
     async def drain(self) -> None:
         """Nothing: what was said is shipped after this."""

@@ -10,6 +10,7 @@ import pytest
 from bus import Envelope, Event, Message, SessionConfigured, SessionMessageAppended, SessionSetup
 from tests.support.postgres_server import why_not
 from tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
+from tracestore.codec import decode_line, encode_event, encode_line
 from tracestore.nodes.ownership import NodeInfo
 from tracestore.postgres.nodes.database import SharedDatabase
 from tracestore.postgres.nodes.ownership import PostgresOwnership
@@ -173,3 +174,15 @@ async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_tha
     await shared.write("run_a", a.message(1, "late", 1))
     assert await shared.texts() == ["a0", "c1"]
     await shared.database.close()
+
+
+def test_the_epoch_is_stored_where_there_is_one_and_survives_a_spill_file() -> None:
+    """Outside of a cluster nothing more is written."""
+    says = Says("run_a")
+    for epoch in (0, 7):
+        for envelope in (says.setup(0, epoch), says.message(0, "Hi", epoch)):
+            assert (b'"epoch":7' in encode_event(envelope.data)) is bool(epoch)
+            assert (b'"epoch"' in encode_event(envelope.data)) is bool(epoch)
+            again = decode_line(encode_line(envelope).rstrip(b"\n"))
+            assert again == envelope
+            assert again.data.epoch == epoch  # type: ignore[attr-defined]

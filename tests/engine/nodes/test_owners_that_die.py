@@ -166,3 +166,23 @@ async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
         saved = await store.saved_session(session_id)
         assert saved is not None
         assert [message.text for message in saved.messages] == said
+
+
+@with_nats
+async def test_an_owner_hears_that_its_session_is_waited_for(
+    postgres_dsn: str, nats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not look for it, as it has to without a broker."""
+    from engine.nodes.ownership import ownership
+
+    monkeypatch.setattr(ownership, "LOOK_SECONDS", 3600.0)
+    lasting = {"nats": nats, "lease_seconds": 300.0}
+    async with (
+        node_engine("a", postgres_dsn, tmp_path, Say("One."), cluster=lasting) as a,
+        node_engine("b", postgres_dsn, tmp_path, Say("Two."), cluster=lasting) as b,
+    ):
+        session = a.session("s:m")
+        await session.send("Hi")
+        with anyio.fail_after(10):
+            there = await b.resume(session.id)
+        assert (await there.send("And then?")).text == "Two."
