@@ -223,7 +223,11 @@ class Broker:
     async def _connect(self) -> None:
         from nats.aio.client import Client
 
+        from .transport import ClosingTransport
+
         client = Client()
+        if not any("ws" in address.partition("://")[0] for address in self._servers):
+            client._transport = ClosingTransport()
         try:
             await client.connect(
                 self._servers,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
 
 from engine.nodes.nats.broker import Broker
+from engine.nodes.nats.transport import ClosingTransport
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 
 pytestmark = [
@@ -96,6 +99,30 @@ async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> Non
             await broker.close()
             group.cancel_scope.cancel()
     assert told == [False, True, False, True]
+
+
+@pytest.mark.timeout(30)
+async def test_no_connection_is_left_behind_at_a_server_that_hangs(server: NatsServer) -> None:
+    """It takes connections and says nothing: each attempt closes the one before."""
+    broker = Broker(server.url, "test")
+    opened: list[asyncio.StreamWriter] = []
+    connect = ClosingTransport.connect
+
+    async def noting(self: ClosingTransport, *arguments: Any, **options: Any) -> None:
+        await connect(self, *arguments, **options)
+        assert self._io_writer is not None
+        opened.append(self._io_writer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClosingTransport, "connect", noting)
+        async with anyio.create_task_group() as group:
+            with server.hanging():
+                group.start_soon(broker.run)
+                while len(opened) < 3:  # noqa: ASYNC110 - an attempt has no event of its own
+                    await anyio.sleep(0.01)
+                assert [writer.is_closing() for writer in opened] == [True, True, False]
+            await broker.close()
+            group.cancel_scope.cancel()
 
 
 async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
