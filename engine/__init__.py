@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from .tools.function.define import tool
     from .type_schema import SchemaError
     from .watching.preview import RequestPreview
-    from .web_view.app import WebView, web
+    from .web_view.web import web
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -110,7 +110,7 @@ else:
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
             ".watching.preview": ("RequestPreview",),
-            ".web_view.app": ("WebView", "web"),
+            ".web_view.web": ("web",),
         },
     )
 
@@ -185,7 +185,6 @@ __all__ = [
     "VideoResult",
     "ViewEvent",
     "ViewReader",
-    "WebView",
     "WorkUnderWay",
     "costs",
     "costs_sync",

@@ -1,9 +1,8 @@
-"""The live view as an ASGI application: `app.mount("/callboard", web(engine))`, or served by `callboard web`."""
+"""The live view as an ASGI application: its screens, behind who may see them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
 from anyio import CancelScope
 from starlette.applications import Starlette
@@ -14,17 +13,14 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from bus import CallboardError, ConfigurationError, Log
-from tracestore import Store
 
-from ..engine import Engine
-from ..store_address import StoreAddress, TracePlace, is_address
-from .access import Access, Authorize
+from .access import Access
 from .answers import EventStream, Refused, answer
 from .assets import Assets
-from .guard import THIS_MACHINE, Guard, checked_hosts
+from .guard import Guard
 from .repricing import Repricings
 from .screens import calls, costs, events, now, operation, sessions, streams
-from .sign_in import SCOPES, Scope, Visitor
+from .sign_in import Scope, Visitor
 from .subject import Subject
 
 _log = Log("web")
@@ -174,48 +170,3 @@ async def _nothing(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     _log.error("request_failed", error, path=request.url.path, error=repr(error))
     return answer({"error": "something is broken here; the log says what"}, 500)
-
-
-def web(
-    engine: Engine | None = None,
-    *,
-    trace: TracePlace | Store | str | None = None,
-    authorize: Authorize | None = None,
-    hosts: Collection[str] = (),
-    scopes: Collection[Scope] = SCOPES,
-    show_content: bool | None = None,
-    shared: bool = False,
-) -> WebView:
-    """The live view of an engine, as an ASGI application for a host to mount.
-
-    Everything that it shows is read; it costs nothing while no page is open. Its answers are for the browsers of
-    the hosts that are listed, on pages of its own.
-
-    Args:
-        engine: The engine; None for a trace alone.
-        trace: A trace that another process writes: the path of its file, its address on a server as
-            ``postgresql://USER@HOST/DATABASE``, or a store. None is the engine's own.
-        authorize: The host's own authentication: gets the request (a `starlette.requests.Request`), and returns
-            the scopes that it has, of ``view``, ``content`` and ``change``; None or nothing refuses it. Without
-            it, `WebView.sign_in_url` gives addresses that sign a browser in once.
-        hosts: The names, without a port, by which browsers reach it, besides those of this machine itself.
-        scopes: The scopes of a sign-in by such an address.
-        show_content: Whether to show what is said by and to models. None shows it if the engine has
-            ``capture_content=True`` and no ``redact``.
-        shared: Whether other processes write to the engine's trace, so that it is looked at every second.
-
-    Raises:
-        ConfigurationError: There is nothing to show, or a host is no name.
-    """
-    if engine is None and trace is None:
-        raise ConfigurationError("web() shows an engine or a trace: give one of them")
-    unknown = set(scopes) - SCOPES
-    if unknown:
-        raise ConfigurationError(
-            f"scopes: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}"
-        )
-    if isinstance(trace, str):
-        trace = StoreAddress(trace) if is_address(trace) else Path(trace)
-    subject = Subject(engine, trace, show_content=show_content, shared=shared)
-    access = Access(subject.clock, authorize, scopes)
-    return WebView(subject, access, checked_hosts((*THIS_MACHINE, *hosts)))

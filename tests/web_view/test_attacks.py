@@ -14,9 +14,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
 
-from callboard import ConfigurationError, Engine, WebView, web
+from callboard import ConfigurationError, Engine, web
 from engine.web_view.access import CSRF_HEADER, MOST_BYTES
-from engine.web_view.app import SCREENS
+from engine.web_view.app import SCREENS, WebView
+from engine.web_view.assets import FOLDER
 from engine.web_view.guard import HEADERS, THIS_MACHINE, host_name
 from engine.web_view.sign_in import SignIn
 from tests.support.engines import keeping, registry, running
@@ -416,11 +417,10 @@ async def test_every_answer_has_the_headers_of_the_policy(path: str) -> None:
 
 async def test_the_page_itself_obeys_the_policy() -> None:
     """No code and no style in line, and nothing from another host."""
-    folder = Path(__file__).parents[2] / "engine" / "web_view" / "static"
-    page = (folder / "index.html").read_text()
+    page = (FOLDER / "index.html").read_text()
     assert "<style" not in page
     assert all("src=" in tag for tag in page.split("<script")[1:])
-    for path in folder.rglob("*"):
+    for path in FOLDER.rglob("*"):
         if path.suffix in (".js", ".html", ".css") and "vendor" not in path.parts:
             text = path.read_text()
             assert "http://" not in text.replace("http://www.w3.org", ""), path

@@ -12,7 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, WebView, web
+from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, web
+from engine.web_view.app import WebView
 from engine.web_view.tail import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
 from tests.support.engines import keeping, registry

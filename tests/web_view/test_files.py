@@ -10,9 +10,27 @@ from pathlib import Path
 import pytest
 
 from engine.web_view.assets import FOLDER, Assets
+from tests.support.programs import ended
 
 VENDOR = FOLDER / "vendor"
 LISTED = json.loads((VENDOR / "vendor.json").read_text())
+WITHOUT = """
+import sys
+
+class Hides:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("starlette", "uvicorn"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hides())
+from callboard import *
+from callboard import ConfigurationError, web
+
+try:
+    web(trace="t.db")
+except ConfigurationError as error:
+    print(error)
+"""
 OWN = sorted(path for path in FOLDER.rglob("*.js") if VENDOR not in path.parents)
 
 
@@ -47,3 +65,10 @@ def test_every_file_has_a_type_and_is_given() -> None:
     """A file whose ending is unknown would be missing from the page."""
     files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
     assert set(Assets()) == files  # type: ignore[arg-type]
+
+
+def test_without_the_extra_everything_else_is_imported() -> None:
+    """And `web` says what to install."""
+    done = ended(WITHOUT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'pip install "callboard[web]"' in done.stdout

@@ -15,8 +15,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, WebView, web
+from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
 from engine.web_view import tail as web_tail
+from engine.web_view.app import WebView
 from engine.web_view.tail import Tail
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer

@@ -83,7 +83,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _view(engine: Engine | None, place: TracePlace | None, arguments: argparse.Namespace) -> WebView:
-    from ...web_view.app import web
+    from ...web_view.web import web
 
     hosts = [*arguments.host, *([] if arguments.bind in ("0.0.0.0", "::") else [arguments.bind])]
     return web(
