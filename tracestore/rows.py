@@ -288,6 +288,10 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A name for people."""
 
 
+NOTHING_SAID = "nothing of what was said in it is stored, though the model was asked"
+"""What is missing of a session that has no message, although a call was made for it."""
+
+
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session with its content, as far as it is stored."""
 

@@ -22,7 +22,7 @@ from bus.log import Log
 from bus.values.messages import Message, SessionSetup
 
 from ..codec import storable_text
-from ..rows import SavedSession
+from ..rows import NOTHING_SAID, SavedSession
 from ..writing.captured import (
     Bodies,
     CapturedMessage,
@@ -228,7 +228,7 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         else:
             missing.append(f"message {position} {why}")
     if setups and not (messages or missing) and statements.run(_ASKED, (session_id,)):
-        missing.append("nothing of what was said in it is stored, though the model was asked")
+        missing.append(NOTHING_SAID)
     return SavedSession(
         session_id=session_id,
         setup=setup,

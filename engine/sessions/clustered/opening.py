@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from bus import Log, SessionSetup
 from tracestore import SavedSession
+from tracestore.rows import NOTHING_SAID
 
 from ..setup import setup_of
 from ..state import SessionState
+
+if TYPE_CHECKING:
+    from ...nodes.frames.retained import Retained
 
 _log = Log("engine.ownership")
 
@@ -62,3 +68,12 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
         messages=(),
         missing=(),
     )
+
+
+def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
+    """A session whose owner died in its first turn: what was said is in the frames, and not missing."""
+    turn = kept.unfinished
+    begun = bool(kept.beyond(0)) or (turn is not None and turn.history == 0)
+    if saved.messages or saved.missing != (NOTHING_SAID,) or not begun:
+        return saved
+    return msgspec.structs.replace(saved, missing=())

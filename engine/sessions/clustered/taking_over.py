@@ -14,7 +14,7 @@ from bus import CallboardError, Log, StoreError
 from ...runtime.runtime import Runtime
 from ..resuming import Wanted, show_costs, state_of_saved
 from ..state import SessionState
-from .opening import saved_of
+from .opening import in_its_first_turn, saved_of
 
 if TYPE_CHECKING:
     from tracestore import Store
@@ -55,6 +55,8 @@ async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted:
             kept = None if died is None else await _kept(node, session_id)
             if saved is None and kept is not None and kept.opening:
                 saved = saved_of(session_id, kept.opening)
+            if saved is not None and kept is not None:
+                saved = in_its_first_turn(saved, kept)
             state = state_of_saved(runtime, wanted, saved)
             await show_costs(store, state)
             state.epoch, state.resumed = claimed.epoch, True

@@ -54,8 +54,21 @@ def owner(nats: NatsServer, dsn: str, folder: Path, name: str, dies_at: int) -> 
         process.communicate()
 
 
+PLAIN = 22
+
+
 def _name(place: int) -> str:
-    return f"plain{place}" if place == 22 else f"owner{place}"
+    return f"plain{place}" if place == PLAIN else f"owner{place}"
+
+
+def texts_of(seen: Seen) -> list[str]:
+    """The text of each message that has any content."""
+    texts: dict[str, str] = {}
+    for event in seen:
+        if isinstance(event, TextDelta | ThinkingDelta):
+            texts.setdefault(event.message_id, "")
+            texts[event.message_id] += event.text if isinstance(event, TextDelta) else ""
+    return list(texts.values())
 
 
 async def stream_of(process: subprocess.Popen[str]) -> str:
@@ -88,7 +101,7 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:
     """Amid thinking, text and arguments, between a message and its tools, and before the end of the turn; and a
-    turn without a session.
+    turn without a session. Whoever resumes the session finds in it what the readers have read.
     """
     dies_at = [1, 5, 20, 22, 35, 37, 39, 45]
     seen: dict[tuple[str, int], Seen] = {}
@@ -121,6 +134,11 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
             assert isinstance(end, TurnComplete)
             assert end.status == "outcome_unknown"
             assert await read(readers["late"], streams[place]) == seen["b", place]
+            if place != PLAIN:
+                taken = await readers["late"].resume(_name(place).replace("owner", "ses_owner"))
+                assert [message.text for message in taken.messages if message.role == "assistant"] == texts_of(
+                    seen["b", place]
+                )
 
 
 async def test_an_owner_that_slept_too_long_is_not_heard_any_more(

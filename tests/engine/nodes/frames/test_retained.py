@@ -29,6 +29,9 @@ from bus.values.content import ThinkingBlock, ToolUseBlock
 from engine.nodes.frames.framer import Framer
 from engine.nodes.frames.retained import retained
 from engine.nodes.frames.wire.frame import Ending, Frame
+from engine.sessions.clustered.opening import in_its_first_turn
+from tracestore import SavedSession
+from tracestore.rows import NOTHING_SAID
 
 HI = Message(Role.USER, "Hi", id="msg_hi")
 END = TurnComplete("completed")
@@ -182,3 +185,15 @@ def test_the_order_of_frames_does_not_matter(seed: int) -> None:
     shuffled = [*first, *second, *second]
     Random(seed).shuffle(shuffled)
     assert retained(shuffled) == retained([*first, *second])
+
+
+def test_what_a_first_turn_said_is_not_missing_when_frames_have_it() -> None:
+    """The store knows of the call, and of nothing that was said; anything else that is missing stays so."""
+    begun = retained(frames(MessageStart("msg_re"), TextDelta("a", 0, "msg_re")))
+    saved = SavedSession(
+        session_id="ses", setup=None, withheld=None, tags={}, name=None, messages=(), missing=(NOTHING_SAID,)
+    )
+    assert in_its_first_turn(saved, begun).missing == ()
+    assert in_its_first_turn(saved, retained([])).missing == (NOTHING_SAID,)
+    later = retained(frames(TextDelta("a", 0, "msg_re"), history=2))
+    assert in_its_first_turn(saved, later).missing == (NOTHING_SAID,)
