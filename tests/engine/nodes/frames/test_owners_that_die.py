@@ -161,4 +161,7 @@ async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
             process.send_signal(signal.SIGCONT)
             await anyio.to_thread.run_sync(lambda: process.communicate("", timeout=20))
             assert process.returncode == 0
-            assert await read(late, stream_id) == seen
+            again = await read(late, stream_id)
+            check(again)
+            assert again[-1] == seen[-1]
+            assert again[: len(seen) - 2] == seen[:-2]  # what was on its way when it fell asleep may be in it, too
