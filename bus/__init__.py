@@ -73,7 +73,7 @@ from .events.catalogue import CatalogueEvent
 from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
 from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, SessionClaimed, SessionLost
+from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
 from .events.operation import (
     ConfigReloaded,
     PricingProgress,
@@ -217,6 +217,7 @@ __all__ = [
     "NoTurnRunning",
     "NodeBrokerChanged",
     "NodeLeaseChanged",
+    "NodeLimitsChanged",
     "NotFoundError",
     "ObservableBus",
     "OnLimit",

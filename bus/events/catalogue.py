@@ -14,7 +14,7 @@ from .actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, 
 from .budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .nodes import NodeBrokerChanged, NodeLeaseChanged, SessionClaimed, SessionLost
+from .nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
 from .operation import (
     ConfigReloaded,
     PricingProgress,
@@ -68,6 +68,7 @@ CatalogueEvent: TypeAlias = (
     | BudgetRefused
     | BudgetLow
     | NodeBrokerChanged
+    | NodeLimitsChanged
     | NodeLeaseChanged
     | SessionClaimed
     | SessionLost

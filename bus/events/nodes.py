@@ -29,6 +29,17 @@ class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_chan
     """``connected``: what waited goes out. ``away``: what is for other nodes waits, or is read from the store."""
 
 
+class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
+    """A node shares declared rate limits with the others again, or can't, and uses an even part of them."""
+
+    current: Literal["shared", "divided"]
+    """``shared``: by shares as they are needed. ``divided``: evenly, because the shared store can't be asked."""
+    nodes: int
+    """The number of nodes that were last known."""
+    reason: str = ""
+    """The reason, in words."""
+
+
 class SessionClaimed(Event, frozen=True, kw_only=True, tag="session.claimed"):
     """A session that was another node's is this node's. The event is that of its new owner."""
 

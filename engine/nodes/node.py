@@ -25,11 +25,13 @@ from tracestore.postgres.nodes.ownership import PostgresOwnership
 
 from ..budgets.budget import Budget
 from ..opening import server_store
+from ..rate_limits.permit import LiveGate
 from .bridge.part import EventBridge
 from .cluster import Cluster
 from .frames.exchange import Subjects
 from .frames.part import Frames
 from .frames.stored import NothingStored, StoredTurns
+from .money.limits import RateLimitShares
 from .money.part import BudgetSlices
 from .nats.broker import Broker
 from .nats.kept_events import KeptEvents
@@ -110,6 +112,21 @@ class Node:
         self.budgets = BudgetSlices(tables, self.id, budgets, clock, self.cluster.without_store)
         self.parts = [*self.parts, self.budgets]
         return self.budgets
+
+    def share_limits(self, bus: Bus, clock: Clock) -> Callable[[LiveGate], None] | None:
+        """A function that has the declared limits of a gate be those of the whole cluster; None without a shared
+        database.
+        """
+        if self.shared is None or self.ownership is None:
+            return None
+        shares = RateLimitShares(PostgresLedger(self.shared), self.id, bus, clock, self._living)
+        self.parts = [*self.parts, shares]
+        return shares.join
+
+    async def _living(self) -> int:
+        assert self.ownership is not None
+        nodes = await self.ownership.tables.nodes()
+        return sum(node.lives and node.cluster == self.cluster.name for node in nodes)
 
     async def shared_trace(self) -> Store:
         """The trace that the nodes share, to be read. It is the engine's own where that is on the server.

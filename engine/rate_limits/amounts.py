@@ -115,23 +115,33 @@ class Limit(ABC):
         """Count a request that was sent otherwise than before. `room` was asked at the same moment."""
 
 
+LACKS_SHARE_US = 250_000
+"""The time until which a request looks again that lacks nothing but this node's share, in microseconds."""
+
+
 class Declared(Limit):
-    """A limit for any minute, by our own count."""
+    """A limit for any minute, by our own count. In a cluster a node has a share of it."""
 
     def __init__(self, kind: Literal["requests", "tokens"], limit: float, window_us: int = MINUTE_US) -> None:
         super().__init__(kind, limit)
         self.window_us = window_us
+        self.share: float | None = None
+        """The part of the limit that is this node's; None is all of it."""
         self._used = 0.0
         self._sent: deque[Ticket] = deque()
 
-    def room(self, now_us: int) -> float:
+    def used(self, now_us: int) -> float:
+        """What counts now, with what is let in and not sent yet."""
         self._forget(now_us)
-        return self.limit - self._used
+        return self._used
+
+    def room(self, now_us: int) -> float:
+        return (self.limit if self.share is None else min(self.share, self.limit)) - self.used(now_us)
 
     def opens_in(self, amount: float, now_us: int) -> int:
-        missing = amount - self.room(now_us)
+        missing = amount - (self.limit - self.used(now_us))
         if missing <= _TOLERANCE:
-            return 0
+            return 0 if self.share is None or amount <= self.room(now_us) + _TOLERANCE else LACKS_SHARE_US
         for ticket in self._sent:
             missing -= self.amount(ticket)
             if missing <= _TOLERANCE:

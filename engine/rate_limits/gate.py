@@ -213,6 +213,10 @@ class Gate:
         of_model = self.models[ticket.model].opens_in(ticket, same, now_us)
         return max(of_model, self.shared.opens_in(ticket, ahead, now_us))
 
+    def in_line(self) -> list[Ticket]:
+        """The requests that wait, in their order."""
+        return sorted(self._all_waiting(), key=lambda ticket: (ticket.order, ticket.number))
+
     def wakes_in(self, now_us: int) -> int | None:
         """Microseconds until time alone may let somebody in; None if nobody waits for time."""
         waits = []

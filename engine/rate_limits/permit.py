@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
 import anyio
@@ -36,6 +37,8 @@ class LiveGate:
         """The name of the key."""
         self.gate = gate
         """The state."""
+        self.on_wait: Callable[[], None] | None = None
+        """Told whenever requests wait; None if nobody can do anything for them."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[Permit, None] = {}
         """The calls under way that were sent before any limit was known."""
@@ -73,6 +76,8 @@ class LiveGate:
             self._timer.cancel()
             self._timer = None
         if self.gate.waiting:
+            if self.on_wait is not None:
+                self.on_wait()
             wait = self.gate.wakes_in(now_us)
             if wait is not None:
                 seconds = min(wait / 1e6 + 0.0005, _LONGEST_NAP_SECONDS)

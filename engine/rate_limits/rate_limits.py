@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -48,7 +48,13 @@ class RateLimitQueue(msgspec.Struct, frozen=True, kw_only=True):
 class RateLimits:
     """The gates of one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Callable[[LiveGate], None] | None = None) -> None:
+        """The gates of an engine that has used none.
+
+        Args:
+            share: Has the declared limits of a gate be shared with other engines; None leaves them to this one.
+        """
+        self._share = share
         self._gates: dict[tuple[str, str], LiveGate] = {}
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
@@ -112,10 +118,13 @@ class RateLimits:
         """The gate of a new adapter, or of one whose configuration may have changed."""
         requests, tokens = entry.config.requests_per_minute, entry.config.tokens_per_minute
         live = self._gates.get(name)
+        changes = live is None or live.gate.declared != (requests, tokens)
         if live is None:
             live = self._gates[name] = LiveGate(*name, Gate(requests, tokens))
-        elif live.gate.declared != (requests, tokens):
+        elif changes:
             live.gate.declare(requests, tokens)
-            live.changed()
+        if changes and self._share is not None and (requests or tokens):
+            self._share(live)
+        live.changed()
         self._entries[name] = entry
         return live

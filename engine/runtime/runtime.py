@@ -75,7 +75,7 @@ class Runtime:
         self.frames = None if self.node is None else self.node.frames
         self.availability = AvailabilityTable()
         self.in_flight = InFlight()
-        self.rate_limits = RateLimits()
+        self.rate_limits = RateLimits(None if self.node is None else self.node.share_limits(self.bus, clock))
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
         ownership = None if self.node is None else self.node.ownership

@@ -137,9 +137,15 @@ class OwnershipModel:
         )
 
 
+class _Slice(msgspec.Struct):
+    slot: Slot
+    size: Allotment
+    number: int
+
+
 class _SharedAccount(msgspec.Struct):
-    slices: dict[tuple[Slot, str], tuple[Allotment, int]] = msgspec.field(default_factory=dict)
-    """The slices by slot and node, each with the number of its last change."""
+    slices: dict[tuple[int, str], _Slice] = msgspec.field(default_factory=dict)
+    """The slices by the first moment of the slot, and node."""
     spent: dict[Slot, Allotment] = msgspec.field(default_factory=dict)
     counted: bool = False
     wanted_at: float = -1e9
@@ -165,19 +171,19 @@ class LedgerModel:
         if None not in sizes:
             for want, size in zip(asked, sizes, strict=True):
                 assert size is not None
-                account = self._account(want.scope)
-                if account.slices.get((want.slot, node), ((0, 0), 0))[1] < number:
-                    account.slices[want.slot, node] = size, number
+                slices, key = self._account(want.scope).slices, (want.slot.start_us, node)
+                if key not in slices or slices[key].number < number:
+                    slices[key] = _Slice(want.slot, size, number)
         return Answer(now_us, [self._standing(want.scope, want.slot, node) for want in asked])
 
     async def give_back(
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
     ) -> None:
         for scope, slot, used in slices:
-            account = self._account(scope)
-            size, last = account.slices.get((slot, node), ((0, 0), number))
-            if last < number:
-                account.slices[slot, node] = (min(size[0], used[0]), min(size[1], used[1])), number
+            found = self._account(scope).slices.get((slot.start_us, node))
+            if found is not None and found.number < number:
+                found.size = min(found.size[0], used[0]), min(found.size[1], used[1])
+                found.number = number
 
     async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
         now_us = self._now_us
@@ -225,11 +231,11 @@ class LedgerModel:
     def _count(self, account: _SharedAccount, scope: AccountScope) -> None:
         account.counted = True
         now_us = self._now_us
-        account.slices = {key: each for key, each in account.slices.items() if key[0].forgotten_us > now_us}
+        account.slices = {key: each for key, each in account.slices.items() if each.slot.forgotten_us > now_us}
         runs = {node for _, node in account.slices}
         account.spent = {}
         for run, value, at_us, nano, tokens in self.trace:
-            if value == scope.value and run not in runs:
+            if value == scope.value and run not in runs and scope.query(now_us) is not None:
                 slot = scope.slot(at_us)
                 before = account.spent.get(slot, (0, 0))
                 account.spent[slot] = before[0] + nano, before[1] + tokens
@@ -237,10 +243,14 @@ class LedgerModel:
     def _size(self, want: Want, node: str, number: int) -> Allotment | None:
         account = self._account(want.scope)
         standing = self._standing(want.scope, want.slot, node)
-        mine = {key: each for key, each in account.slices.items() if key[1] == node}
-        if max((last for _, last in mine.values()), default=0) >= number:
+        mine = [
+            each
+            for (_, of), each in account.slices.items()
+            if of == node and each.slot.forgotten_us > self._now_us
+        ]
+        if max((each.number for each in mine), default=0) >= number:
             return standing.granted
-        own = self._sum([size for (slot, _), (size, _) in mine.items() if slot.forgotten_us > self._now_us])
+        own = self._sum([each.size for each in mine])
         size = granted(want, standing, own)
         if size is None:
             account.wanted_at = self.now
@@ -249,12 +259,11 @@ class LedgerModel:
     def _standing(self, scope: AccountScope, slot: Slot, node: str) -> Standing:
         account = self._accounts.get((scope.budget, scope.value)) or _SharedAccount()
         now_us = self._now_us
-        others = [
-            size for (each, of), (size, _) in account.slices.items() if of != node and each.forgotten_us > now_us
-        ]
+        counting = {key: each for key, each in account.slices.items() if each.slot.forgotten_us > now_us}
+        others = [each.size for (_, of), each in counting.items() if of != node]
         spent = [size for each, size in account.spent.items() if each.forgotten_us > now_us]
-        mine = account.slices.get((slot, node), ((0, 0), 0))[0]
-        return Standing(slot, mine, self._sum(spent), self._sum(others))
+        mine = counting.get((slot.start_us, node))
+        return Standing(slot, (0, 0) if mine is None else mine.size, self._sum(spent), self._sum(others))
 
     @staticmethod
     def _sum(sizes: Sequence[Allotment]) -> Allotment:

@@ -29,7 +29,7 @@ class Slot(msgspec.Struct, frozen=True):
     start_us: int
     """The first moment."""
     forgotten_us: int
-    """The moment from which it doesn't count any more."""
+    """The moment from which it doesn't count any more. A later grant may put it off."""
 
 
 class AccountScope(Protocol):
@@ -54,8 +54,8 @@ class AccountScope(Protocol):
         """The slot that a moment belongs to."""
         ...
 
-    def query(self, now_us: int) -> SpendingQuery:
-        """The calls of the trace that count at a moment."""
+    def query(self, now_us: int) -> SpendingQuery | None:
+        """The calls of the trace that count at a moment; None if the trace doesn't count."""
         ...
 
     def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:

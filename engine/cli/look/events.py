@@ -25,6 +25,7 @@ from bus import (
     LlmCallStarted,
     NodeBrokerChanged,
     NodeLeaseChanged,
+    NodeLimitsChanged,
     PricingProgress,
     PricingRepriced,
     PricingTableLoaded,
@@ -147,6 +148,8 @@ def _of_the_rest(data: Event) -> str:
             return f"{data.broker}: {data.current}"
         case NodeLeaseChanged():
             return f"{data.name}: {data.current}  {data.reason}"
+        case NodeLimitsChanged():
+            return f"limits of {data.nodes} nodes: {data.current}  {data.reason}"
         case StoreShippingChanged():
             return f"{data.previous} -> {data.current}: {data.behind} events wait  {data.reason}"
         case StoreStateChanged():

@@ -45,7 +45,8 @@ _SET = """
     INSERT INTO ledger_slices (account, slot_us, forgotten_us, node, nano, tokens, number)
     VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (account, slot_us, node) DO UPDATE
-       SET nano = excluded.nano, tokens = excluded.tokens, number = excluded.number
+       SET nano = excluded.nano, tokens = excluded.tokens, number = excluded.number,
+           forgotten_us = greatest(ledger_slices.forgotten_us, excluded.forgotten_us)
      WHERE ledger_slices.number < excluded.number
 """
 _LOWER = """
@@ -173,8 +174,8 @@ def _count(statements: Statements, account: int, scope: AccountScope, now_us: in
         run for (run,) in statements.run("SELECT DISTINCT node FROM ledger_slices WHERE account = ?", (account,))
     ]
     query = scope.query(now_us)
-    (rows,) = spending(statements, [query], "", without=runs).rows
-    for row in rows:
+    for row in [] if query is None else spending(statements, [query], "", without=runs).rows[0]:
+        assert query is not None
         slot = scope.counted_slot(query, row.slot, now_us)
         statements.run(_SPENT, (account, slot.start_us, slot.forgotten_us, row.nano_usd, row.tokens))
     statements.run("UPDATE ledger_accounts SET counted = 1 WHERE id = ?", (account,))
