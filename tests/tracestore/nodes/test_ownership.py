@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from tests.support.postgres_server import own_server, why_not
 from tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
+from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ownership import PostgresOwnership
 
 from .conftest import Place
 
@@ -157,3 +162,35 @@ async def test_nodes_are_listed_the_living_ones_first_and_forgotten_after_a_day(
     await place.tables.renew(B, 0)
     assert [row.node for row in await place.tables.nodes()] == [B.node]
     assert isinstance(await place.tables.claim("s", B.node), Claimed)
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+async def test_after_a_start_of_the_server_a_lease_lasts_until_it_could_be_renewed() -> None:
+    """Nobody could renew it while the server was down."""
+    with own_server() as server, server.database() as dsn:
+        database = SharedDatabase(dsn)
+        tables = PostgresOwnership(database)
+        await tables.renew(NodeInfo(node="run_a", lease_seconds=600.0), 0)
+        await tables.claim("s", "run_a")
+        await database.statement("UPDATE nodes SET lease_until = lease_until - interval '1 day'")
+        assert isinstance(await tables.claim("s", "run_b"), Held)
+        await database.statement("UPDATE nodes SET lease_seconds = 0")
+        assert isinstance(await tables.claim("s", "run_b"), Claimed)
+        await database.close()
+
+
+async def test_of_many_that_claim_at_once_one_has_the_session(postgres_dsn: str) -> None:
+    """And of many that take it from a dead node, too. No two ever have the same epoch."""
+    databases = [SharedDatabase(postgres_dsn) for _ in range(4)]
+    nodes = [PostgresOwnership(database) for database in databases]
+    for number, tables in enumerate(nodes):
+        await tables.renew(NodeInfo(node=f"run_{number}", lease_seconds=600.0), 0)
+    for _ in range(5):
+        found = await asyncio.gather(*(tables.claim("s", f"run_{n}") for n, tables in enumerate(nodes)))
+        won = [(n, claim.epoch) for n, claim in enumerate(found) if isinstance(claim, Claimed)]
+        assert len(won) == 1
+        held = {claim.by.epoch for claim in found if isinstance(claim, Held)}
+        assert held <= {won[0][1]}
+        await nodes[0].release(f"run_{won[0][0]}", {"s": won[0][1]})
+    for database in databases:
+        await database.close()
