@@ -22,6 +22,8 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
     """The reason for the change, in words."""
     retry_at_us: int | None = None
     """The time at which the next try is allowed, in microseconds since the epoch."""
+    node: str | None = None
+    """The node of a cluster that has found it, where it is another one: the run of its engine."""
 
 
 class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):

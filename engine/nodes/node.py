@@ -26,6 +26,8 @@ from tracestore.postgres.nodes.ownership import PostgresOwnership
 from ..budgets.budget import Budget
 from ..opening import server_store
 from ..rate_limits.permit import LiveGate
+from ..routing.availability import AvailabilityTable
+from .availability.part import SharedAvailability
 from .bridge.part import EventBridge
 from .cluster import Cluster
 from .frames.exchange import Subjects
@@ -55,10 +57,18 @@ class Node:
         clock: The engine's clock.
         store: The engine's own trace; None without one.
         streams: The streams of the engine's turns.
+        availability: The availability of providers here.
     """
 
     def __init__(
-        self, cluster: Cluster, *, bus: Bus, clock: Clock, store: Store | None, streams: StreamChannel
+        self,
+        cluster: Cluster,
+        *,
+        bus: Bus,
+        clock: Clock,
+        store: Store | None,
+        streams: StreamChannel,
+        availability: AvailabilityTable,
     ) -> None:
         self.cluster = cluster
         self._clock = clock
@@ -88,7 +98,8 @@ class Node:
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
-            self.parts = [*self.parts, self.broker, self.frames]
+            shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
+            self.parts = [*self.parts, self.broker, self.frames, shared]
             if self.ownership is not None:
                 self.parts = [*self.parts, Wishes(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:

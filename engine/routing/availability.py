@@ -90,6 +90,8 @@ class Record(msgspec.Struct):
     """The id of the call that probes."""
     early: bool = False
     """Whether that call did not wait for `retry_at_us`. Its failure tells nothing new then."""
+    elsewhere: bool = False
+    """Whether another node has found this, and nothing here."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +258,54 @@ class AvailabilityTable:
                 record.retry_at_us = now_us
         return tuple(changes)
 
+    def found_elsewhere(
+        self,
+        provider: str,
+        model: str | None,
+        state: str,
+        reason: str,
+        retry_at_us: int | None,
+        now_us: int,
+        node: str,
+    ) -> Changes:
+        """Take in what another node has found. What is closed here or there stays so until the later time.
+
+        Found available there, it may be tried here at once. While a call probes here, that call decides.
+        """
+        key = provider, model
+        record = self._records.get(key)
+        if record is not None and record.state == "probing":
+            return ()
+        if state == "available":
+            if record is not None and record.state == "unavailable" and record.elsewhere:
+                record.retry_at_us = now_us
+            return ()
+        if retry_at_us is None or retry_at_us <= now_us:
+            return ()
+        if record is None:
+            record = self._records[key] = Record(provider, model)
+            self._bound()
+        previous = record.state
+        if state == "unavailable" and previous != "unavailable":
+            record.state, record.retry_at_us = "unavailable", retry_at_us
+        elif state == "degraded" and previous == "available":
+            record.state, record.retry_at_us = "degraded", retry_at_us
+        elif state == previous:
+            record.retry_at_us = max(record.retry_at_us or 0, retry_at_us)
+        if record.state == previous:
+            return ()
+        record.elsewhere, record.reason = True, reason
+        change = ProviderAvailabilityChanged(
+            provider=provider,
+            model=model,
+            previous=previous,
+            current=record.state,
+            reason=reason,
+            retry_at_us=record.retry_at_us,
+            node=node,
+        )
+        return (change,)
+
     def restore(self, history: Iterable[Envelope], now_us: int) -> None:
         """Take over the states that an earlier run published. Nobody probes any more, so a probe may begin at
         once."""
@@ -328,6 +378,7 @@ class AvailabilityTable:
                 pass
         if record.state == previous:
             return ()
+        record.elsewhere = record.elsewhere and record.state == "probing"
         if record.state != "probing":
             record.reason = reason
         change = ProviderAvailabilityChanged(

@@ -71,9 +71,9 @@ class Runtime:
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
+        self.availability = AvailabilityTable()
         self.node = None if cluster is None else self._join(cluster)
         self.frames = None if self.node is None else self.node.frames
-        self.availability = AvailabilityTable()
         self.in_flight = InFlight()
         self.rate_limits = RateLimits(None if self.node is None else self.node.share_limits(self.bus, clock))
         self.host = make_host(self)
@@ -96,7 +96,14 @@ class Runtime:
     def _join(self, cluster: Cluster) -> Node:
         from ..nodes.node import Node
 
-        return Node(cluster, bus=self.bus, clock=self.clock, store=self.store, streams=self.streams)
+        return Node(
+            cluster,
+            bus=self.bus,
+            clock=self.clock,
+            store=self.store,
+            streams=self.streams,
+            availability=self.availability,
+        )
 
     @property
     def prices(self) -> PriceTable:

@@ -1,0 +1,1 @@
+"""The availability of providers, as all nodes of a cluster have found it."""
