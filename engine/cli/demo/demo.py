@@ -250,8 +250,8 @@ class Demo:
         for what, how in (
             ("talk to it", f"{home}{command} chat"),
             ("query", f"{command} traces --db {database}"),
-            ("watch it in a browser", f"{command} web --db {database}"),
             ("reprice", f"{command} reprice --db {database} --prices {prices} --label first"),
+            ("see it in a browser", f"{command} web --db {database}"),
         ):
             self._screen.line(f"   # {what}", "dim")
             self._screen.line(f"   {how}", whole=True)
