@@ -113,9 +113,15 @@ async def in_browser(engine: Engine, work: Callable[[], Awaitable[None]], stream
             clicks.append(time.perf_counter() - begun)
             await traffic
             heaps.append(await looking.heap())
-    plateau, shown = heaps[3] / heaps[2], f"{heaps[3] / 2**20:.1f} MiB"
+    third, fourth = (heap / 2**20 for heap in heaps[2:])
     return [
-        Row("  the page's heap, fourth round against third", shown, "", plateau, "≤ 1.1×", plateau <= 1.1),
+        Row(
+            "  the page's heap after the fourth round (floor: after the third)",
+            f"{fourth:.1f} MiB",
+            f"{third:.1f} MiB",
+            gate="≤ 200 MiB, + 5",
+            met=fourth <= 200 and fourth - third <= 5,
+        ),
         Row("  a click is answered, the slowest of four", f"{max(clicks) * 1e3:.0f} ms"),
     ]
 
