@@ -3,17 +3,21 @@
 The store is asked for calls that don't fit into what the node has: one question at a time, with rising numbers, so
 that an answer that was lost, or a statement that outlives its connection, does no harm. What is given back is not
 used any more from the moment before the store is told. So the node never believes to have more than it has.
+
+A change whose answer is missing, because the store was gone or the call was cancelled, may have been made or may
+still be made. Before the node trusts what it reads there, it says a size of the same slices with a higher number.
+That tells it what the store has, and nothing earlier can change it any more; what is too much is given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import anyio
 
 from bus import Clock, Log, StoreError
-from tracestore.nodes.ledger import Answer, LedgerTables, Want, by_name
+from tracestore.nodes.ledger import Answer, LedgerTables, Slot, Want, by_name
 
 from ...budgets.account import Account, Amount
 from ...budgets.budget import Budget
@@ -21,6 +25,8 @@ from .account import SharedAccount
 from .scope import Scope, name_of
 
 _log = Log("engine.shared_budgets")
+
+_Slices: TypeAlias = list[tuple[SharedAccount, Slot]]
 
 LOOK_SECONDS = 1.0
 """How often accounts in use are looked at, and idle slices given back."""
@@ -71,6 +77,8 @@ class BudgetSlices:
         self._number = 0
         self._ahead_us = 0  # of the store's clock before the engine's
         self._overdrawn = False
+        self._unsure: set[tuple[SharedAccount, Slot]] = set()
+        """The slices of changes whose answers are missing."""
 
     # -- As budgets ask it
 
@@ -168,18 +176,42 @@ class BudgetSlices:
         return [account for account in accounts if account.short_of(asked, now_us) is not None]
 
     async def _ask(self, accounts: Sequence[SharedAccount], asked: Amount) -> None:
-        def wants(now_us: int) -> list[Want]:
-            found = []
-            for account in accounts:
-                slot = account.scope.slot(now_us)
-                used = account.used(slot)
-                needs = (used[0] + asked.money, used[1] + asked.tokens)
-                found.append(Want(account.scope, slot, needs, account.recently))
-            return found
+        def wants(account: SharedAccount, slot: Slot) -> Want:
+            used = account.used(slot)
+            return Want(account.scope, slot, (used[0] + asked.money, used[1] + asked.tokens), account.recently)
+
+        def slices(now_us: int) -> _Slices:
+            return [(account, account.scope.slot(now_us)) for account in accounts]
+
+        await self._grant(slices, wants)
+
+    async def _grant(self, slices: Callable[[int], _Slices], wants: Callable[[SharedAccount, Slot], Want]) -> None:
+        """Ask for slices, and take in the answer.
+
+        Args:
+            slices: Which, at a moment of the store's clock.
+            wants: What is wanted of each.
+        """
+        asked: _Slices = []
+
+        def ask(now_us: int) -> list[Want]:
+            asked[:] = slices(now_us)
+            self._unsure.update(asked)
+            return [wants(account, slot) for account, slot in asked]
 
         self._number += 1
         began = self._clock.now_us()
-        self._take_in(accounts, await self._tables.grant(self._node, self._number, wants), began)
+        answer = await self._tables.grant(self._node, self._number, ask)
+        self._unsure.difference_update(asked)
+        self._take_in([account for account, _ in asked], answer, began)
+
+    async def _make_sure(self) -> None:
+        """Learn what became of changes whose answers are missing, and have none of them made later."""
+        slices = sorted(self._unsure, key=lambda each: by_name(each[0].scope))
+        if slices:
+            await self._grant(
+                lambda now_us: slices, lambda account, slot: Want(account.scope, slot, (0, 0), forced=True)
+            )
 
     def _take_in(self, accounts: Sequence[SharedAccount], answer: Answer, began_us: int) -> None:
         for account, standing in zip(accounts, answer.standings, strict=True):
@@ -200,6 +232,8 @@ class BudgetSlices:
         in_use = [account for account in self._accounts if now_us - account.asked_us < FORGET_US]
         if self._overdrawn:
             await self._confess()
+        async with self._asking:
+            await self._make_sure()
         wanted = await self._look(in_use) if in_use else {}
         for account in in_use:
             account.recently = (0, 0)
@@ -211,6 +245,7 @@ class BudgetSlices:
         if not asked:
             return {}
         async with self._asking:
+            await self._make_sure()
             began = self._clock.now_us()
             answer = await self._tables.look(self._node, [account.scope for account in asked])
             self._take_in(asked, answer, began)
@@ -219,30 +254,26 @@ class BudgetSlices:
     async def _give_back(self, wanted: dict[SharedAccount, bool]) -> None:
         async with self._asking:
             now_us = self.now_us()
-            slices = []
+            slices: _Slices = []
             for account in _in_order(self._accounts):
                 for slot, size in account.idle(now_us, IDLE_US, wanted=wanted.get(account, False)):
                     account.granted[slot] = size
-                    slices.append((account.scope, slot, size))
+                    slices.append((account, slot))
             if slices:
                 self._number += 1
-                await self._tables.give_back(self._node, self._number, slices)
+                self._unsure.update(slices)
+                sizes = [(account.scope, slot, account.granted[slot]) for account, slot in slices]
+                await self._tables.give_back(self._node, self._number, sizes)
+                self._unsure.difference_update(slices)
 
     async def _confess(self) -> None:
         """Have the store know what was admitted without it."""
         async with self._asking:
-
-            def wants(now_us: int) -> list[Want]:
-                found = []
-                for account in accounts:
-                    slot = account.scope.slot(now_us)
-                    found.append(Want(account.scope, slot, account.used(slot), forced=True))
-                return found
-
-            accounts = _in_order(self._accounts)
-            self._number += 1
-            began = self._clock.now_us()
-            self._take_in(accounts, await self._tables.grant(self._node, self._number, wants), began)
+            slices = [(account, slot) for account in _in_order(self._accounts) for slot in account.granted]
+            await self._grant(
+                lambda now_us: slices,
+                lambda account, slot: Want(account.scope, slot, account.used(slot), forced=True),
+            )
             self._overdrawn = False
 
     def _scope_of(self, budget: str, value: str) -> Scope | None:

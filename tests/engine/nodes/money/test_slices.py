@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bus import StoreUnavailable
@@ -47,10 +48,14 @@ class Flaky:
     def __init__(self, model: LedgerModel) -> None:
         self.model = model
         self.lose: str | None = None
+        self.late: tuple[str, int, Sequence[tuple[AccountScope, Slot, Allotment]]] | None = None
+        """What is on its way for a long time."""
 
     async def grant(self, node: str, number: int, wants: Wants) -> Answer:
         self._ask()
         answer = await self.model.grant(node, number, wants)
+        if self.lose == "call":
+            await anyio.sleep_forever()
         self._answer()
         return answer
 
@@ -58,6 +63,9 @@ class Flaky:
         self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
     ) -> None:
         self._ask()
+        if self.lose == "late":
+            self.late = node, number, slices
+            raise StoreUnavailable("nobody knows")
         await self.model.give_back(node, number, slices)
         self._answer()
 
@@ -129,6 +137,7 @@ ACTS = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(ACTS, max_size=60), st.lists(st.integers(-2, 2), min_size=3, max_size=3))
+@example([("lose", 1, "answer"), ("reserve", 1, 100)], [0, 0, 0])
 def test_nobody_spends_more_than_the_limit_together(acts: list[tuple[str, int, object]], hours: list[int]) -> None:
     """With lost questions and answers, wrong clocks, and dead nodes; and nothing of the limit is lost for ever."""
 
@@ -204,6 +213,55 @@ async def test_a_node_asks_nobody_while_its_slice_lasts() -> None:
     asked = node.slices._number
     assert await node.reserve(10)
     assert node.slices._number == asked
+
+
+@pytest.mark.parametrize("lost", ["answer", "call"])
+async def test_a_slice_of_which_the_node_never_heard_is_given_back(lost: str) -> None:
+    """The store granted it, and the answer was lost; or the call was cancelled meanwhile."""
+    model = LedgerModel()
+    a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
+    a.tables.lose = lost
+    with anyio.move_on_after(1):
+        assert not await a.reserve(100)
+    assert model.counted(SCOPE)[0] == 100
+    a.tables.lose = None
+    await a.tend()
+    assert await b.reserve(LIMIT)
+
+
+async def test_what_the_store_did_not_hear_of_is_given_back_when_it_is_there_again() -> None:
+    """However long it was away."""
+    model = LedgerModel()
+    a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
+    assert await a.reserve(100)
+    a.settle(0.0)
+    a.tables.lose = "question"
+    for _ in range(3):
+        model.now += 40
+        await a.tend()
+    a.tables.lose = None
+    await a.tend()
+    assert await b.reserve(LIMIT)
+
+
+async def test_a_change_that_comes_late_takes_nothing_that_the_node_counts_on() -> None:
+    """A node that gave something back, and didn't hear of it, makes sure before it believes what it reads."""
+    model = LedgerModel()
+    a, b = Node(model, "run_a", 0), Node(model, "run_b", 0)
+    assert await a.reserve(600)
+    a.settle(0.0)
+    model.now += 3
+    a.tables.lose = "late"
+    await a.tend()
+    a.tables.lose = None
+    await a.slices.refresh()
+    late = a.tables.late
+    assert late is not None
+    await model.give_back(*late)
+    mine = await a.reserve(600)
+    theirs = await b.reserve(600)
+    assert mine
+    assert not theirs
 
 
 async def test_what_was_given_back_is_not_used_any_more() -> None:
