@@ -58,6 +58,7 @@ async def first_that_works(
     failed: dict[str, str] | None = None,
     stay_with: str | None = None,
     cached_at: str | None = None,
+    may_go: Callable[[str, str], Awaitable[bool]] | None = None,
 ) -> T:
     """The result of the first model that can and does serve.
 
@@ -70,6 +71,8 @@ async def first_that_works(
         failed: The models that are out of question, with the reason. Models that fail are added.
         stay_with: The model that comes before all others.
         cached_at: The model that comes before those that are as available, see `choose`.
+        may_go: Is asked of the provider and the model that were chosen. If it denies, their availability has
+            changed.
 
     Raises:
         AdapterError: The failure of the last attempt.
@@ -83,6 +86,8 @@ async def first_that_works(
             route = _choose(plan, options, failed, stay_with, cached_at)
         except CallboardError as refusal:
             raise failure or refusal from None
+        if may_go is not None and not await may_go(route.decision.provider, route.decision.model):
+            continue
         if admit is not None:
             await admit(route)
         try:

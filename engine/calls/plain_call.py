@@ -287,7 +287,12 @@ class PlainCalls(Generic[A]):
             return may_fall_back(error) and not isinstance(error, ContextOverflowError)
 
         return await first_that_works(
-            self.plan, lambda named: self.examine(named, check), attempt, heals=heals, admit=admit
+            self.plan,
+            lambda named: self.examine(named, check),
+            attempt,
+            heals=heals,
+            admit=admit,
+            may_go=self.runtime.may_go,
         )
 
     async def ask(

@@ -86,6 +86,7 @@ class TurnModels:
             failed=self.failed,
             stay_with=self.answered_by,
             cached_at=self._cached_at,
+            may_go=self._turn.runtime.may_go,
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:

@@ -22,12 +22,14 @@ from tracestore.nodes.ownership import NodeInfo
 from tracestore.postgres.nodes.database import SharedDatabase
 from tracestore.postgres.nodes.ledger import PostgresLedger
 from tracestore.postgres.nodes.ownership import PostgresOwnership
+from tracestore.postgres.nodes.probes import PostgresProbes
 
 from ..budgets.budget import Budget
 from ..opening import server_store
 from ..rate_limits.permit import LiveGate
 from ..routing.availability import AvailabilityTable
 from .availability.part import SharedAvailability
+from .availability.probes import ProbeLeases
 from .bridge.part import EventBridge
 from .cluster import Cluster
 from .frames.exchange import Subjects
@@ -88,8 +90,12 @@ class Node:
         """The shared database, for short transactions; None without one."""
         self.ownership = None if self.shared is None else self._ownership(self.shared, bus, clock)
         """Whose the sessions are; None without a shared database."""
-        if self.ownership is not None:
-            self.parts = [*self.parts, self.ownership]
+        self.probes: ProbeLeases | None = None
+        """The leases of probes; None without a shared database."""
+        if self.shared is not None and self.ownership is not None:
+            probes = PostgresProbes(self.shared, cluster.name)
+            self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
+            self.parts = [*self.parts, self.ownership, self.probes]
         self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
         self.broker: Broker | None = None
         """The connection to the broker; None without one."""

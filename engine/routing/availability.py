@@ -31,6 +31,8 @@ Signal: TypeAlias = Literal[
     "success", "answered", "inconclusive", "failure", "wavering", "outage", "limited", "refused", "crashed",
     "probe", "reloaded",
 ]  # fmt: skip
+RecordKey: TypeAlias = tuple[str, str | None]
+"""A provider, and one of its models; None for the provider as a whole."""
 Changes: TypeAlias = tuple[ProviderAvailabilityChanged, ...]
 
 STATES: tuple[State, ...] = ("available", "degraded", "unavailable", "probing")
@@ -91,7 +93,7 @@ class Record(msgspec.Struct):
     early: bool = False
     """Whether that call did not wait for `retry_at_us`. Its failure tells nothing new then."""
     elsewhere: bool = False
-    """Whether another node has found this, and nothing here."""
+    """Whether another node has found this and nothing here, or finds out whether it is over."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +205,28 @@ class AvailabilityTable:
         last = None if None in waits else max(wait for wait in waits if wait is not None)
         return msgspec.structs.replace(closed[0], retry_after_seconds=last)
 
+    def half_open(self, provider: str, model: str, now_us: int) -> list[RecordKey]:
+        """What a call to a model would probe now, because it was left alone for long enough."""
+        keys = [(record.provider, record.model) for record in self._of(provider, model)]
+        return [key for key in keys if self.is_half_open(key, now_us)]
+
+    def is_half_open(self, key: RecordKey, now_us: int) -> bool:
+        """Whether the next call to a provider or a model, one that has a choice, would probe it."""
+        record = self._records.get(key)
+        return record is not None and record.state == "unavailable" and (record.retry_at_us or 0) <= now_us
+
+    def is_probing(self, key: RecordKey) -> bool:
+        """Whether a call finds out about a provider or a model."""
+        record = self._records.get(key)
+        return record is not None and record.state == "probing"
+
     # -- what happens to it
+
+    def leave_to_other(self, provider: str, model: str | None, until_us: int) -> None:
+        """Leave it to another node to find out about a provider or a model, at most until then."""
+        record = self._records.get((provider, model))
+        if record is not None and record.state == "unavailable":
+            record.retry_at_us, record.elsewhere = max(record.retry_at_us or 0, until_us), True
 
     def observe(
         self, event: LlmCallCompleted | LlmCallFailed, now_us: int, *, request_id: str | None = None

@@ -6,7 +6,7 @@ is its `host`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bus import Bus, Clock, StreamChannel
@@ -104,6 +104,11 @@ class Runtime:
             streams=self.streams,
             availability=self.availability,
         )
+
+    @property
+    def may_go(self) -> Callable[[str, str], Awaitable[bool]] | None:
+        """Tells whether a call may go to a provider and model that another node may probe; None without any."""
+        return None if self.node is None or self.node.probes is None else self.node.probes.may_go
 
     @property
     def prices(self) -> PriceTable:

@@ -268,3 +268,23 @@ class LedgerModel:
     @staticmethod
     def _sum(sizes: Sequence[Allotment]) -> Allotment:
         return sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+
+
+class ProbeModel:
+    """`tracestore.nodes.probes.ProbeTables` in memory, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The time of the store's clock, in seconds."""
+        self._leases: dict[tuple[str, str], tuple[str, float]] = {}
+
+    async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
+        owner, until = self._leases.get((provider, model), (node, 0.0))
+        if owner != node and until > self.now:
+            return until - self.now
+        self._leases[provider, model] = node, self.now + seconds
+        return 0.0
+
+    async def release(self, node: str, provider: str, model: str) -> None:
+        if self._leases.get((provider, model), ("", 0.0))[0] == node:
+            del self._leases[provider, model]

@@ -22,6 +22,7 @@ from .erasures import ERASURES
 from .ledger import LEDGER
 from .nodes import NODES
 from .partitions import PARTITIONS
+from .probes import PROBES
 from .shipping import SHIPPING
 from .sums import SUMS
 from .tables import TABLES
@@ -35,6 +36,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("erasures", ERASURES),
     ("nodes", NODES),
     ("ledger", LEDGER),
+    ("probes", PROBES),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

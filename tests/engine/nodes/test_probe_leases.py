@@ -1,0 +1,123 @@
+"""One call of the whole cluster finds out whether a provider is back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus import Bus, StoreUnavailable
+from engine import Engine
+from engine.nodes.availability.probes import LEASE_SECONDS, ProbeLeases
+from engine.routing.availability import AvailabilityTable, Record
+from tests.support.cluster_engines import node_engine
+from tests.support.postgres_server import why_not
+from tests.support.scripted import Say
+from tests.support.shared_tables import ProbeModel
+from tests.support.virtual_time import FakeClock, runs_on
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("virtual-asyncio")
+
+
+class Rows(ProbeModel):
+    """The rows by the loop's time, some milliseconds away, which may be out of reach."""
+
+    gone = False
+
+    async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
+        await anyio.sleep(0.002)
+        if self.gone:
+            raise StoreUnavailable("gone")
+        self.now = anyio.current_time()
+        return await super().take(node, provider, model, seconds)
+
+
+class Host:
+    """A node for which a provider, and one of its models, may be tried again now."""
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        self.clock = FakeClock()
+        self.clock.now_us = lambda: round(anyio.current_time() * 1e6) + 10**12  # type: ignore[method-assign]
+        self.table = AvailabilityTable()
+        for model in (None, "p:m"):
+            self.table._records["p", model] = Record("p", model, "unavailable", retry_at_us=0)
+        self.bus = Bus(run_id=name)
+        self.leases = ProbeLeases(name, rows, self.table, self.bus, self.clock)
+        self.probes = 0
+
+    async def call(self) -> bool:
+        """A call with a choice. Returns whether it probed."""
+        while self.table.standing("p", "p:m", self.clock.now_us()).kind != "closed":
+            if await self.leases.may_go("p", "p:m"):
+                self.probes += 1
+                for change in self.table.begin("p", "p:m", f"req_{self.probes}", self.clock.now_us()):
+                    self.bus.publish(change)
+                return True
+        return False
+
+    def end(self) -> None:
+        """The probe ends without an answer."""
+        for change in self.table.abandon(f"req_{self.probes}", self.clock.now_us()):
+            self.bus.publish(change)
+
+
+async def test_one_call_of_all_nodes_probes() -> None:
+    """However many come at once, on however many nodes; the next one when it has ended."""
+    rows = Rows()
+    hosts = [Host(rows, name) for name in "abc"]
+    async with anyio.create_task_group() as group:
+        for host in hosts:
+            group.start_soon(host.leases.run)
+        probed = await asyncio.gather(*(host.call() for host in hosts * 5))
+        assert probed.count(True) == 1
+        await anyio.sleep(5 * LEASE_SECONDS)
+        assert await asyncio.gather(*(host.call() for host in hosts)) == [False] * 3, "it is still under way"
+        next(host for host in hosts if host.probes).end()
+        await anyio.sleep(LEASE_SECONDS)
+        assert (await asyncio.gather(*(host.call() for host in hosts))).count(True) == 1
+        group.cancel_scope.cancel()
+
+
+async def test_the_lease_of_a_node_that_died_is_over_soon() -> None:
+    """Nobody keeps it any more."""
+    rows = Rows()
+    a, b = Host(rows, "a"), Host(rows, "b")
+    assert await a.call()
+    assert not await b.call()
+    await anyio.sleep(LEASE_SECONDS)
+    assert await b.call()
+
+
+async def test_without_the_store_each_node_probes_by_itself() -> None:
+    """A provider that is back is more than one call too many."""
+    rows = Rows()
+    rows.gone = True
+    hosts = [Host(rows, name) for name in "ab"]
+    assert await asyncio.gather(*(host.call() for host in hosts)) == [True, True]
+    assert not await hosts[0].call()
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: str, tmp_path: Path) -> None:
+    """The lease is in PostgreSQL, and nobody waits for the probe."""
+    answered = asyncio.Event()
+    replies = [Say("x", pause=answered.wait)] * 4
+
+    async def asked(engine: Engine) -> str:
+        return (await engine.generate("s:m", "Hi", fallback=["s:n"])).response.model
+
+    async with (
+        node_engine("a", postgres_dsn, tmp_path, *replies) as a,
+        node_engine("b", postgres_dsn, tmp_path, *replies) as b,
+    ):
+        for engine in (a, b):
+            engine._runtime.availability._records["s", "s:m"] = Record("s", "s:m", "unavailable", retry_at_us=0)
+        calls = [asyncio.create_task(asked(engine)) for engine in (a, b, a, b)]
+        await anyio.sleep(0.5)
+        answered.set()
+        models = await asyncio.gather(*calls)
+    assert sorted(model.rpartition(":")[2] for model in models) == ["m", "n", "n", "n"]
