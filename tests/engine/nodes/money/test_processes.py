@@ -1,0 +1,107 @@
+"""Nodes in processes of their own that share a budget, while they are killed and PostgreSQL is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.support.budget_node import BUDGET, COSTS, LIMIT, ONE, TABLE
+from tests.support.cluster_engines import node_engine
+from tests.support.postgres_server import own_server, why_not
+from tests.support.programs import started
+from tests.support.scripted import Say
+
+NODE = "from tests.support.budget_node import main; main()"
+CALLERS = (17, 17, 16)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+
+
+class Node:
+    """A node at work in a process of its own, and what it has said."""
+
+    def __init__(self, process: subprocess.Popen[str], callers: int) -> None:
+        self.process = process
+        self.callers = callers
+        self.said: Counter[str] = Counter()
+
+    async def listen(self, changed: asyncio.Condition) -> None:
+        assert self.process.stdout is not None
+        while line := await asyncio.to_thread(self.process.stdout.readline):
+            async with changed:
+                self.said[line.strip()] += 1
+                changed.notify_all()
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def nodes_at_work(dsn: str, folder: Path) -> Iterator[list[Node]]:
+    with ExitStack() as stack:
+        nodes = []
+        for number, callers in enumerate(CALLERS):
+            process = stack.enter_context(started(NODE, dsn, f"n{number}", folder, callers))
+            stack.callback(process.kill)
+            nodes.append(Node(process, callers))
+        yield nodes
+
+
+@pytest.mark.parametrize("fault", ["none", "restart"])
+async def test_fifty_callers_in_three_processes_make_ten_calls(tmp_path: Path, fault: str) -> None:
+    """Never eleven. One node is killed with calls under way: what they can have cost counts on."""
+    changed = asyncio.Condition()
+
+    async def until(count: int, *what: str) -> None:
+        async with changed:
+            await changed.wait_for(lambda: sum(node.said[each] for node in nodes for each in what) >= count)
+
+    with own_server() as server, server.database() as dsn:
+        async with asyncio.TaskGroup() as group:
+            with nodes_at_work(dsn, tmp_path) as nodes, anyio.fail_after(60):
+                for node in nodes:
+                    group.create_task(node.listen(changed))
+                await until(3, "ready")
+                for node in nodes:
+                    node.go_on()
+                if fault == "restart":
+                    await until(3, "sent")
+                    await asyncio.to_thread(server.restart, "immediate")
+                await until(50, "sent", "refused")
+                assert sum(node.said["sent"] for node in nodes) == 10
+                killed = max(nodes, key=lambda node: node.said["sent"])
+                killed.process.kill()
+                others = [node for node in nodes if node is not killed]
+                for node in others:
+                    node.go_on()
+                await until(2, "done")
+                spent = sum(node.said["answered"] for node in others) * COSTS
+                await has_left(dsn, tmp_path, LIMIT - killed.said["sent"] * ONE - spent)
+                for node in others:
+                    node.go_on()
+
+
+async def has_left(dsn: str, folder: Path, left: int) -> None:
+    """A node that comes now has all that is not spent, but for what the dead node had reserved."""
+    async with node_engine("late", dsn, folder, Say("x"), budgets=[BUDGET], prices=TABLE) as engine:
+        await engine.generate("s:m", "Hi", max_output_tokens=100)
+        for _ in range(100):  # until the others have given back what they don't use
+            (state,) = await engine.budgets()
+            if state.left_nano_usd == left - COSTS:
+                break
+            await anyio.sleep(0.2)
+        assert state.left_nano_usd == left - COSTS
