@@ -38,12 +38,12 @@ class OwnershipModel:
         """The time at which the server was started."""
         self._leases: dict[str, _Lease] = {}
         self._owned: dict[str, _Owned] = {}
+        self._of_node: dict[str, dict[str, _Owned]] = {}
         self._endings: dict[str, TurnEnding] = {}
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
         before = self._leases.get(node.node)
-        broken = (self._left(node.node) or 0) <= 0
-        number = known + 1 if before is None else before.number + broken
+        number = known + 1 if before is None else before.number + (before.until <= self.now)
         self._leases[node.node] = _Lease(node, number, self.now + node.lease_seconds)
         wanted = await self.wanted(node.node)
         if number == known:
@@ -51,11 +51,8 @@ class OwnershipModel:
         for name, lease in list(self._leases.items()):
             if lease.until < self.now - FORGOTTEN_SECONDS:
                 del self._leases[name]
-        owned = {
-            session_id: row.epoch
-            for session_id, row in self._owned.items()
-            if row.node == node.node and not row.released
-        }
+        rows = self._of_node.get(node.node, {})
+        owned = {session_id: row.epoch for session_id, row in rows.items() if not row.released}
         return Renewed(lease=number, owned=owned, wanted=wanted)
 
     async def leave(self, node: str) -> None:
@@ -64,21 +61,22 @@ class OwnershipModel:
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
         row = self._owned.get(session_id)
         if row is None:
-            self._owned[session_id] = _Owned(node, 1)
+            self._own(session_id, _Owned(node, 1))
             return Claimed(epoch=1)
         owner = self._owner(row)
         if row.node != node and owner.lives and not row.released:
             if wants:
                 row.wanted_at = self.now
             return Held(by=owner)
-        self._owned[session_id] = _Owned(node, row.epoch + 1)
+        del self._of_node[row.node][session_id]
+        self._own(session_id, _Owned(node, row.epoch + 1))
         return Claimed(epoch=row.epoch + 1, previous=owner)
 
     async def wanted(self, node: str) -> Sequence[str]:
         return [
             session_id
-            for session_id, row in self._owned.items()
-            if row.node == node and not row.released
+            for session_id, row in self._of_node.get(node, {}).items()
+            if not row.released
             if row.wanted_at is not None and row.wanted_at > self.now - WANTED_SECONDS
         ]
 
@@ -118,6 +116,10 @@ class OwnershipModel:
             for name, lease in self._leases.items()
         ]
         return sorted(rows, key=lambda row: (-row.seconds_left, row.node))
+
+    def _own(self, session_id: str, row: _Owned) -> None:
+        self._owned[session_id] = row
+        self._of_node.setdefault(row.node, {})[session_id] = row
 
     def _left(self, node: str) -> float | None:
         lease = self._leases.get(node)

@@ -24,6 +24,9 @@ class Place(Protocol):
     async def passes(self, seconds: float) -> None:
         """Let so many seconds pass."""
 
+    async def restarts(self) -> None:
+        """Have the server been started a moment ago."""
+
 
 class ModelPlace:
     def __init__(self) -> None:
@@ -32,6 +35,9 @@ class ModelPlace:
 
     async def passes(self, seconds: float) -> None:
         self.model.now += seconds
+
+    async def restarts(self) -> None:
+        self.model.started = self.model.now
 
 
 class PostgresPlace:
@@ -49,6 +55,9 @@ class PostgresPlace:
             "UPDATE session_owners SET wanted_at = wanted_at - make_interval(secs => ?)",
         ):
             await self.database.statement(change, (seconds,))
+
+    async def restarts(self) -> None:
+        await self.database.statement("UPDATE nodes SET lease_seconds = 1e6", ())  # it was started within these
 
 
 @pytest.fixture(params=["model", "postgres"])

@@ -70,6 +70,19 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     assert isinstance(await place.tables.claim("kept", B.node), Held)
 
 
+async def test_a_lease_that_was_over_before_a_restart_of_the_server_is_broken(place: Place) -> None:
+    """A restart has leases last longer, since nobody could renew them. Sessions may have been taken before it."""
+    await place.tables.renew(A, 0)
+    for session in ("s", "kept"):
+        await place.tables.claim(session, A.node)
+    await place.passes(11)
+    await place.tables.renew(B, 0)
+    assert isinstance(await place.tables.claim("s", B.node), Claimed)
+    await place.restarts()
+    renewed = await place.tables.renew(A, 1)
+    assert (renewed.lease, renewed.owned) == (2, {"kept": 1})
+
+
 async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> None:
     """And nobody lets go of what is another's by now."""
     await place.tables.renew(A, 0)

@@ -31,9 +31,12 @@ _RENEW = """
     INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)
     VALUES (:node, :cluster, :name, :known + 1, :seconds, clock_timestamp() + make_interval(secs => :seconds))
     ON CONFLICT (node) DO UPDATE SET
-        lease = nodes.lease + :broken, lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
+        lease = nodes.lease + CASE WHEN nodes.lease_until <= clock_timestamp() THEN 1 ELSE 0 END,
+        lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
     RETURNING lease
 """
+"""A lease that was over is another one from now on. That a restart of the server has leases last longer doesn't
+count here: somebody may have taken sessions before it."""
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
 _WANTED = """
     SELECT session_id FROM session_owners
@@ -83,8 +86,7 @@ class PostgresOwnership:
         values |= {"seconds": node.lease_seconds, "known": known}
 
         def work(statements: Statements) -> Renewed:
-            left = _seconds_left(statements, node.node)
-            ((lease,),) = statements.run(_RENEW, {**values, "broken": int(left is None or left <= 0)})
+            ((lease,),) = statements.run(_RENEW, values)
             wanted = _wanted(statements, node.node)
             if lease == known:
                 return Renewed(lease=lease, wanted=wanted)

@@ -1,0 +1,232 @@
+"""Budgets that all nodes share: `BudgetSlices` and `Ledger` of production, against a model of the shared rows.
+
+Its coroutines wait for the shared rows alone; they are driven by hand here, one after another at each node,
+so that a question takes its time, and a host may be stopped or die meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
+from typing import TypeAlias, cast
+
+from bus import Clock, StoreUnavailable
+from engine import Budget
+from engine.budgets.account import Account, Amount
+from engine.budgets.budget import Payer
+from engine.budgets.ledger import Ledger
+from engine.nodes.money.part import BudgetSlices
+from engine.nodes.money.scope import Scope
+from tests.support.shared_tables import LedgerModel
+from tracestore.nodes.ledger import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
+
+from .kernel import BrokenPromise, Host, Kernel, Network, result
+
+LIMIT = 10_000
+BUDGET = Budget(max_cost_usd="0.00001", per="session")
+SETTLE_SECONDS = 20.0
+MOST_WAITING = 20
+
+
+class Question:
+    """A question to the shared rows, which a coroutine waits for."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+
+    def __await__(self) -> Generator[Question, object, object]:
+        return (yield self)
+
+
+Act: TypeAlias = Coroutine[object, object, None]
+
+
+class Bank:
+    """All accounts, and what has been spent of each.
+
+    Args:
+        kernel: The kernel.
+        network: The network.
+        accounts: How many there are.
+    """
+
+    def __init__(self, kernel: Kernel, network: Network, accounts: int) -> None:
+        self.kernel, self.network = kernel, network
+        self.model = LedgerModel()
+        self.values = [f"account_{number}" for number in range(accounts)]
+        self.committed = dict.fromkeys(self.values, 0)
+        """What was spent, and what the calls under way can still cost, of each account."""
+        self.admitted = self.refused = 0
+
+    def commit(self, value: str, nano: int) -> None:
+        """Count a reservation, or what less was spent of it."""
+        self.committed[value] += nano
+        if self.committed[value] > LIMIT:
+            raise BrokenPromise(f"{self.committed[value]} nano-USD of {LIMIT} are spent of {value}")
+
+    def check(self) -> None:
+        """All that is spent or under way counts in the shared rows."""
+        self.model.now = self.kernel.now
+        for value, nano in self.committed.items():
+            counted = self.model.counted(Scope(BUDGET, value))[0]
+            if not nano <= counted <= LIMIT:
+                raise BrokenPromise(f"{nano} nano-USD of {value} are committed, and {counted} count")
+
+
+class Tables:
+    """The shared rows, as a host asks for them."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._model = bank.model
+        self._kernel = bank.kernel
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        return cast("Answer", await self._ask(lambda: self._model.grant(node, number, wants)))
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        await self._ask(lambda: self._model.give_back(node, number, slices))
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        return cast("Answer", await self._ask(lambda: self._model.look(node, scopes)))
+
+    def _ask(self, work: Callable[[], Coroutine[object, None, object]]) -> Question:
+        def carry_out() -> object:
+            self._model.now = self._kernel.now
+            return result(work())
+
+        return Question(carry_out)
+
+
+class Purse:
+    """One host's money.
+
+    Args:
+        bank: The accounts.
+        host: The host.
+    """
+
+    def __init__(self, bank: Bank, host: Host) -> None:
+        self._bank, self._host = bank, host
+        self._kernel = bank.kernel
+        self._calls: dict[str, tuple[str, int]] = {}
+        self._spent: dict[str, int] = {}
+        self._count = 0
+        self._act: Act | None = None
+        mine = max(1, len(bank.values) // 50)
+        self._values = [bank.kernel.random.choice(bank.values) for _ in range(mine)]
+
+    def begin(self) -> None:
+        """A new process begins. What the one before has spent is in the trace some time."""
+        bank, host = self._bank, self._host
+        if host.lives > 1:
+            before = f"run_{host.number}_{host.lives - 1}"
+            self._kernel.after(self._kernel.random.uniform(1, 60), partial(self._bury, before, self._left()))
+        self.close()
+        self._calls, self._spent = {}, {}
+        tables = cast("LedgerTables", Tables(bank))
+        self._slices = BudgetSlices(tables, host.run_id, [BUDGET], cast("Clock", host), "refuse")
+        self._ledger = Ledger([BUDGET], self._slices.account)
+        self._waiting: deque[tuple[Callable[[], Act], Callable[[bool], None]]] = deque()
+        self._is_busy = False
+
+    def call(self, value: str | None = None, tries: int = 4) -> None:
+        """Somebody makes a call here, on one of this host's few accounts."""
+        value = value or self._kernel.random.choice(self._values)
+        if len(self._waiting) > MOST_WAITING:
+            return
+        payer, asked = Payer("p:m", session_id=value), Amount(self._kernel.random.randint(1, LIMIT // 20))
+        accounts = self._ledger.accounts(payer)
+
+        def secured(waits: bool) -> None:
+            if waits and tries > 1:
+                self._host.soon(0.5, lambda: self.call(value, tries - 1))
+                return
+            self._reserve(payer, asked, accounts)
+
+        self._do(lambda: self._slices.secure(accounts, asked), secured)
+
+    def close(self) -> None:
+        """Let go of the coroutine that is under way."""
+        if self._act is not None:
+            self._act.close()
+            self._act = None
+
+    def tend(self) -> None:
+        """Look at the accounts, and give back what lies idle."""
+        self._do(self._slices._tend, lambda _: None)
+
+    # -- Calls
+
+    def _reserve(self, payer: Payer, asked: Amount, accounts: Sequence[Account]) -> None:
+        self._count += 1
+        name, value = f"call_{self._count}", payer.session_id
+        if self._ledger.reserve(name, payer, asked, self._slices.now_us()):
+            self._bank.refused += 1
+            return
+        self._slices.reserved(accounts, asked)
+        self._bank.admitted += 1
+        self._calls[name] = value, asked.money
+        self._bank.commit(value, asked.money)
+        self._host.soon(self._kernel.random.uniform(0.1, 20), partial(self._over, name))
+
+    def _over(self, name: str) -> None:
+        value, most = self._calls.pop(name)
+        nano = int(most * self._kernel.random.choice((0, 0.1, 0.5, 1)))
+        self._ledger.settle(name, Amount(nano))
+        self._bank.commit(value, nano - most)
+        self._spent[value] = self._spent.get(value, 0) + nano
+
+    def _left(self) -> dict[str, int]:
+        """What the trace will have of this process: what was under way counts in full."""
+        spent = dict(self._spent)
+        for value, nano in self._calls.values():
+            spent[value] = spent.get(value, 0) + nano
+        return spent
+
+    def _bury(self, run_id: str, spent: dict[str, int]) -> None:
+        model = self._bank.model
+        model.now = self._kernel.now
+        for value, nano in spent.items():
+            model.trace.append((run_id, value, round(self._kernel.now * 1e6), nano, 0))
+        model.dead.add(run_id)
+
+    # -- Coroutines, driven by hand
+
+    def _do(self, make: Callable[[], Act], then: Callable[[bool], None]) -> None:
+        self._waiting.append((make, then))
+        if not self._is_busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._is_busy = bool(self._waiting)
+        if self._waiting:
+            make, then = self._waiting.popleft()
+            self._act = make()
+            self._drive(self._act, then, lambda act: act.send(None))
+
+    def _drive(self, act: Act, then: Callable[[bool], None], step: Callable[[Act], object]) -> None:
+        """Go on until it waits for the shared rows, or for time to pass: then somebody else may go first."""
+        waits = False
+        try:
+            asked = step(act)
+            while asked is None:  # anyio lets others run
+                asked = act.send(None)
+            if isinstance(asked, Question):
+                self._bank.network.ask(
+                    self._host,
+                    asked.work,
+                    lambda answer: self._drive(act, then, lambda it: it.send(answer)),
+                    lambda: self._drive(act, then, lambda it: it.throw(StoreUnavailable("no answer"))),
+                )
+                return
+            act.close()
+            waits = True
+        except StopIteration:
+            pass
+        except StoreUnavailable:
+            waits = False
+        then(waits)
+        self._next()
