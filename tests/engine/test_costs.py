@@ -109,8 +109,9 @@ async def test_a_discount_is_tried_before_it_is_kept(trace: Path) -> None:
         assert (await costs(by=(), trace=store))[0].cost_nano_usd == 3 * 1234
 
 
-def test_code_without_a_loop_asks_the_same(trace: Path) -> None:
+def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twins say what the coroutines say, and no engine is started for it."""
+    monkeypatch.setattr(engine.functions.default, "_of_loops", {})
     report = reprice_sync(PRICES, discount={"openai:*": "0.5"}, dry_run=True)
     assert report.sum_after_nano_usd == 2 * 750_000 + 112_500
     (row,) = costs_sync(by="model", since="1h", where=CallFilter(provider="openai"))
