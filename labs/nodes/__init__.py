@@ -1,0 +1,1 @@
+"""Three nodes of one cluster in processes of their own, and what befalls them."""

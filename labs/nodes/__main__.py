@@ -1,0 +1,71 @@
+"""Faults of a cluster, by seeds.
+
+    python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget]
+
+A round is three nodes in processes of their own, each with a trace file, one PostgreSQL server, one broker. They
+hold a conversation whose turns are read on other nodes. At a random piece of text the owner is killed with -9, or
+suspended until another node has taken over, or PostgreSQL is restarted, or the broker is stopped and its store is
+wiped; or a clock is wrong by an hour. Or 50 callers share a budget for 10 calls, and a node is killed meanwhile.
+Afterwards each reader must have had one end and a beginning of what the provider said, the shared store must have
+each event of the files once, a row for each attempt and the files' sums, and the conversation must have no hole.
+Exits with 1 if a round failed; its folder is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+
+from tests.support.nats_server import own_nats_server
+from tests.support.postgres_server import own_server
+from tests.support.reply_server import reply_server
+
+from .round import DELTAS, FAULTS, PER_SECOND, Round
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--fault", choices=FAULTS, help="only this; without it they take turns")
+    options = parser.parse_args()
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
+    failed = play(options.seed, options.rounds, options.fault)
+    print(f"{options.rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
+    return 1 if failed else 0
+
+
+def play(first: int, rounds: int, fault: str | None = None) -> list[int]:
+    """Play the rounds. Returns the seeds of those that failed."""
+    failed = []
+    with (
+        own_server() as postgres,
+        own_nats_server() as nats,
+        reply_server(DELTAS, PER_SECOND) as provider,
+    ):
+        for seed in range(first, first + rounds):
+            began = time.monotonic()
+            folder = Path(tempfile.mkdtemp(prefix=f"callboard-nodes-{seed}-"))
+            with postgres.database() as dsn:
+                game = Round(seed, fault or FAULTS[seed % len(FAULTS)], folder, dsn)
+                anyio.run(game.play, postgres, nats, provider)
+            if game.failures:
+                failed.append(seed)
+                game.failures.append(f"kept: {folder}")
+            else:
+                shutil.rmtree(folder)
+            told = "; ".join(game.failures) or "ok"
+            print(
+                f"seed {seed}: {game.fault} ({game.told}): {told} ({time.monotonic() - began:.1f} s)", flush=True
+            )
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""One node in a process of its own: it is told what to do by lines of JSON, and tells what happens by others.
+
+    python -m labs.nodes.node NAME TRACE_FILE
+
+The environment says where everything is. The commands, each of which ends with a line that has `done`:
+
+    {"ask": TEXT, "session": ID, "id": N}    a turn in a session, which is begun with "begin": true
+    {"read": STREAM_ID, "id": N}             read a stream to its end
+    {"callers": NUMBER, "id": N}             so many calls at once, outside of sessions
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import TypedDict
+
+import anyio
+import anyio.to_thread
+
+from bus import TextDelta, TurnComplete
+from bus.clock import SystemClock
+from callboard import Budget, CallboardError, Cluster, Engine, Session
+
+MODEL = "lab:bench"
+OUTPUT_TOKENS = 120
+"""The most tokens of a reply, which is also what each reply has."""
+
+
+class Command(TypedDict, total=False):
+    """A line that a node is given."""
+
+    id: int
+    ask: str
+    session: str
+    begin: bool
+    read: str
+    callers: int
+
+
+class SkewedClock(SystemClock):
+    """The real clock, wrong by so many seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        self._skew_us = seconds * 1_000_000
+
+    def now_us(self) -> int:
+        return super().now_us() + self._skew_us
+
+
+class Node:
+    """An engine, and the sessions that it holds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sessions: dict[str, Session] = {}
+
+    async def obey(self, command: Command) -> None:
+        """Do what a line says. An error is told, and ends nothing."""
+        number = command["id"]
+        try:
+            if "read" in command:
+                await self._read(number, command["read"])
+            elif "callers" in command:
+                await self._call(number, command["callers"])
+            else:
+                await self._ask(number, command)
+        except (CallboardError, OSError) as error:
+            tell(number, done=f"{type(error).__name__}: {error}")
+
+    async def _read(self, number: int, stream_id: str) -> None:
+        ends = []
+        async for event in self._engine.attach(stream_id):
+            if isinstance(event, TextDelta):
+                tell(number, text=event.text)
+            elif isinstance(event, TurnComplete):
+                ends.append(event.status)
+        tell(number, done="+".join(ends))
+
+    async def _ask(self, number: int, command: Command) -> None:
+        session_id = command["session"]
+        if command.get("begin"):
+            self._sessions[session_id] = self._engine.session(MODEL, session_id=session_id)
+        session = self._sessions.get(session_id) or await self._engine.resume(session_id)
+        self._sessions[session_id] = session
+        try:
+            async with session.stream(command["ask"], max_output_tokens=OUTPUT_TOKENS) as turn:
+                tell(number, stream=turn.stream_id)
+                async for piece in turn.text_stream:
+                    tell(number, text=piece)
+                tell(number, done=(await turn.result()).status)
+        except CallboardError:
+            del self._sessions[session_id]  # it may have moved: the next turn resumes it
+            raise
+
+    async def _call(self, number: int, callers: int) -> None:
+        async def call() -> None:
+            try:
+                await self._engine.generate(MODEL, "Hi", max_output_tokens=OUTPUT_TOKENS)
+                tell(number, made=True)
+            except CallboardError as error:
+                tell(number, refused=type(error).__name__)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(callers):
+                group.start_soon(call)
+        tell(number, done="all")
+
+
+def tell(number: int, **what: object) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps({"id": number, **what}) + "\n")
+    sys.stdout.flush()
+
+
+def engine_of(name: str, trace: Path, given: Mapping[str, str]) -> Engine:
+    """The node's engine, as the environment says."""
+    cluster = Cluster(
+        nats=given["LAB_NATS"], store=given["LAB_STORE"], node=name, lease_seconds=float(given["LAB_LEASE"])
+    )
+    limit = given.get("LAB_BUDGET")
+    budgets = [Budget(max_cost_usd=Decimal(limit))] if limit else []
+    clock = SkewedClock(int(given.get("LAB_SKEW", "0")))
+    return Engine(store=trace, cluster=cluster, capture_content=True, budgets=budgets, clock=clock)
+
+
+async def main(name: str, trace: Path) -> None:
+    async with engine_of(name, trace, os.environ) as engine:
+        node = Node(engine)
+        tell(0, ready=os.getpid())
+        async with anyio.create_task_group() as group:
+            while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+                group.start_soon(node.obey, json.loads(line))
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,96 @@
+"""A node's process, seen from the loop: commands go in, and what it tells is kept by command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+PATIENCE_SECONDS = 60.0
+Line = Mapping[str, object]
+
+
+class NodeProcess:
+    """A node, and what it tells."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.trace = folder / f"{name}.db"
+        self._environment = environment
+        self._process: anyio.abc.Process
+        self._lines: dict[int, list[Line]] = {}
+        self._more = anyio.Event()
+        self._commands = 0
+
+    async def start(self, group: anyio.abc.TaskGroup) -> None:
+        """Start the process, and wait until its engine is up."""
+        command = [sys.executable, "-m", "labs.nodes.node", self.name, str(self.trace)]
+        with self.trace.with_suffix(".log").open("wb") as log:
+            self._process = await anyio.open_process(command, stderr=log, env=self._environment)
+        group.start_soon(self._listen)
+        await self.until(0, lambda lines: bool(lines))
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        async for chunk in self._process.stdout:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in map(json.loads, lines):
+                self._lines.setdefault(line["id"], []).append(line)
+            self._more.set()
+            self._more = anyio.Event()
+
+    async def command(self, **what: object) -> int:
+        """Give a command. Returns its number."""
+        assert self._process.stdin is not None
+        self._commands += 1
+        await self._process.stdin.send(json.dumps({**what, "id": self._commands}).encode() + b"\n")
+        return self._commands
+
+    async def until(self, number: int, fits: Callable[[list[Line]], bool]) -> list[Line]:
+        """What has come back for a command, as soon as it fits."""
+        with anyio.move_on_after(PATIENCE_SECONDS):
+            while not fits(self._lines.get(number, [])):
+                await self._more.wait()
+            return self._lines.get(number, [])
+        raise AssertionError(f"{self.name} told no more of {number} than {self._lines.get(number, [])[-2:]}")
+
+    async def stream(self, number: int) -> str:
+        """The stream of a turn."""
+        lines = await self.until(number, lambda lines: bool(lines))
+        if "stream" not in lines[0]:
+            raise AssertionError(f"{self.name} has no stream: {lines[0]}")
+        return str(lines[0]["stream"])
+
+    async def end(self, number: int) -> tuple[str, str]:
+        """The text that came for a command, and how it ended."""
+        lines = await self.until(number, lambda lines: bool(lines) and "done" in lines[-1])
+        return "".join(str(line.get("text", "")) for line in lines), str(lines[-1]["done"])
+
+    def pieces(self, number: int) -> int:
+        """How much text has come for a command."""
+        return sum("text" in line for line in self._lines.get(number, []))
+
+    def count(self, number: int, key: str) -> int:
+        """How many lines of a command have that key."""
+        return sum(key in line for line in self._lines.get(number, []))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def stop(self) -> None:
+        """Let it end in order."""
+        if self._process.returncode is None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, anyio.BrokenResourceError):
+                await self._process.stdin.aclose()
+            with anyio.move_on_after(20):
+                await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
