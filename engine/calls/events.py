@@ -178,8 +178,8 @@ class CallEvents:
                 self._attempt_us = self.context.runtime.clock.now_us()
                 self._prices = self.context.runtime.prices
                 self._publish(self._started(report))
-                if self.reserved is not None:  # no crash may make a call that was sent cost nothing
-                    self.context.runtime.host.secure_now()
+                if self.reserved is not None or self.context.runtime.node is not None:
+                    self.context.runtime.host.secure_now()  # no crash may make a call that was sent cost nothing
             case AttemptResent():
                 self._resent = True
             case AttemptFirstEvent():

@@ -1,6 +1,6 @@
 """Faults of a cluster, by seeds.
 
-    python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget]
+    python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget|both]
 
 A round is three nodes in processes of their own, each with a trace file, one PostgreSQL server, one broker. They
 hold a conversation whose turns are read on other nodes. At a random piece of text the owner is killed with -9, or
@@ -24,9 +24,10 @@ import anyio
 
 from tests.support.nats_server import own_nats_server
 from tests.support.postgres_server import own_server
-from tests.support.reply_server import reply_server
 
-from .round import DELTAS, FAULTS, PER_SECOND, Round
+from .provider import lab_provider
+from .round import FAULTS, Round
+from .servers import Servers
 
 
 def main() -> int:
@@ -44,17 +45,14 @@ def main() -> int:
 def play(first: int, rounds: int, fault: str | None = None) -> list[int]:
     """Play the rounds. Returns the seeds of those that failed."""
     failed = []
-    with (
-        own_server() as postgres,
-        own_nats_server() as nats,
-        reply_server(DELTAS, PER_SECOND) as provider,
-    ):
+    with own_server() as postgres, own_nats_server() as nats, lab_provider() as provider:
         for seed in range(first, first + rounds):
             began = time.monotonic()
             folder = Path(tempfile.mkdtemp(prefix=f"callboard-nodes-{seed}-"))
             with postgres.database() as dsn:
-                game = Round(seed, fault or FAULTS[seed % len(FAULTS)], folder, dsn)
-                anyio.run(game.play, postgres, nats, provider)
+                servers = Servers(postgres, nats, dsn, provider)
+                game = Round(seed, fault or FAULTS[seed % len(FAULTS)], folder, servers)
+                anyio.run(game.play)
             if game.failures:
                 failed.append(seed)
                 game.failures.append(f"kept: {folder}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ import msgspec
 from bus import StoreError
 from tracestore import PostgresStore, TraceShipper
 
+from .provider import CALL_NANO_USD, OUTPUT_NANO_USD, TEXT, Served
+
 _EVENTS = "SELECT r.run_id, e.seq, e.topic, e.request_id, e.data FROM events AS e JOIN runs AS r ON r.id = e.run"
-_CALLS = """
-    SELECT request_id, coalesce(input_tokens, 0), coalesce(output_tokens, 0), coalesce(cost_nano, 0) FROM calls
-"""
+_CALLS = "SELECT request_id, status, output_tokens, cost_nano FROM calls"
 _ENDS = ("llm.call_completed", "llm.call_failed", "llm.call_cancelled")
+_LOST = "process_lost"
 Row = tuple[Any, ...]
 
 
@@ -32,8 +33,16 @@ async def ship(traces: Sequence[Path], dsn: str) -> None:
             await shipper.close()
 
 
-async def failures_of(traces: Sequence[Path], dsn: str, folder: Path) -> list[str]:
-    """The ways in which the shared store differs from all files together."""
+async def failures_of(traces: Sequence[Path], dsn: str, folder: Path, served: Served, whole: bool) -> list[str]:
+    """What is wrong with the shared store, by all files together and by what the provider says it has served.
+
+    Args:
+        traces: The files of all nodes.
+        dsn: The shared store.
+        folder: A folder for what is needed.
+        served: What the provider says.
+        whole: Whether each call came to its own end.
+    """
     try:
         await ship(traces, dsn)
     except StoreError as error:
@@ -46,12 +55,10 @@ async def failures_of(traces: Sequence[Path], dsn: str, folder: Path) -> list[st
 
         failures = _differences("events", [row[:4] for row in events], [row[:4] for row in await there(_EVENTS)])
         failures += _differences("calls", calls, await there(_CALLS))
-    attempts = Counter(row[3] for row in events if row[2] == "llm.call_started")
-    if attempts != Counter(row[0] for row in calls):
-        failures.append(f"{sum(attempts.values())} attempts have {len(calls)} rows")
-    if (told := sum(row[3] for row in calls)) != (due := _recomputed(events)):
-        failures.append(f"calls cost {told}, and their events say {due}")
-    return failures
+        (total,) = await shared.costs(None, ())
+    if total.cost_nano_usd != (due := sum(row[3] or 0 for row in calls)):
+        failures.append(f"costs are {total.cost_nano_usd}, and calls come to {due}")
+    return failures + _event_failures(events, calls) + _provider_failures(calls, served, whole)
 
 
 def _rows(traces: Sequence[Path], sql: str) -> list[Row]:
@@ -68,25 +75,60 @@ def _differences(what: str, files: list[Row], shared: list[Row]) -> list[str]:
     return [f"{sum(rows.values())} {what} are {how}: {list(rows)[:3]}" for how, rows in told if rows]
 
 
-def _recomputed(events: list[Row]) -> int:
-    """What all calls cost, from the events alone."""
-    ends = [msgspec.json.decode(row[4]) for row in events if row[2] in _ENDS]
-    return sum((end.get("cost") or {}).get("nano_usd") or 0 for end in ends)
+def _event_failures(events: list[Row], calls: list[Row]) -> list[str]:
+    """What is wrong with the calls, by their events."""
+    failures = []
+    attempts = Counter(row[3] for row in events if row[2] == "llm.call_started")
+    if attempts != Counter(row[0] for row in calls):
+        failures.append(f"{sum(attempts.values())} attempts have {len(calls)} rows")
+    ends = [(row[3], msgspec.json.decode(row[4])) for row in events if row[2] in _ENDS]
+    if attempts != Counter(request for request, _ in ends):
+        failures.append(f"{sum(attempts.values())} attempts have {len(ends)} ends")
+    told = sum(row[3] or 0 for row in calls)
+    due = sum(((end.get("usage") or {}).get("output_tokens") or 0) * OUTPUT_NANO_USD for _, end in ends)
+    if told != due:
+        failures.append(f"calls cost {told}, and by the usage of their events {due}")
+    return failures
 
 
-async def conversation_failures(dsn: str, folder: Path, session_id: str, asked: list[str], full: str) -> list[str]:
-    """What is wrong with a conversation in which each question has one reply, and each reply begins as `full`."""
+def _provider_failures(calls: list[Row], served: Served, whole: bool) -> list[str]:
+    """What is wrong with the calls, by what the provider says."""
+    failures = []
+    completed = [row for row in calls if row[1] == "completed"]
+    cut = len(calls) - len(completed)
+    if not len(completed) <= served.requests <= len(calls):
+        failures.append(f"{len(calls)} calls, {len(completed)} completed, for {served.requests} requests")
+    if len(completed) > served.whole or (whole and (cut or len(completed) != served.whole)):
+        failures.append(f"{len(completed)} calls completed, {cut} did not, and {served.whole} replies were whole")
+    if sum(row[3] for row in completed) != len(completed) * CALL_NANO_USD:
+        failures.append(f"completed calls cost {[row[3] for row in completed]}, not {CALL_NANO_USD} each")
+    if any((row[3] or 0) > CALL_NANO_USD for row in calls):
+        failures.append(f"a call cost more than {CALL_NANO_USD}: {calls}")
+    return failures
+
+
+async def conversation_failures(
+    dsn: str, folder: Path, session_id: str, asked: Mapping[int, str], replies: Mapping[int, str]
+) -> list[str]:
+    """What is wrong with a conversation in which each question has one reply.
+
+    Args:
+        dsn: The shared store.
+        folder: A folder for what is needed.
+        session_id: The session.
+        asked: The questions, by their places.
+        replies: The replies, by their places. One that is not there is a beginning of what was said.
+    """
     async with PostgresStore(dsn, path=folder / "pg") as shared:
         saved = await shared.saved_session(session_id)
     said = [] if saved is None else [(message.role, message.text) for message in saved.messages]
     failures = []
-    if [text for role, text in said if role == "user"] != asked:
-        failures.append(f"asked {asked}, kept {[text for role, text in said if role == 'user']}")
+    kept = [text for role, text in said if role == "user"]
+    if kept != list(asked.values()):
+        failures.append(f"asked {list(asked.values())}, kept {kept}")
     if [role for role, _ in said] != ["user", "assistant"] * len(asked):
         failures.append(f"the conversation has a hole: {[role for role, _ in said]}")
-    failures += [
-        f"a kept reply isn't what was said: {text!r}"
-        for role, text in said
-        if role == "assistant" and not full.startswith(text)
-    ]
+    for place, text in zip(asked, (text for role, text in said if role == "assistant"), strict=False):
+        if not TEXT.startswith(text) or replies.get(place, text) != text:
+            failures.append(f"reply {place + 1} isn't what was said or read: {text!r}, not {replies.get(place)!r}")
     return failures

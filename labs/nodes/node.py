@@ -5,24 +5,26 @@
 The environment says where everything is. The commands, each of which ends with a line that has `done`:
 
     {"ask": TEXT, "session": ID, "id": N}    a turn in a session, which is begun with "begin": true
-    {"read": STREAM_ID, "id": N}             read a stream to its end
-    {"callers": NUMBER, "id": N}             so many calls at once, outside of sessions
+    {"read": STREAM_ID, "id": N}             read a stream to its end, or "pieces" pieces of text, "from" a seq
+    {"callers": NUMBER, "id": N}             so many calls at once without a session, half of them streamed
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict, cast
 
 import anyio
 import anyio.to_thread
 
-from bus import TextDelta, TurnComplete
+from bus import MessageComplete, StreamReset, TextBlock, TextDelta, TurnComplete, TurnEvent
 from bus.clock import SystemClock
 from callboard import Budget, CallboardError, Cluster, Engine, Session
 
@@ -31,7 +33,10 @@ OUTPUT_TOKENS = 120
 """The most tokens of a reply, which is also what each reply has."""
 
 
-class Command(TypedDict, total=False):
+_From = TypedDict("_From", {"from": int}, total=False)
+
+
+class Command(_From, total=False):
     """A line that a node is given."""
 
     id: int
@@ -39,6 +44,7 @@ class Command(TypedDict, total=False):
     session: str
     begin: bool
     read: str
+    pieces: int
     callers: int
 
 
@@ -64,7 +70,7 @@ class Node:
         number = command["id"]
         try:
             if "read" in command:
-                await self._read(number, command["read"])
+                await self._read(number, command)
             elif "callers" in command:
                 await self._call(number, command["callers"])
             else:
@@ -72,14 +78,22 @@ class Node:
         except (CallboardError, OSError) as error:
             tell(number, done=f"{type(error).__name__}: {error}")
 
-    async def _read(self, number: int, stream_id: str) -> None:
-        ends = []
-        async for event in self._engine.attach(stream_id):
-            if isinstance(event, TextDelta):
-                tell(number, text=event.text)
-            elif isinstance(event, TurnComplete):
-                ends.append(event.status)
-        tell(number, done="+".join(ends))
+    async def _read(self, number: int, command: Command) -> None:
+        ends, left = [], command.get("pieces", -1)
+        async with contextlib.aclosing(
+            self._engine.attach(command["read"], from_seq=command.get("from", 0))
+        ) as reader:
+            async for event in reader:
+                if isinstance(event, StreamReset):
+                    tell(number, reset=said(event.snapshot))
+                elif isinstance(event, TextDelta):
+                    tell(number, text=event.text)
+                    left -= 1
+                elif isinstance(event, TurnComplete):
+                    ends.append(event.status)
+                if left == 0:
+                    break
+        tell(number, done="+".join(ends), next=reader.seq + 1)
 
     async def _ask(self, number: int, command: Command) -> None:
         session_id = command["session"]
@@ -98,17 +112,31 @@ class Node:
             raise
 
     async def _call(self, number: int, callers: int) -> None:
-        async def call() -> None:
+        async def call(*, streamed: bool) -> None:
             try:
-                await self._engine.generate(MODEL, "Hi", max_output_tokens=OUTPUT_TOKENS)
+                if streamed:
+                    await self._engine.stream(MODEL, "Hi", max_output_tokens=OUTPUT_TOKENS).result()
+                else:
+                    await self._engine.generate(MODEL, "Hi", max_output_tokens=OUTPUT_TOKENS)
                 tell(number, made=True)
             except CallboardError as error:
                 tell(number, refused=type(error).__name__)
 
         async with anyio.create_task_group() as group:
-            for _ in range(callers):
-                group.start_soon(call)
+            for place in range(callers):
+                group.start_soon(partial(call, streamed=place % 2 == 1))
         tell(number, done="all")
+
+
+def said(events: Iterable[TurnEvent]) -> str:
+    """The text of a reply. A finished message may have no deltas."""
+    text = ""
+    for event in events:
+        if isinstance(event, TextDelta):
+            text += event.text
+        elif isinstance(event, MessageComplete):
+            text = "".join(block.text for block in event.final_content if isinstance(block, TextBlock))
+    return text
 
 
 def tell(number: int, **what: object) -> None:
@@ -123,7 +151,8 @@ def engine_of(name: str, trace: Path, given: Mapping[str, str]) -> Engine:
         nats=given["LAB_NATS"], store=given["LAB_STORE"], node=name, lease_seconds=float(given["LAB_LEASE"])
     )
     limit = given.get("LAB_BUDGET")
-    budgets = [Budget(max_cost_usd=Decimal(limit))] if limit else []
+    window = cast("Literal['hour'] | None", given.get("LAB_WINDOW"))
+    budgets = [Budget(max_cost_usd=Decimal(limit), window=window)] if limit else []
     clock = SkewedClock(int(given.get("LAB_SKEW", "0")))
     return Engine(store=trace, cluster=cluster, capture_content=True, budgets=budgets, clock=clock)
 

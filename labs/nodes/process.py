@@ -8,12 +8,26 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
 
 PATIENCE_SECONDS = 60.0
 Line = Mapping[str, object]
+
+
+class Told(NamedTuple):
+    """What a node told of a command."""
+
+    text: str
+    """The text of the reply that was read."""
+    end: str
+    """The ends of the stream, joined by +; or the error."""
+    following: int
+    """The seq behind what was read."""
+    reset: bool
+    """Whether what had been read before had to be forgotten."""
 
 
 class NodeProcess:
@@ -24,14 +38,18 @@ class NodeProcess:
         self.trace = folder / f"{name}.db"
         self._environment = environment
         self._process: anyio.abc.Process
+        self.killed = False
+        """Whether it was killed, and is not up again."""
         self._lines: dict[int, list[Line]] = {}
         self._more = anyio.Event()
         self._commands = 0
 
     async def start(self, group: anyio.abc.TaskGroup) -> None:
-        """Start the process, and wait until its engine is up."""
+        """Start the process, or start it again, and wait until its engine is up."""
+        self._lines.pop(0, None)
+        self.killed = False
         command = [sys.executable, "-m", "labs.nodes.node", self.name, str(self.trace)]
-        with self.trace.with_suffix(".log").open("wb") as log:
+        with self.trace.with_suffix(".log").open("ab") as log:
             self._process = await anyio.open_process(command, stderr=log, env=self._environment)
         group.start_soon(self._listen)
         await self.until(0, lambda lines: bool(lines))
@@ -68,10 +86,16 @@ class NodeProcess:
             raise AssertionError(f"{self.name} has no stream: {lines[0]}")
         return str(lines[0]["stream"])
 
-    async def end(self, number: int) -> tuple[str, str]:
-        """The text that came for a command, and how it ended."""
+    async def end(self, number: int) -> Told:
+        """What came for a command, when it is over."""
         lines = await self.until(number, lambda lines: bool(lines) and "done" in lines[-1])
-        return "".join(str(line.get("text", "")) for line in lines), str(lines[-1]["done"])
+        text, reset = "", False
+        for line in lines:
+            if "reset" in line:
+                text, reset = str(line["reset"]), True
+            text += str(line.get("text", ""))
+        following = lines[-1].get("next")
+        return Told(text, str(lines[-1]["done"]), following if isinstance(following, int) else 0, reset)
 
     def pieces(self, number: int) -> int:
         """How much text has come for a command."""
@@ -81,7 +105,14 @@ class NodeProcess:
         """How many lines of a command have that key."""
         return sum(key in line for line in self._lines.get(number, []))
 
+    async def kill(self) -> None:
+        """Kill it with -9."""
+        self.killed = True
+        self._process.kill()
+        await self._process.wait()
+
     def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
         self._process.send_signal(number)
 
     async def stop(self) -> None:

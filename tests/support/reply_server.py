@@ -11,6 +11,9 @@ PER_SECOND one to a chunk, so many in a second, each stream at its own moments. 
     x-hold: 1       a streamed reply stops after its first chunk until somebody gets /release
     x-limit: N MS   at most N requests in each window of MS milliseconds, and headers that tell of it; further
                     ones are refused with 429. With `N MS silent` the headers tell nothing
+
+/served tells of each value of the header `authorization` how many requests had a reply, and how many of these were
+said to their end.
 """
 
 from __future__ import annotations
@@ -267,6 +270,7 @@ class Connection(asyncio.Protocol):
     held: ClassVar[list[Connection]] = []
     begun: ClassVar[itertools.count[int]] = itertools.count(1)
     window: ClassVar[Window] = Window()
+    served: ClassVar[dict[str, list[int]]] = {}
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
@@ -278,6 +282,7 @@ class Connection(asyncio.Protocol):
         self._scheduled = False
         self._reply: tuple[str, bool, bool] = ("", False, False)
         self._told = b""  # headers of the reply
+        self._count = [0, 0]  # of replies that were begun and ended, with this key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
@@ -315,11 +320,17 @@ class Connection(asyncio.Protocol):
             for connection in held:
                 connection._write_next()
             return
+        if path == "/served":
+            told = _json(Connection.served).encode()
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(told) + told)
+            return
         if "x-limit" in headers:
             fits, self._told = Connection.window.take(headers["x-limit"])
             if not fits:
                 self._transport.write(REFUSED.replace(b"\r\n", b"\r\n" + self._told, 1))
                 return
+        self._count = Connection.served.setdefault(headers.get("authorization", ""), [0, 0])
+        self._count[0] += 1
         resource, _, method = path.partition(":")
         streamed = method.startswith("stream") or b'"stream":true' in body or b'"stream": true' in body
         self._reply = (resource, streamed, "x-hold" in headers)
@@ -337,6 +348,7 @@ class Connection(asyncio.Protocol):
         path, streamed, hold = self._reply
         if not streamed:
             self._transport.write(self._with_headers(self._replies.whole[path]))
+            self._count[1] += 1
         elif hold or in_turn or self._replies.per_second is not None:
             self._rest = self._replies.chunks[path][::-1]
             phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
@@ -348,6 +360,7 @@ class Connection(asyncio.Protocol):
                 self._write_next()
         else:
             self._transport.write(self._with_headers(self._replies.streams[path]))
+            self._count[1] += 1
 
     def _with_headers(self, reply: bytes) -> bytes:
         return reply.replace(b"\r\n", b"\r\n" + self._told, 1) if self._told else reply
@@ -356,6 +369,7 @@ class Connection(asyncio.Protocol):
         if not self._rest or not self._writable or self._scheduled:
             return
         self._transport.write(self._rest.pop())
+        self._count[1] += not self._rest
         self._scheduled = True
         asyncio.get_running_loop().call_at(self._next_moment(), self._continue)
 

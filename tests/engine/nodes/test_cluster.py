@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import anyio
 import pytest
 
+from adapters import CanonicalRequest
 from bus import ConfigurationError
 from engine import Cluster, Engine
 from engine.nodes import node
-from tests.support.engines import registry
-from tests.support.scripted import Say
+from tests.support.engines import keeping, registry, serving
+from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 pytestmark = pytest.mark.anyio
 
@@ -127,3 +129,26 @@ async def test_a_part_that_hangs_holds_the_end_up_for_a_moment_only(
         async with engine:
             await part.up.wait()
     assert part.said[-2:] == ["drain, store open", "close, store closed"]
+
+
+async def test_a_call_that_was_sent_is_on_record_whatever_becomes_of_the_node(tmp_path: Path) -> None:
+    """What a process leaves that dies with the request under way has a row for it: nothing that was paid for is
+    missing in the shared sums.
+    """
+    (alive := tmp_path / "alive").mkdir()
+    dead = tmp_path / "dead"
+
+    class Dying(ScriptedAdapter):
+        def say(self, request: CanonicalRequest) -> Say:
+            copytree(alive, dead)  # which is what a kill would leave
+            return super().say(request)
+
+    models = serving(s=scripted_type(Say("One."), base=Dying))
+    async with keeping(alive / "a.db", models=models, cluster=Cluster(nats="nats://127.0.0.1:1")) as engine:
+        await engine.generate("s:m", "Hi")
+    async with keeping(dead / "a.db") as after:
+        assert after.store is not None
+        await after._runtime.host.settle()
+        await after.store.close_lost_runs()
+        (call,) = await after.store.calls()
+    assert (call.status, call.error_class) == ("failed", "process_lost")
