@@ -10,7 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, create_adapter
+from adapters import (
+    AdapterConfig,
+    AttemptObserver,
+    AttemptReport,
+    AttemptResent,
+    AttemptStarted,
+    RetryPolicy,
+    create_adapter,
+)
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, OutcomeUnknownError
 
 from ...support.fake_http import request
@@ -93,7 +101,9 @@ async def asked(url: str, kind: tuple[str, str, Ask], times: int) -> tuple[list[
     """What the attempts of the last of so many requests reported, and how it ended."""
     name, model, ask = kind
     base = url.removesuffix("/v1/talk")
-    adapter = create_adapter(name, AdapterConfig(api_key="a-key", base_url=base, max_retries=0), name=name)
+    looks_soon = RetryPolicy(base_delay=0.01)
+    config = AdapterConfig(api_key="a-key", base_url=base, max_retries=0, retry=looks_soon)
+    adapter = create_adapter(name, config, name=name)
     raised: AdapterError | None = None
     reports: list[AttemptReport] = []
     try:
