@@ -40,6 +40,7 @@ COMMANDS = {
     "sql": "look.sql:add_command",
     "models": "manage.models:add_command",
     "prices": "manage.prices:add_command",
+    "templates": "manage.templates:add_command",
     "reprice": "reprice.reprice:add_command",
     "record": "ask.record:add_command",
     "replay": "look.replay:add_command",

@@ -14,6 +14,7 @@ from tracestore.home import home_folder
 from .entries import AdapterEntry, ModelEntry
 from .models_yaml import Reader
 from .registry import ModelRegistry
+from .yaml_text import read_yaml
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
 """`ModelRegistry.source` if nobody listed the adapters. They stand for all that could be configured."""
@@ -82,24 +83,8 @@ def _of_preset(preset: Preset) -> ModelEntry:
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
     """Read one models.yaml. Raises ConfigurationError."""
-    import yaml
-
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: can't be read: {error}") from error
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        fault = _describe_fault(error)
-    else:
-        return Reader(path, environ).registry(document)
-    # out here and without its cause, which quotes the line, and with it perhaps a key
-    raise ConfigurationError(f"{path}: is no YAML: {fault}")
-
-
-def _describe_fault(error: Exception) -> str:
-    """The fault in the YAML, and its place, without a word of its text."""
-    mark = getattr(error, "problem_mark", None)
-    said = getattr(error, "problem", None) or type(error).__name__
-    return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
+    return Reader(path, environ).registry(read_yaml(text, str(path)))

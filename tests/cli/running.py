@@ -44,7 +44,7 @@ default_model: first
 
 def environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
-    return {**kept, "CALLBOARD_HOME": str(home), "PYTHONUTF8": "1", "COLUMNS": "120"}
+    return {**kept, "CALLBOARD_HOME": str(home), "PYTHONUTF8": "1", "COLUMNS": "120", "VISUAL": "true"}
 
 
 def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:

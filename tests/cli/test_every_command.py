@@ -87,6 +87,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
     "prices use": (("{prices}",), ("{folder}/\x1b[2J",), ("--published",)),
     "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
+    "templates list": ((),),
+    "templates show": (("hostile",), (HOSTILE,)),
+    "templates edit": (("hostile",), (HOSTILE,)),
+    "templates path": ((), ("hostile",)),
     "reprice": (
         *(("--prices", str(PRICES), "--by", by) for by in ("model", "day", "session")),
         *(("--prices", str(PRICES), "--dry-run", "--model", model) for model in MODELS),
@@ -181,6 +185,8 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     shutil.copy(day, home / "trace.db")
     hostile = json.dumps(harmless(HOSTILE))
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
+    (home / "templates").mkdir()
+    (home / "templates" / "hostile.yaml").write_text(json.dumps({"prompt": HOSTILE}))
     (home / "list.json").write_text(json.dumps({HOSTILE: {"mode": "chat", "litellm_provider": HOSTILE}}))
     return home
 

@@ -1,0 +1,1 @@
+"""Templates of prompts: files with parameters, which `callboard ask -t NAME` fills."""
