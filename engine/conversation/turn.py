@@ -239,6 +239,8 @@ class Turn(TurnContext):
             self._end(error)
             try:
                 await self.runtime.host.secure(self.id, last=True)
+                if self.state.commits:
+                    await self.runtime.sessions.commit()
             finally:
                 self._close_log(error)
 

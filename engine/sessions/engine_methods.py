@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bus import ConfigurationError
+
 from ..conversation.context import ContextPolicy
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
-from ..tools import Approve, ToolLike
+from ..tools import Approve, ToolLike, as_tools
 from .delete import deleted
 from .export_import import imported, state_of
 from .listing import SessionInfo, listed
+from .opening import opened, require_kept
 from .resuming import Wanted, resumed
 from .session import Session
 from .state import SessionState
@@ -72,6 +75,80 @@ class SessionMethods:
             name=name,
         )
         return self._open(state)
+
+    async def open_session(
+        self,
+        session_id: str,
+        *,
+        model: Model | None = None,
+        system_prompt: str | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        tags: dict[str, str] | None = None,
+        fallback: Sequence[str] | None = None,
+        requires: Requirements | None = None,
+        approve: Approve | None = None,
+        context: ContextPolicy | None = None,
+        key: str | None = None,
+        name: str | None = None,
+    ) -> Session:
+        """The session of that id: the open one, else the stored one with its history, else a new one.
+
+        It is for an engine with `capture_content=True`, so that the session is there tomorrow. From now on it is
+        this engine's, in a cluster this node's, as after `resume`. What is said here stands over what is stored,
+        from the next turn on; None leaves it as it is.
+
+        Args:
+            session_id: An id of the host's own, such as a tenant's and a conversation's.
+            model: As in `session`; a new session needs one.
+            system_prompt: As in `session`.
+            tools: As in `session`. The code of tools is not stored, so say it each time: without it, the tools of
+                a stored session are passive.
+            tags: As in `session`, for a new session.
+            fallback: As in `session`.
+            requires: As in `session`, for a new session.
+            approve: As in `session`; it is not stored.
+            context: As in `session`; it is not stored.
+            key: As in `session`; it is not stored.
+            name: As in `session`, for a new session.
+
+        Raises:
+            CallboardError: Something of what was said in the session is lost, or was never kept.
+            SessionBusy: Another node of the cluster runs a turn of the session.
+            ConfigurationError: A name is unknown, two tools have one name, a new session has no model, or the
+                engine doesn't keep content.
+            ToolDefinitionError: A function doesn't say enough about its parameters.
+            AdmissionError: In a cluster, it can't be asked whose the session is.
+            StoreError: The trace can't be used.
+        """
+        runtime = self._runtime
+        require_kept(runtime)
+        if model is not None:
+            expand(runtime.registry, model, fallback)
+        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
+        new_tools = as_tools(tools or ())
+
+        def fresh() -> SessionState:
+            if model is None:
+                raise ConfigurationError(f"session {session_id!r} is a new one: say its model=")
+            return SessionState(
+                session_id,
+                model,
+                system_prompt,
+                new_tools,
+                tags or {},
+                options=options,
+                requires=requires,
+                name=name,
+            )
+
+        wanted = Wanted(
+            session_id=session_id,
+            tools=None if tools is None else new_tools,
+            model=model,
+            system_prompt=system_prompt,
+            options=options,
+        )
+        return Session(runtime, await opened(runtime, wanted, fresh))
 
     def _open(self, state: SessionState) -> Session:
         self._runtime.sessions.open(state)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+import anyio
+
 from bus import (
     Bus,
     CallboardError,
@@ -27,6 +29,10 @@ from .state import SessionState
 
 if TYPE_CHECKING:
     from ..nodes.ownership.ownership import Ownership
+
+
+_COMMIT_SECONDS = 2.0
+"""The longest time for which the end of a turn waits for a store."""
 
 
 class OpenSessions:
@@ -53,6 +59,16 @@ class OpenSessions:
         self._captures = captures
         self._ownership = ownership if captures else None
         self._opening: set[str] = set()
+        self._turnstiles: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+
+    def one_at_a_time(self, session_id: str) -> anyio.Lock:
+        """The lock of those who open one session by its id."""
+        return self._turnstiles.setdefault(session_id, anyio.Lock())
+
+    def forget(self, state: SessionState) -> None:
+        """Have a session be open no more. A turn of it that runs goes on."""
+        if self.states.get(state.id) is state:
+            del self.states[state.id]
 
     def open(self, state: SessionState) -> None:
         """Take up a session's state.
@@ -73,8 +89,13 @@ class OpenSessions:
             if state.announced:
                 self.publish_setup(state)
 
-    def announce(self, state: SessionState) -> None:
-        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that."""
+    def announce(self, state: SessionState, *, begins: bool = True) -> None:
+        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that.
+
+        Args:
+            state: The session.
+            begins: Whether a new session takes the place of whatever is stored under its id.
+        """
         if state.announced or not state.id or (self._ownership is not None and not state.epoch):
             return
         state.announced = True
@@ -83,7 +104,7 @@ class OpenSessions:
                 model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
             )
             self._bus.publish(created, session_id=state.id)
-        self.publish_setup(state, begins=not state.resumed)
+        self.publish_setup(state, begins=begins and not state.resumed)
         if self._captures and not state.resumed:
             self._publish_history(state)
 
@@ -115,6 +136,11 @@ class OpenSessions:
             message_id=message.id,
         )
 
+    async def commit(self) -> None:
+        """Commit what was published, if that is possible soon."""
+        with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(StoreError):
+            await self._host.flush()
+
     async def own(self, state: SessionState) -> None:
         """In a cluster, claim a session that begins here, and publish that it exists.
 
@@ -125,6 +151,23 @@ class OpenSessions:
         if self._ownership is not None and state.id and not state.epoch:
             state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
             self.announce(state)
+
+    async def require_own(self, state: SessionState) -> None:
+        """Return if no other run has resumed the session since. Nobody is asked of one that nobody knows of.
+
+        Raises:
+            SessionTakenOver: Another run has.
+            SessionBusy: Another node has a session of that id.
+            AdmissionError: In a cluster, it can't be asked whose the session is.
+        """
+        if self._ownership is None:
+            await self._require_run(state)
+        elif state.lost:
+            raise SessionTakenOver(state.lost)
+        elif state.epoch:
+            await self._ownership.require(state.id, state.epoch)
+        else:
+            await self.own(state)
 
     async def require_ownership(self, state: SessionState, turn_id: str) -> Tenure | None:
         """Let a turn begin only if no other run has resumed the session since.
@@ -192,8 +235,7 @@ class OpenSessions:
             return  # the writer says so; what is said here meanwhile is not mixed into the other's
         if owner is None or owner == own or committed < state.claimed:
             return
-        if self.states.get(state.id) is state:
-            del self.states[state.id]  # so that it can be resumed here, too
+        self.forget(state)  # so that it can be resumed here, too
         raise SessionTakenOver(
             f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
             f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"

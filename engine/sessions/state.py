@@ -91,6 +91,8 @@ class SessionState:
         """Whether the session's existence was published."""
         self.resumed = False
         """Whether it continues a stored session."""
+        self.commits = False
+        """Whether each turn ends with a commit, so that other processes find its messages at once."""
         self.epoch = 0
         """In a cluster, the epoch in which this node has the session; 0 before it has claimed it."""
         self.lost = ""

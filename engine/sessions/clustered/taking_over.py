@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from bus import CallboardError, Log, StoreError
 
 from ...runtime.runtime import Runtime
-from ..resuming import Wanted, show_costs, state_of_saved
+from ..resuming import Wanted, require_nothing_lost, show_costs, state_of_saved
 from ..state import SessionState
 from .opening import in_its_first_turn, saved_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracestore import Store
+    from tracestore.nodes.ownership import Owner
 
     from ...nodes.frames.retained import Retained
     from ...nodes.node import Node
@@ -26,11 +29,24 @@ if TYPE_CHECKING:
 _log = Log("engine.ownership")
 
 
-async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted: Wanted) -> SessionState:
+async def taken_over(
+    runtime: Runtime,
+    node: Node,
+    ownership: Ownership,
+    wanted: Wanted,
+    fresh: Callable[[], SessionState] | None = None,
+) -> SessionState:
     """The state of a session of the shared store, which is this node's from now on.
 
     It is read when it is this node's: until then its owner may add something. A session that no node ever had must
-    be stored, so that a mistaken id is not claimed.
+    be stored, so that a mistaken id is not claimed, unless it may be a new one.
+
+    Args:
+        runtime: The engine's parts.
+        node: The node.
+        ownership: The node's ownership of sessions.
+        wanted: The session.
+        fresh: Makes the state of a new session, if none is stored; None if one must be.
 
     Raises:
         CallboardError: There is no such session that is stored as a whole, or it is open here.
@@ -44,7 +60,10 @@ async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted:
         if not await runtime.host.share() and ownership.epoch_of(session_id):
             raise StoreError(f"what was said in session {session_id!r} here can't be brought to the shared store")
         store = await node.shared_trace()
-        if await ownership.tables.owner(session_id) is None:
+        owner = await ownership.tables.owner(session_id)
+        if fresh is not None:
+            await _require_known(node, store, session_id, owner)
+        elif owner is None:
             state_of_saved(runtime, wanted, await store.saved_session(session_id))
         claimed = await ownership.claim(session_id, waits=True)
         try:
@@ -57,6 +76,8 @@ async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted:
                 saved = saved_of(session_id, kept.opening)
             if saved is not None and kept is not None:
                 saved = in_its_first_turn(saved, kept)
+            if saved is None and fresh is not None and died is None:
+                return await _begun_here(runtime, store, fresh(), claimed.epoch)
             state = state_of_saved(runtime, wanted, saved)
             await show_costs(store, state)
             state.epoch, state.resumed = claimed.epoch, True
@@ -71,6 +92,33 @@ async def taken_over(runtime: Runtime, node: Node, ownership: Ownership, wanted:
             await ownership.release(session_id)
             raise
         return state
+
+
+async def _require_known(node: Node, store: Store, session_id: str, owner: Owner | None) -> None:
+    """Check that a session of which nothing is stored is a new one. It is asked before the session is claimed, as
+    its claim says who had it.
+
+    Raises:
+        CallboardError: Its owner died with whatever was said in it.
+    """
+    if owner is None or owner.released or owner.lives or owner.node == node.id:
+        return
+    kept = await _kept(node, session_id)
+    if (kept is None or not kept.opening) and await store.saved_session(session_id) is None:
+        raise CallboardError(
+            f"session {session_id!r} was held by node {owner.name or owner.node}, which died before anything of "
+            "it was shared: start that node again, or begin the session anew after "
+            f"engine.delete_session({session_id!r})"
+        )
+
+
+async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch: int) -> SessionState:
+    """A new session, shared before anything is said in it, as far as that is possible now."""
+    await require_nothing_lost(store, state.id)
+    state.epoch = epoch
+    runtime.sessions.announce(state, begins=False)
+    await runtime.host.share()
+    return state
 
 
 async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retained | None) -> None:

@@ -11,8 +11,10 @@ import pytest
 from bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import own_server, why_not
+from tests.support.present import present
 from tests.support.scripted import Say
 from tracestore import PostgresStore
+from tracestore.nodes.ownership import NodeInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -196,3 +198,67 @@ async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(t
             statistics = a.statistics().node
             assert statistics is not None
             assert (statistics.name, statistics.lives, statistics.sessions) == ("a", True, 1)
+
+
+async def test_a_session_is_opened_by_its_id_wherever_the_host_is_asked(postgres_dsn: str, tmp_path: Path) -> None:
+    """The first node begins it, the next ones go on with it, and each owns it from then on."""
+    async with (
+        node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Three.")) as a,
+        node_engine("b", postgres_dsn, tmp_path, Say("Two.")) as b,
+    ):
+        first = await a.open_session("tenant/x", model="s:m", system_prompt="Be brief.")
+        with anyio.fail_after(5):
+            empty = await b.open_session("tenant/x", model="s:m")
+        assert (empty.messages, empty.system_prompt) == ((), "Be brief.")
+        with pytest.raises(SessionTakenOver):
+            await first.send("Mine?")
+        with anyio.fail_after(5):
+            first = await a.open_session("tenant/x", model="s:m")
+        await first.send("Hi")
+        with anyio.fail_after(5):
+            there = await b.open_session("tenant/x", model="s:m")
+        await there.send("And then?")
+        with anyio.fail_after(5):
+            back = await a.open_session("tenant/x", model="s:m")
+        assert texts(back) == ["Hi", "One.", "And then?", "Two."]
+        assert await a.open_session("tenant/x") is not back
+        assert texts(await a.open_session("tenant/x")) == texts(back)
+
+
+async def test_two_nodes_that_begin_one_id_at_once_have_one_session(postgres_dsn: str, tmp_path: Path) -> None:
+    """One of them begins it and lets the other go on with it."""
+    async with (
+        node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a,
+        node_engine("b", postgres_dsn, tmp_path, Say("One.")) as b,
+    ):
+        found: dict[str, Any] = {}
+
+        async def begin(name: str, engine: Any) -> None:
+            found[name] = await engine.open_session("x", model="s:m")
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(begin, "a", a)
+                group.start_soon(begin, "b", b)
+        owned = [engine for engine in (a, b) if engine._runtime.node.epoch_of("x")]
+        assert len(owned) == 1
+        assert (await found["a" if owned[0] is a else "b"].send("Hi")).text == "One."
+
+
+async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn: str, tmp_path: Path) -> None:
+    """Nothing of it was shared, so nobody knows what was said; and deleting it lets one begin."""
+    async with node_engine("a", postgres_dsn, tmp_path, Say("One.")) as a:
+        node = a._runtime.node
+        assert node is not None
+        assert node.ownership is not None
+        tables = node.ownership.tables
+        await tables.renew(NodeInfo(node="run_gone", name="gone", lease_seconds=0.05), 0)
+        await tables.claim("x", "run_gone")
+        with anyio.fail_after(10):
+            while present(await tables.owner("x")).lives:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        for _ in range(2):
+            with pytest.raises(CallboardError, match="node gone, which died"):
+                await a.open_session("x", model="s:m")
+        await a.delete_session("x")
+        assert (await a.open_session("x", model="s:m")).messages == ()
