@@ -279,6 +279,10 @@ class Sessions(Protocol):
         """A session with its content, and a list of the parts that are missing; None if nothing is stored."""
         ...
 
+    async def was_answered(self, session_id: str) -> bool:
+        """Whether a model has answered in a session that wasn't deleted, or may have, whatever is stored of it."""
+        ...
+
     async def messages(self, session_id: str) -> list[Message]:
         """The messages that are stored of a session, in order. `saved_session` says which are missing."""
         ...

@@ -22,14 +22,6 @@ from .state import SessionState
 _log = Log("engine.resuming")
 
 
-_ANSWERED = """
-    SELECT 1 FROM sessions AS s JOIN calls AS c ON c.session_id = s.session_id
-     WHERE s.session_id = ? AND (c.status = 'completed' OR c.error_class = 'process_lost')
-     LIMIT 1
-"""
-"""Finds a call that was answered, or may have been, of a session that wasn't deleted."""
-
-
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
     """Check that the arguments about content go together.
 
@@ -120,7 +112,7 @@ async def require_nothing_lost(store: Store, session_id: str) -> None:
         CallboardError: A model has answered in it.
         StoreError: The trace can't be read.
     """
-    if (await store.sql(_ANSWERED, (session_id,))).rows:
+    if await store.was_answered(session_id):
         raise CallboardError(
             f"session {session_id!r} has been used before, and nothing of what was said is stored: it was held "
             "without capture_content=True, or its content has expired. Take another id, or begin it anew after "

@@ -35,7 +35,7 @@ from ..writing.captured import (
     setup_of,
 )
 from .calls.columns import tags_of
-from .connection import Row, SqlValue, Statements, greater
+from .connection import Database, Row, SqlValue, Statements, greater
 from .session_owner import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
@@ -249,6 +249,20 @@ _ASKED = """
      LIMIT 1
 """
 """Finds a call that was answered, or may have been, since the session was set up."""
+
+
+async def was_answered(database: Database, session_id: str) -> bool:
+    """Whether a call of a session that wasn't deleted was answered, or may have been."""
+    return bool(
+        await database.read(
+            """
+            SELECT 1 FROM sessions AS s JOIN calls AS c ON c.session_id = s.session_id
+             WHERE s.session_id = ? AND (c.status = 'completed' OR c.error_class = 'process_lost')
+             LIMIT 1
+            """,
+            (session_id,),
+        )
+    )
 
 
 class _Fetch:

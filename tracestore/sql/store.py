@@ -21,7 +21,7 @@ from .calls.costs import costs
 from .calls.listing import call_row, calls_after_query, calls_query
 from .calls.sessions import sessions
 from .connection import Database
-from .content import load_session
+from .content import load_session, was_answered
 from .events import RUN_EVENTS, RUN_POSITIONS, envelope, events_query
 from .jobs import job
 from .repricing import history, prices
@@ -147,6 +147,9 @@ class SqlStore(Store, Protocol):
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
         return await owner(self._database, session_id, run_id)
+
+    async def was_answered(self, session_id: str) -> bool:
+        return await was_answered(self._database, session_id)
 
     async def messages(self, session_id: str) -> list[Message]:
         saved = await self.saved_session(session_id)

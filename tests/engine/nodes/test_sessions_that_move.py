@@ -9,7 +9,9 @@ import anyio
 import pytest
 
 from bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
+from engine import Engine
 from tests.support.cluster_engines import node_engine
+from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.present import present
 from tests.support.scripted import Say
@@ -262,3 +264,15 @@ async def test_a_session_that_died_with_its_node_is_not_begun_anew(postgres_dsn:
                 await a.open_session("x", model="s:m")
         await a.delete_session("x")
         assert (await a.open_session("x", model="s:m")).messages == ()
+
+
+async def test_a_session_that_no_node_kept_is_not_begun_anew(postgres_dsn: str, tmp_path: Path) -> None:
+    """The shared trace knows that it was answered, by an engine that kept no content."""
+    async with Engine(
+        models=registry(Say("One.")), store=PostgresStore(postgres_dsn, path=tmp_path / "p")
+    ) as plain:
+        await plain.session("s:m", session_id="x").send("Hi")
+    async with node_engine("a", postgres_dsn, tmp_path) as a:
+        for _ in range(2):
+            with pytest.raises(CallboardError, match="nothing of what was said is stored"):
+                await a.open_session("x", model="s:m")
