@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
 DSN_VARIABLE = "CALLBOARD_POSTGRES_DSN"
@@ -188,26 +188,46 @@ class StartedServer(PostgresServer):
     @contextmanager
     def hanging(self) -> Iterator[None]:
         """Within the block, the server takes connections and answers nothing, on new ones or old ones."""
-        import psycopg
-
-        with psycopg.connect(self.dsn, autocommit=True) as asked:
-            others = asked.execute("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()").fetchall()
         postmaster = self.process_id
         assert postmaster is not None
-        processes = [postmaster, *(process for (process,) in others)]  # the first one makes the others
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGSTOP)
+        stopped = [postmaster]
         try:
+            os.kill(postmaster, signal.SIGSTOP)  # first of all, as it makes the others
+            while _processes()[postmaster].state not in "Tt":  # the signal has still to reach it
+                time.sleep(0.001)
+            stopped += [process for process, of in _processes().items() if of.parent == postmaster]
+            for process in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGSTOP)
             yield
         finally:
-            for process in processes:
+            for process in stopped:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGCONT)
 
     def cut_connections(self) -> None:
         """End all connections to the server but the one that does it."""
         self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+
+class _Process(NamedTuple):
+    parent: int
+    state: str
+
+
+def _processes() -> dict[int, _Process]:
+    """The processes of this machine by their numbers."""
+    found = {}
+    if not Path("/proc/self/stat").exists():
+        for line in subprocess.check_output(("ps", "-A", "-o", "pid=,ppid=,stat="), text=True).splitlines():
+            number, parent, state = line.split()
+            found[int(number)] = _Process(int(parent), state[0])
+        return found
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            found[int(folder.name)] = _Process(int(parent), state)
+    return found
 
 
 @cache
