@@ -132,11 +132,9 @@ async def test_without_the_shared_store_calls_are_refused_unless_the_host_says_o
             assert made([await under_way]) == 1
             await asyncio.to_thread(server.start)
             used = [account.used(account.scope.slot(0)) for account in a._runtime.node.budgets._accounts]  # type: ignore[union-attr]
-            for _ in range(100):
-                if await counted(dsn) == used:
-                    break
-                await anyio.sleep(0.2)
-            assert await counted(dsn) == used
+            with anyio.fail_after(60):
+                while await counted(dsn) != used:
+                    await anyio.sleep(0.1)
 
 
 async def counted(dsn: str) -> list[tuple[int, int]]:
