@@ -11,35 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import ConfigurationError, Cost, CostSource, StoreError, TokenUsage, UsageSource
+from bus import ConfigurationError, StoreError
 from tracestore import TraceStore
 from tracestore.export import Format, export_calls
 from tracestore.export.calls import exact_usd
 
-from .trace_making import Maker
+from .trace_making import Maker, fill
 
 pytestmark = pytest.mark.anyio
-
-
-async def fill(store: TraceStore, make: Maker, calls: int = 3) -> None:
-    """Calls that completed, failed without usage, and one that is unpriced, over and over."""
-    for number in range(calls):
-        batch = []
-        ids = {"session_id": f"s{number % 2}", "tags": {"team": "a", "n": str(number)}}
-        request = f"r{number}"
-        batch.append(make.started(request, **ids))
-        match number % 3:
-            case 0:
-                usage = TokenUsage(input_tokens=3, cached_input_tokens=4, output_tokens=5, reasoning_tokens=1)
-                cost = Cost(123_456_789_012_345_678, CostSource.COMPUTED, "0123456789ab")
-                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
-            case 1:
-                batch.append(make.failed(request, will_retry=True, **ids))
-            case _:
-                usage = TokenUsage(output_tokens=2, source=UsageSource.ESTIMATED)
-                cost = Cost(None, CostSource.UNPRICED, reason="no price")
-                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
-        await store.write(batch)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """Repricings that are interrupted, resumed, undone and repeated while the file changes under them.
 
-A run's chunks are taken one at a time: after each the run is interrupted, the file is written to, and the run is
-resumed. Beside it the test works out, call by call, what the run should report in the end: the cost before as the
+Beside each run the test works out, call by call, what the run should report in the end: the cost before as the
 file says, and the cost after as the price table does.
 """
 
@@ -14,30 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import Cost, CostSource, Envelope, StoreError, TokenUsage
-from tracestore import CallFilter, CallRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
+from bus import StoreError
+from tracestore import CallFilter, CallRow, PriceTable, RepriceReport, RepriceSums, TraceStore
 from tracestore.sql.calls.dimensions import iso_day
 from tracestore.sql.repricing import repricing
 
+from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
 from .test_trace_call_sums import assert_in_step
-from .trace_making import DAY_US, T0, Maker
+from .trace_making import T0, Maker
 
 pytestmark = pytest.mark.anyio
-
-MODELS = ("openai:gpt-5", "openai:gpt-5-mini", "other:thing")
-TABLES = [
-    PriceTable([PriceRow(model=f"{provider}:*", input=rate * 1_001_500, output=rate * 2_000_000)], f"table {rate}")
-    for rate, provider in ((1, "openai"), (2, "openai"), (3, "*"))
-]
-CHUNK = 3
-
-
-class Interrupted(Exception):
-    """What a progress callback raises after a chunk."""
-
-
-def stop(_done: int, _last: int) -> None:
-    raise Interrupted
 
 
 class Expected:
@@ -109,32 +94,6 @@ async def reprice_in_steps(
             assert (row.cost.pricing_version, row.cost.nano_usd) == (table.version, expected.price(row))
 
 
-async def do(store: TraceStore, make: Maker, change: object) -> None:
-    match change:
-        case "prune", int(before):
-            await store.prune(before=before)
-        case list(calls):
-            await store.write([envelope for call in calls for envelope in events(make, call)])
-
-
-def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> list[Envelope]:
-    number, which, moment, usage, cost = call
-    request, model = f"req_{number}", MODELS[number % len(MODELS)]
-    ids = {"session_id": f"s{number % 2}"}
-    start = make.started(request, model, ts_us=moment, **ids)
-    end = make.completed(request, model, ts_us=moment, usage=usage, cost=cost, **ids)
-    return {"start": [start], "end": [end], "both": [start, end]}[which]
-
-
-moments = st.integers(0, 8).map(lambda quarter: T0 + quarter * DAY_US // 4)
-costs = st.none() | st.integers(0, 10**9).map(lambda nano: Cost(nano, CostSource.COMPUTED, "0123456789ab"))
-calls = st.tuples(
-    st.integers(0, 25),
-    st.sampled_from(["start", "end", "both", "both", "both"]),
-    moments,
-    st.builds(TokenUsage, st.integers(0, 999), st.integers(0, 99)),
-    costs,
-)
 changes = st.one_of(st.lists(calls, min_size=1, max_size=4), st.tuples(st.just("prune"), moments))
 steps = st.one_of(
     st.tuples(

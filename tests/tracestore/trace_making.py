@@ -12,8 +12,8 @@ import pytest
 
 from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope, Event
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from tracestore import TraceStore
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from tracestore import Store, TraceStore
 from tracestore.sqlite.schema import migrations
 
 DAY_US = 86_400_000_000
@@ -146,3 +146,47 @@ async def make_file_before(migration: str, path: Path, monkeypatch: pytest.Monke
         patch.setattr(migrations, "SCHEMA_VERSION", version)
         async with TraceStore(path):
             pass
+
+
+UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
+
+
+async def three_calls(store: Store, make: Maker) -> None:
+    """One on each of three days: priced, unpriced, and failed twice before it was cancelled for good."""
+    cached = TokenUsage(input_tokens=25, cached_input_tokens=75, output_tokens=10)
+    one = {"session_id": "s1", "turn_id": "t1", "tags": {"team": "search", 'a"b$.c': "odd"}, "ts_us": T0}
+    two = {"session_id": "s1", "turn_id": "t2", "tags": {"team": "ads"}, "ts_us": T0 + DAY_US}
+    three = {"session_id": "s2", "turn_id": "t3", "ts_us": T0 + 2 * DAY_US}
+    await store.write(
+        [
+            make.started("r1", **one),
+            make.completed("r1", cost=Cost(5_000, CostSource.COMPUTED, "000000000000"), usage=cached, **one),
+            make.started("r2", "other:thing", **two),
+            make.completed("r2", "other:thing", cost=UNPRICED, **two),
+            make.started("r3", **three),
+            make.failed("r3", will_retry=True, **three),
+            make.started("r3", attempt=2, **three),
+            make.failed("r3", attempt=2, error_class="rate_limit", **three),
+        ]
+    )
+
+
+async def fill(store: Store, make: Maker, calls: int = 3) -> None:
+    """Calls that completed, failed without usage, and one that is unpriced, over and over."""
+    for number in range(calls):
+        batch = []
+        ids = {"session_id": f"s{number % 2}", "tags": {"team": "a", "n": str(number)}}
+        request = f"r{number}"
+        batch.append(make.started(request, **ids))
+        match number % 3:
+            case 0:
+                usage = TokenUsage(input_tokens=3, cached_input_tokens=4, output_tokens=5, reasoning_tokens=1)
+                cost = Cost(123_456_789_012_345_678, CostSource.COMPUTED, "0123456789ab")
+                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
+            case 1:
+                batch.append(make.failed(request, will_retry=True, **ids))
+            case _:
+                usage = TokenUsage(output_tokens=2, source=UsageSource.ESTIMATED)
+                cost = Cost(None, CostSource.UNPRICED, reason="no price")
+                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
+        await store.write(batch)

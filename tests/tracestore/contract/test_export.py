@@ -11,37 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from bus import ConfigurationError, Cost, CostSource, TokenUsage, UsageSource
+from bus import ConfigurationError
 from tracestore import CallFilter, PriceRow, PriceTable, Store
 from tracestore.export import FORMATS, Format, export_calls
 from tracestore.export.calls import COLUMNS
 
-from ..trace_making import Maker
+from ..trace_making import Maker, fill
 
 pytestmark = pytest.mark.anyio
 
 TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
-
-
-async def fill(store: Store, make: Maker, calls: int = 3) -> None:
-    """Calls that completed, failed without usage, and one that is unpriced, over and over."""
-    for number in range(calls):
-        batch = []
-        ids = {"session_id": f"s{number % 2}", "tags": {"team": "a", "n": str(number)}}
-        request = f"r{number}"
-        batch.append(make.started(request, **ids))
-        match number % 3:
-            case 0:
-                usage = TokenUsage(input_tokens=3, cached_input_tokens=4, output_tokens=5, reasoning_tokens=1)
-                cost = Cost(123_456_789_012_345_678, CostSource.COMPUTED, "0123456789ab")
-                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
-            case 1:
-                batch.append(make.failed(request, will_retry=True, **ids))
-            case _:
-                usage = TokenUsage(output_tokens=2, source=UsageSource.ESTIMATED)
-                cost = Cost(None, CostSource.UNPRICED, reason="no price")
-                batch.append(make.completed(request, usage=usage, cost=cost, **ids))
-        await store.write(batch)
 
 
 async def as_csv(store: Store, **options: object) -> list[dict[str, str]]:

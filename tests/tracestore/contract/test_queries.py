@@ -7,34 +7,12 @@ from datetime import datetime
 import msgspec
 import pytest
 
-from bus import Cost, CostSource, StoreError, TokenUsage
+from bus import StoreError
 from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
 
-from ..trace_making import DAY_US, T0, Maker
+from ..trace_making import DAY_US, T0, Maker, three_calls
 
 pytestmark = pytest.mark.anyio
-
-UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
-
-
-async def three_calls(store: Store, make: Maker) -> None:
-    """One on each of three days: priced, unpriced, and failed twice before it was cancelled for good."""
-    cached = TokenUsage(input_tokens=25, cached_input_tokens=75, output_tokens=10)
-    one = {"session_id": "s1", "turn_id": "t1", "tags": {"team": "search", 'a"b$.c': "odd"}, "ts_us": T0}
-    two = {"session_id": "s1", "turn_id": "t2", "tags": {"team": "ads"}, "ts_us": T0 + DAY_US}
-    three = {"session_id": "s2", "turn_id": "t3", "ts_us": T0 + 2 * DAY_US}
-    await store.write(
-        [
-            make.started("r1", **one),
-            make.completed("r1", cost=Cost(5_000, CostSource.COMPUTED, "000000000000"), usage=cached, **one),
-            make.started("r2", "other:thing", **two),
-            make.completed("r2", "other:thing", cost=UNPRICED, **two),
-            make.started("r3", **three),
-            make.failed("r3", will_retry=True, **three),
-            make.started("r3", attempt=2, **three),
-            make.failed("r3", attempt=2, error_class="rate_limit", **three),
-        ]
-    )
 
 
 @pytest.mark.parametrize(
