@@ -4,8 +4,8 @@
 
 The floor is ``import asyncio, sqlite3, json, ssl``, which any asynchronous program with a database paid already.
 Each figure is the least of RUNS fresh interpreters, taken in turn, so that a noisy machine disturbs all alike. The
-limit that the project sets itself for ``import engine`` is 80 ms. Also the subject ``import`` of
-``python -m benchmarks``.
+limit that the project sets itself for the names of ``engine`` that most programs import is 80 ms. Also the subject
+``import`` of ``python -m benchmarks``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import subprocess
 import sys
 
 FLOOR = "import asyncio, sqlite3, json, ssl"
-IMPORTS = ("import anyio, msgspec", "import bus", "import adapters", "import tracestore", "import engine")
+ENGINE = "from engine import Engine, generate, stream"
+"""What most programs name; `import engine` alone imports next to nothing."""
+IMPORTS = (
+    "import anyio, msgspec",
+    "from bus import Actor, Bus, Supervisor",
+    "import adapters",
+    "import tracestore",
+    ENGINE,
+)
 GATE_MS = 80
 
 
@@ -44,7 +52,7 @@ def rows(quick: bool) -> list[tuple[str, str, str, float, str, bool | None]]:
     floor = best.pop("pass")
     found: list[tuple[str, str, str, float, str, bool | None]] = []
     for statement, spent in best.items():
-        gate = f"≤ +{GATE_MS} ms" if statement == "import engine" else ""
+        gate = f"≤ +{GATE_MS} ms" if statement == ENGINE else ""
         met = spent - floor <= GATE_MS if gate else None
         found.append((statement, f"{spent - floor:+.1f} ms", f"{floor:.1f} ms", spent / floor, gate, met))
     return found

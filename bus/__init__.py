@@ -6,144 +6,307 @@ their supervisors, and the streaming channel. It knows no provider, no price and
 `ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
 """
 
-from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
-from .actors.restart import OnLimit, RestartPolicy, RestartType, Strategy, affected
-from .actors.supervisor import ChildSpec, ChildStatistics, ShutdownReport, Supervisor, SupervisorStatistics
-from .actors.task_handle import TaskHandle
-from .bus import (
-    Bus,
-    BusStatistics,
-    DeadLetter,
-    DropOldest,
-    Gap,
-    Latest,
-    Lossless,
-    ObservableBus,
-    Policy,
-    ReplayBus,
-    Subscription,
-    SubscriptionStatistics,
-    topic_matches,
-)
-from .clock import SYSTEM_CLOCK, Clock, SystemClock
-from .errors import (
-    AccessDeniedError,
-    ActorStopped,
-    AdapterError,
-    AdmissionError,
-    AuthError,
-    CallboardError,
-    CancelledError,
-    CapabilityError,
-    ConfigurationError,
-    ContentFilterError,
-    ContextOverflowError,
-    DeadlineExceeded,
-    ErrorClass,
-    InvalidRequestError,
-    MailboxFull,
-    NetworkError,
-    NoModelAvailable,
-    NotFoundError,
-    NoTurnRunning,
-    OutcomeUnknownError,
-    OverloadedError,
-    PromptTooLongError,
-    QuotaExceededError,
-    RateLimitError,
-    RateLimitWaitError,
-    RequestTimeoutError,
-    ServerError,
-    SessionBusy,
-    SessionTakenOver,
-    StoreError,
-    StoreUnavailable,
-    StreamError,
-    SupervisorEscalated,
-    TaskCancelled,
-    UnknownStream,
-    UnsupportedToolChoiceError,
-    WrongLoop,
-)
-from .events.actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted
-from .events.actors import ActorStopped as ActorStoppedEvent
-from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-from .events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from .events.catalogue import CatalogueEvent
-from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
-from .events.envelope import Envelope, Event, UnknownEvent
-from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
-from .events.operation import (
-    ConfigReloaded,
-    PricingProgress,
-    PricingRepriced,
-    PricingTableLoaded,
-    ProviderAvailabilityChanged,
-    StoreShippingChanged,
-    StoreStateChanged,
-)
-from .events.sessions import (
-    SessionConfigured,
-    SessionCreated,
-    SessionMessageAppended,
-    SessionModelChanged,
-    SessionRenamed,
-    SessionTurnCompleted,
-    SessionTurnStarted,
-)
-from .events.sessions import TurnStatus as TurnStatus
-from .events.tools import ToolFinished, ToolProgress, ToolStarted
-from .log import Log
-from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
-from .streams.events import (
-    CallWarning,
-    MessageComplete,
-    MessageStart,
-    ProviderBlock,
-    StepFinish,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-    TurnComplete,
-    TurnEvent,
-    UserMessage,
-)
-from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset
-from .values.content import (
-    AudioBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from .values.cost_sum import CostSum
-from .values.json import Json, JsonObject
-from .values.messages import (
-    Candidate,
-    Message,
-    MessageMetadata,
-    Role,
-    RoutingDecision,
-    SessionSetup,
-    ToolAnnotations,
-    ToolChoice,
-    ToolDefinition,
-    as_blocks,
-)
-from .values.turn_so_far import StepSoFar as StepSoFar
-from .values.turn_so_far import TurnSoFar as TurnSoFar
-from .values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from .values.warning_codes import WarningCode
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._lazy_names import later
+
+if TYPE_CHECKING:
+    from .actors.actor import Actor, ActorContext, ActorRef, ActorStatistics
+    from .actors.restart import OnLimit, RestartPolicy, RestartType, Strategy, affected
+    from .actors.supervisor import ChildSpec, ChildStatistics, ShutdownReport, Supervisor, SupervisorStatistics
+    from .actors.task_handle import TaskHandle
+    from .bus import (
+        Bus,
+        BusStatistics,
+        DeadLetter,
+        DropOldest,
+        Gap,
+        Latest,
+        Lossless,
+        ObservableBus,
+        Policy,
+        ReplayBus,
+        Subscription,
+        SubscriptionStatistics,
+        topic_matches,
+    )
+    from .clock import SYSTEM_CLOCK, Clock, SystemClock
+    from .errors import (
+        AccessDeniedError,
+        ActorStopped,
+        AdapterError,
+        AdmissionError,
+        AuthError,
+        CallboardError,
+        CancelledError,
+        CapabilityError,
+        ConfigurationError,
+        ContentFilterError,
+        ContextOverflowError,
+        DeadlineExceeded,
+        ErrorClass,
+        InvalidRequestError,
+        MailboxFull,
+        NetworkError,
+        NoModelAvailable,
+        NotFoundError,
+        NoTurnRunning,
+        OutcomeUnknownError,
+        OverloadedError,
+        PromptTooLongError,
+        QuotaExceededError,
+        RateLimitError,
+        RateLimitWaitError,
+        RequestTimeoutError,
+        ServerError,
+        SessionBusy,
+        SessionTakenOver,
+        StoreError,
+        StoreUnavailable,
+        StreamError,
+        SupervisorEscalated,
+        TaskCancelled,
+        UnknownStream,
+        UnsupportedToolChoiceError,
+        WrongLoop,
+    )
+    from .events.actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent
+    from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
+    from .events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+    from .events.catalogue import CatalogueEvent
+    from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
+    from .events.envelope import Envelope, Event, UnknownEvent
+    from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
+    from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
+    from .events.operation import (
+        ConfigReloaded,
+        PricingProgress,
+        PricingRepriced,
+        PricingTableLoaded,
+        ProviderAvailabilityChanged,
+        StoreShippingChanged,
+        StoreStateChanged,
+    )
+    from .events.sessions import (
+        SessionConfigured,
+        SessionCreated,
+        SessionMessageAppended,
+        SessionModelChanged,
+        SessionRenamed,
+        SessionTurnCompleted,
+        SessionTurnStarted,
+        TurnStatus,
+    )
+    from .events.tools import ToolFinished, ToolProgress, ToolStarted
+    from .log import Log
+    from .streams.channel import StreamChannel, StreamChannelStatistics, StreamInfo
+    from .streams.events import (
+        CallWarning,
+        MessageComplete,
+        MessageStart,
+        ProviderBlock,
+        StepFinish,
+        StreamEvent,
+        TextDelta,
+        ThinkingDelta,
+        ToolUseEnd,
+        ToolUseInputDelta,
+        ToolUseStart,
+        TurnComplete,
+        TurnEvent,
+        UserMessage,
+    )
+    from .streams.log import ReaderStatistics, StreamLog, StreamReader, StreamReset
+    from .values.content import (
+        AudioBlock,
+        ContentBlock,
+        DocumentBlock,
+        ImageBlock,
+        OpaqueBlock,
+        ProviderRaw,
+        RedactedThinkingBlock,
+        TextBlock,
+        ThinkingBlock,
+        ToolResultBlock,
+        ToolUseBlock,
+    )
+    from .values.cost_sum import CostSum
+    from .values.json import Json, JsonObject
+    from .values.messages import (
+        Candidate,
+        Message,
+        MessageMetadata,
+        Role,
+        RoutingDecision,
+        SessionSetup,
+        ToolAnnotations,
+        ToolChoice,
+        ToolDefinition,
+        as_blocks,
+    )
+    from .values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+    from .values.warning_codes import WarningCode
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".actors.actor": ("Actor", "ActorContext", "ActorRef", "ActorStatistics"),
+            ".actors.restart": ("OnLimit", "RestartPolicy", "RestartType", "Strategy", "affected"),
+            ".actors.supervisor": (
+                "ChildSpec",
+                "ChildStatistics",
+                "ShutdownReport",
+                "Supervisor",
+                "SupervisorStatistics",
+            ),
+            ".actors.task_handle": ("TaskHandle",),
+            ".bus": (
+                "Bus",
+                "BusStatistics",
+                "DeadLetter",
+                "DropOldest",
+                "Gap",
+                "Latest",
+                "Lossless",
+                "ObservableBus",
+                "Policy",
+                "ReplayBus",
+                "Subscription",
+                "SubscriptionStatistics",
+                "topic_matches",
+            ),
+            ".clock": ("SYSTEM_CLOCK", "Clock", "SystemClock"),
+            ".errors": (
+                "AccessDeniedError",
+                "ActorStopped",
+                "AdapterError",
+                "AdmissionError",
+                "AuthError",
+                "CallboardError",
+                "CancelledError",
+                "CapabilityError",
+                "ConfigurationError",
+                "ContentFilterError",
+                "ContextOverflowError",
+                "DeadlineExceeded",
+                "ErrorClass",
+                "InvalidRequestError",
+                "MailboxFull",
+                "NetworkError",
+                "NoModelAvailable",
+                "NotFoundError",
+                "NoTurnRunning",
+                "OutcomeUnknownError",
+                "OverloadedError",
+                "PromptTooLongError",
+                "QuotaExceededError",
+                "RateLimitError",
+                "RateLimitWaitError",
+                "RequestTimeoutError",
+                "ServerError",
+                "SessionBusy",
+                "SessionTakenOver",
+                "StoreError",
+                "StoreUnavailable",
+                "StreamError",
+                "SupervisorEscalated",
+                "TaskCancelled",
+                "UnknownStream",
+                "UnsupportedToolChoiceError",
+                "WrongLoop",
+            ),
+            ".events.actors": (
+                "ActorCrashed",
+                "ActorEscalated",
+                "ActorRestarted",
+                "ActorStarted",
+                "ActorStoppedEvent",
+            ),
+            ".events.budgets": ("BudgetLow", "BudgetRefused", "BudgetReserved", "BudgetSettled"),
+            ".events.calls": ("LlmCallCompleted", "LlmCallFailed", "LlmCallStarted"),
+            ".events.catalogue": ("CatalogueEvent",),
+            ".events.codec": ("decode_as", "decode_envelope", "decode_event", "encode_envelope", "encode_event"),
+            ".events.envelope": ("Envelope", "Event", "UnknownEvent"),
+            ".events.jobs": ("JobCompleted", "JobCreated", "JobFailed", "JobProgress"),
+            ".events.nodes": (
+                "NodeBrokerChanged",
+                "NodeLeaseChanged",
+                "NodeLimitsChanged",
+                "SessionClaimed",
+                "SessionLost",
+            ),
+            ".events.operation": (
+                "ConfigReloaded",
+                "PricingProgress",
+                "PricingRepriced",
+                "PricingTableLoaded",
+                "ProviderAvailabilityChanged",
+                "StoreShippingChanged",
+                "StoreStateChanged",
+            ),
+            ".events.sessions": (
+                "SessionConfigured",
+                "SessionCreated",
+                "SessionMessageAppended",
+                "SessionModelChanged",
+                "SessionRenamed",
+                "SessionTurnCompleted",
+                "SessionTurnStarted",
+                "TurnStatus",
+            ),
+            ".events.tools": ("ToolFinished", "ToolProgress", "ToolStarted"),
+            ".log": ("Log",),
+            ".streams.channel": ("StreamChannel", "StreamChannelStatistics", "StreamInfo"),
+            ".streams.events": (
+                "CallWarning",
+                "MessageComplete",
+                "MessageStart",
+                "ProviderBlock",
+                "StepFinish",
+                "StreamEvent",
+                "TextDelta",
+                "ThinkingDelta",
+                "ToolUseEnd",
+                "ToolUseInputDelta",
+                "ToolUseStart",
+                "TurnComplete",
+                "TurnEvent",
+                "UserMessage",
+            ),
+            ".streams.log": ("ReaderStatistics", "StreamLog", "StreamReader", "StreamReset"),
+            ".values.content": (
+                "AudioBlock",
+                "ContentBlock",
+                "DocumentBlock",
+                "ImageBlock",
+                "OpaqueBlock",
+                "ProviderRaw",
+                "RedactedThinkingBlock",
+                "TextBlock",
+                "ThinkingBlock",
+                "ToolResultBlock",
+                "ToolUseBlock",
+            ),
+            ".values.cost_sum": ("CostSum",),
+            ".values.json": ("Json", "JsonObject"),
+            ".values.messages": (
+                "Candidate",
+                "Message",
+                "MessageMetadata",
+                "Role",
+                "RoutingDecision",
+                "SessionSetup",
+                "ToolAnnotations",
+                "ToolChoice",
+                "ToolDefinition",
+                "as_blocks",
+            ),
+            ".values.usage": ("Cost", "CostSource", "StopReason", "TokenUsage", "UsageSource"),
+            ".values.warning_codes": ("WarningCode",),
+        },
+    )
 
 __all__ = [
     "SYSTEM_CLOCK",

@@ -2,56 +2,64 @@
 
 The names come from four rooms: `engine` (sessions, turns, functions), `tracestore` (trace, prices), `adapters`
 (providers) and `bus` (messages, events, actors). In a checkout the rooms are packages of their own; installed,
-they are `callboard.engine` and so on, and this package means the same in both.
+they are `callboard.engine` and so on, and this package means the same in both. A room is imported when one of its
+names is asked for, so that `callboard --help` pays for none.
 """
 
 from __future__ import annotations
 
 from sys import modules
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-import adapters as _adapters
-import bus as _bus
-import engine as _engine
-import engine.conversation.context as _context
-import engine.middleware as _middleware
-import tracestore as _tracestore
-
 if TYPE_CHECKING:
+    import adapters as _adapters
+    import bus as _bus
+    import engine as _engine
+    import engine.conversation.context as _context
+    import engine.middleware as _middleware
+    import tracestore as _tracestore
     from adapters import *
     from bus import *
     from engine import *
     from engine.conversation.context import *
     from engine.middleware import *
     from tracestore import *
+
+    __all__ = []
+    __all__ += _adapters.__all__
+    __all__ += _bus.__all__
+    __all__ += _engine.__all__
+    __all__ += _context.__all__
+    __all__ += _middleware.__all__
+    __all__ += _tracestore.__all__
 else:
+    from importlib import import_module as _import_module
+
+    _ROOMS = (".bus", ".adapters", ".tracestore", ".engine.middleware", ".engine.conversation.context", ".engine")
 
     def __getattr__(name: str) -> object:
-        """A public name of a room, imported when it is asked for."""
-        room = _rooms.get(name)
-        if room is None:
+        """A room, a public name of one, or `__all__`."""
+        if f".{name}" in _ROOMS:
+            return _import_module(f".{name}", __name__)
+        if name == "__all__":
+            value = [name for room in _ROOMS for name in _import_module(room, __name__).__all__]
+        elif not name.startswith("_") and (room := _room_of(name)) is not None:
+            value = getattr(room, name)
+        else:
             raise AttributeError(f"module 'callboard' has no attribute {name!r}", name=name, obj=modules[__name__])
-        value = globals()[name] = getattr(room, name)
+        globals()[name] = value
         return value
 
+    def _room_of(name: str) -> object:
+        rooms = (_import_module(room, __name__) for room in _ROOMS)
+        return next((room for room in rooms if name in room.__all__), None)
+
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *modules[__name__].__all__})
 
-
-if _bus.__name__ == "bus":  # a checkout
-    from ._rooms import open_rooms
-
-    open_rooms()
-
-__all__ = []
-__all__ += _adapters.__all__
-__all__ += _bus.__all__
-__all__ += _engine.__all__
-__all__ += _context.__all__
-__all__ += _middleware.__all__
-__all__ += _tracestore.__all__
-
-_rooms: dict[str, ModuleType] = {
-    name: room for room in (_bus, _adapters, _tracestore, _middleware, _context, _engine) for name in room.__all__
-}
+    try:
+        from ._rooms import open_rooms as _open_rooms
+    except ModuleNotFoundError:  # installed: the rooms stand beside this file
+        pass
+    else:
+        _open_rooms()

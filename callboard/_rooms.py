@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
@@ -17,8 +16,11 @@ ROOMS = ("bus", "adapters", "tracestore", "engine")
 _PREFIX = "callboard."
 
 
-class _SameModule(Loader):
-    """Gives the module of a room instead of loading one."""
+class _SameModule:
+    """A loader that gives the module of a room instead of loading one.
+
+    Neither this nor the finder names its abstract class: `importlib.abc` takes longer than all of this package.
+    """
 
     def __init__(self, own: ModuleSpec) -> None:
         self._own = own
@@ -32,11 +34,11 @@ class _SameModule(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """For `python -m`."""
-        loader = self._own.loader
-        return loader.get_code(self._own.name) if isinstance(loader, InspectLoader) else None
+        get_code = getattr(self._own.loader, "get_code", None)
+        return get_code(self._own.name) if get_code is not None else None
 
 
-class _Rooms(MetaPathFinder):
+class _Rooms:
     """Finds `callboard.ROOM` and what is below it."""
 
     def find_spec(
@@ -55,5 +57,3 @@ class _Rooms(MetaPathFinder):
 def open_rooms() -> None:
     """Let the rooms be imported by both names."""
     sys.meta_path.insert(0, _Rooms())
-    for room in ROOMS:
-        import_module(_PREFIX + room)

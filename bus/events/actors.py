@@ -39,6 +39,10 @@ class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
     """The reason why it ended, in words."""
 
 
+ActorStoppedEvent = ActorStopped
+"""The name by which `bus` offers the event, beside the exception `ActorStopped`."""
+
+
 class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalated"):
     """The supervisor gave up on an actor and handed the failure to its own parent."""
 
