@@ -203,7 +203,7 @@ class Node:
     def _frames(self, broker: Broker, streams: StreamChannel) -> Frames:
         kept = KeptFrames(broker, self.cluster.name, Subjects(self.cluster.name).kept)
         source = NothingStored() if self.ownership is None else StoredTurns(self.shared_trace, self.ownership)
-        return Frames(self.cluster, self.id, kept, streams, self.epoch_of, source)
+        return Frames(self.cluster, self.id, kept, streams, self.epoch_of, source, self._clock.now_us)
 
     async def start(self, root: Supervisor) -> None:
         """Have all parts at work, below a supervisor of their own."""

@@ -62,6 +62,7 @@ async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, se
     try:
         here = await store.delete_session(session_id)
         shared = await node.delete_shared(session_id)
+        ownership.deleted(session_id)
         return here or shared
     finally:
         if not before:

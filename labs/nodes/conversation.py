@@ -121,8 +121,10 @@ class Conversation:
             self.failures.append(f"{who} ended as {end!r}, not {due!r}")
 
     def _agree(self, place: int, texts: list[str]) -> None:
-        """All have read the same, and it is kept. Not so if only the broker had it, and was wiped."""
-        if self._befalls == "both":
+        """All have read the same, and it is kept. Not so if only the broker had it, and was wiped. And a turn that
+        said nothing to anybody leaves nothing, like each that fails so early.
+        """
+        if self._befalls == "both" or not any(texts):
             self._may_lack = place
         else:
             self._said[place] = texts[0]

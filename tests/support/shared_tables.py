@@ -40,6 +40,7 @@ class OwnershipModel:
         self._owned: dict[str, _Owned] = {}
         self._of_node: dict[str, dict[str, _Owned]] = {}
         self._endings: dict[str, TurnEnding] = {}
+        self._claims = 0
 
     async def renew(self, node: NodeInfo, known: int) -> Renewed:
         before = self._leases.get(node.node)
@@ -61,16 +62,14 @@ class OwnershipModel:
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
         row = self._owned.get(session_id)
         if row is None:
-            self._own(session_id, _Owned(node, 1))
-            return Claimed(epoch=1)
+            return Claimed(epoch=self._own(session_id, node).epoch)
         owner = self._owner(row)
         if row.node != node and owner.lives and not row.released:
             if wants:
                 row.wanted_at = self.now
             return Held(by=owner)
         del self._of_node[row.node][session_id]
-        self._own(session_id, _Owned(node, row.epoch + 1))
-        return Claimed(epoch=row.epoch + 1, previous=owner)
+        return Claimed(epoch=self._own(session_id, node).epoch, previous=owner)
 
     async def wanted(self, node: str) -> Sequence[str]:
         return [
@@ -85,6 +84,11 @@ class OwnershipModel:
             row = self._owned.get(session_id)
             if row is not None and (row.node, row.epoch) == (node, epoch):
                 row.released, row.wanted_at = True, None
+
+    async def forget(self, node: str, session_id: str, epoch: int) -> None:
+        row = self._owned.get(session_id)
+        if row is not None and (row.node, row.epoch) == (node, epoch):
+            del self._owned[session_id], self._of_node[node][session_id]
 
     async def owner(self, session_id: str) -> Owner | None:
         row = self._owned.get(session_id)
@@ -117,9 +121,11 @@ class OwnershipModel:
         ]
         return sorted(rows, key=lambda row: (-row.seconds_left, row.node))
 
-    def _own(self, session_id: str, row: _Owned) -> None:
-        self._owned[session_id] = row
-        self._of_node.setdefault(row.node, {})[session_id] = row
+    def _own(self, session_id: str, node: str) -> _Owned:
+        self._claims += 1
+        row = self._owned[session_id] = _Owned(node, self._claims)
+        self._of_node.setdefault(node, {})[session_id] = row
+        return row
 
     def _left(self, node: str) -> float | None:
         lease = self._leases.get(node)

@@ -64,7 +64,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The owner's name, for people; empty if the node is not known any more."""
     epoch: int
-    """The number of times that the session was claimed."""
+    """A number that only rises: each claim gets a higher one than any claim before it."""
     lives: bool
     """Whether the owner's lease lasts."""
     seconds_left: float = 0.0
@@ -139,8 +139,12 @@ class OwnershipTables(Protocol):
         """Let go of sessions, by their epochs. What is another's by now stays as it is."""
         ...
 
+    async def forget(self, node: str, session_id: str, epoch: int) -> None:
+        """Let go of a session that was deleted: nothing is known of it afterwards."""
+        ...
+
     async def owner(self, session_id: str) -> Owner | None:
-        """The owner of a session; None if nobody ever claimed it."""
+        """The owner of a session; None if nobody ever claimed it, or it was deleted since."""
         ...
 
     async def ending(self, stream_id: str) -> TurnEnding | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..sql.connection import SqlValue
+from .nodes.leases import WITH_SESSIONS
 from .repricing.dialect import PostgresPricing
 
 
@@ -15,6 +16,7 @@ class PostgresDialect:
     # All transactions before that number had ended then. `age` counts from the latest one back.
 
     latest_claim: str | None = "SELECT epoch FROM session_owners WHERE session_id = ? FOR SHARE"
+    with_sessions: tuple[str, ...] = WITH_SESSIONS
 
     def tag(self, tags: str) -> str:
         """The value of one tag; NULL if there is none."""

@@ -63,6 +63,13 @@ class Dialect(Protocol):
         """
         ...
 
+    @property
+    def with_sessions(self) -> tuple[str, ...]:
+        """Statements that delete what the nodes of a cluster know of sessions. ``{names}`` stands for a list of
+        the sessions.
+        """
+        ...
+
     def tag(self, tags: str) -> str:
         """The value of one tag, NULL if there is none. `tags` is a column of JSON, the tag's name a parameter."""
         ...

@@ -84,6 +84,7 @@ class SqliteDialect:
     moment = "''"
     untouched_since = "? IS NOT NULL"  # whatever is written since has a later time: it is this machine's
     latest_claim: str | None = None
+    with_sessions: tuple[str, ...] = ()
 
     def tag(self, tags: str) -> str:
         """By key, not by path: a tag may be called anything."""

@@ -7,8 +7,9 @@
     over          the mirror has its one end
 
 One question is under way at a time, and frames are taken in meanwhile, but for an ending that other nodes have
-decided: what was kept comes before it. As long as the store can't tell, the owner
-and it are asked again. Where the cluster has no store, a turn whose owner has given no sign for `patience` seconds
+decided: what was kept comes before it. As long as the store can't tell, the owner and it are asked again. So they
+are of a stream that nobody knows, if it may have been made a moment ago: its id may be here before its node has
+said a word of it. Where the cluster has no store, a turn whose owner has given no sign for `patience` seconds
 counts as lost. There is no I/O here: the clock and all answers come from outside, and the questions go there.
 """
 
@@ -37,6 +38,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which the owner and the store are asked again, when the owner has not answered."""
     patience: float = 20.0
     """Seconds without a sign of the owner after which the turn counts as lost, if the store can't tell."""
+    new: float = 5.0
+    """Seconds in which a node may not have said anything yet of a turn that it has just made."""
 
 
 class AskOwner(msgspec.Struct, frozen=True):
@@ -95,9 +98,17 @@ class Follower:
         mirror: The copy of the stream's log.
         now: The time in seconds, of a clock that never goes back.
         timing: How long it waits.
+        new: Whether the turn may have been made a moment ago.
     """
 
-    def __init__(self, mirror: Mirror, now: float, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        mirror: Mirror,
+        now: float,
+        timing: Timing = Timing(),  # noqa: B008 (frozen)
+        *,
+        new: bool = False,
+    ) -> None:
         self.mirror = mirror
         self._timing = timing
         self._phase: Literal["following", "replaying", "asking owner", "asking store"] = "following"
@@ -105,6 +116,7 @@ class Follower:
         self._next: Literal["owner", "store"] = "owner"
         self._due = now
         self._owner_at = now
+        self._unknown_at = now + timing.new if new else now  # it is believed from then on that nobody knows it
         self._known = False  # whether frames or the owner have told of the stream
         self._ended: Frame | None = None  # an ending that is not to be heard before the kept frames
 
@@ -183,7 +195,7 @@ class Follower:
                 self._known = True
             case "no answer" if not self._known and lost:
                 self.mirror.give_up(_unknown(self.mirror.log.stream_id))
-            case "nothing" if not self._known:
+            case "nothing" if not self._known and now >= self._unknown_at:
                 self.mirror.give_up(_unknown(self.mirror.log.stream_id))
             case "nothing" if lost:
                 self.mirror.end(Ending("outcome_unknown", "its node does not answer any more"))

@@ -15,11 +15,13 @@ import anyio.abc
 
 from bus import CallboardError, Log, StreamChannel
 from bus.backend import Signal, new_signal
+from bus.clock import SYSTEM_CLOCK
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription, encode, read_answer
 from .follower import AskOwner, Follower, OwnerAnswer, Question, Replay, StoreAnswer, Stored, Timing
 from .mirror import Mirror
 from .reader import RemoteReader
+from .stream_ids import may_be_new
 from .wire.frame import Assembly, Ending, UnreadableFrame, read_packet
 
 _log = Log("engine.frames")
@@ -107,6 +109,7 @@ class Mirrors:
         source: Where turns are found whose owner can't be asked.
         announce: Tells all readers of a stream, by its id and its session, how its turn was ended.
         timing: How long readers wait.
+        now_us: The time of this node's clock, in microseconds since the epoch.
     """
 
     def __init__(
@@ -118,7 +121,9 @@ class Mirrors:
         source: TurnSource,
         announce: Callable[[str, str, Ending], None],
         timing: Timing = Timing(),  # noqa: B008 (frozen)
+        now_us: Callable[[], int] = SYSTEM_CLOCK.now_us,
     ) -> None:
+        self._now_us = now_us
         self._broker = broker
         self._subjects = subjects
         self._node = node
@@ -205,7 +210,8 @@ class Mirrors:
     def _work(self, mirrored: _Mirrored) -> None:
         if self._group is None or mirrored.follower is not None or mirrored.log.closed:
             return  # `run` takes up what is not at work yet
-        mirrored.follower = Follower(mirrored.mirror, anyio.current_time(), self._timing)
+        new = may_be_new(mirrored.stream_id, self._now_us())
+        mirrored.follower = Follower(mirrored.mirror, anyio.current_time(), self._timing, new=new)
         self._group.start_soon(self._fill, mirrored, mirrored.follower, name=f"mirror {mirrored.stream_id}")
 
     async def _fill(self, mirrored: _Mirrored, follower: Follower) -> None:

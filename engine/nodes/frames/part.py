@@ -7,6 +7,7 @@ from collections.abc import Callable
 import anyio
 
 from bus import StreamChannel
+from bus.clock import SYSTEM_CLOCK
 
 from ..cluster import Cluster
 from .exchange import FrameBroker, Subjects
@@ -27,6 +28,7 @@ class Frames:
         streams: The streams of this engine.
         epoch_of: Gives the epoch in which this node has a session; 0 if it has none.
         source: Where turns are found whose owner can't be asked.
+        now_us: The time of the engine's clock, in microseconds since the epoch.
     """
 
     name = "frames"
@@ -39,6 +41,7 @@ class Frames:
         streams: StreamChannel,
         epoch_of: Callable[[str], int],
         source: TurnSource,
+        now_us: Callable[[], int] = SYSTEM_CLOCK.now_us,
     ) -> None:
         subjects = Subjects(cluster.name)
         self.sender = FrameSender(
@@ -51,7 +54,7 @@ class Frames:
             frame_bytes=cluster.frame_bytes,
         )
         timing = Timing(patience=cluster.lease_seconds + 5.0)
-        self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing)
+        self.mirrors = Mirrors(broker, subjects, node, streams, source, self.sender.announce, timing, now_us)
         self._broker = broker
         self._subjects = subjects
         self._asked = (subjects.asked(node), subjects.asked(""))

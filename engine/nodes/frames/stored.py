@@ -12,11 +12,11 @@ from bus.values.usage import StopReason, TokenUsage, UsageSource
 from tracestore import CallFilter, Store
 
 from .follower import StoreAnswer, Stored
+from .stream_ids import begun_us
 from .wire.frame import Ending
 
 _log = Log("engine.frames")
 
-_ULID_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _MINUTE_US = 60_000_000
 
 
@@ -72,6 +72,9 @@ class StoredTurns:
 async def stored_events(store: Store, stream_id: str, session_id: str = "") -> tuple[TurnEvent, ...]:
     """The events of a turn that is over, its messages in whole pieces; nothing if it isn't stored.
 
+    A turn has two ends if its node died between its end and the shipment of that, and no frame told of it: what
+    others have decided meanwhile, and said to readers, stands.
+
     Args:
         store: The store.
         stream_id: The id of the turn and its stream.
@@ -80,7 +83,8 @@ async def stored_events(store: Store, stream_id: str, session_id: str = "") -> t
     Raises:
         StoreError: The store can't be read.
     """
-    since = _begun_us(stream_id)
+    begun = begun_us(stream_id)
+    since = None if begun is None else max(begun - _MINUTE_US, 0)  # a minute earlier, to be safe
     if not session_id:
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""
@@ -93,7 +97,8 @@ async def stored_events(store: Store, stream_id: str, session_id: str = "") -> t
         return ()
     said = {message.id: message for message in await store.messages(session_id) if message.id is not None}
     spelled = tuple(_spelled(own, said))
-    return (*spelled, TurnComplete(ends[-1].status, ends[-1].error)) if spelled else ()
+    end = next((each for each in ends if each.status == "outcome_unknown"), ends[-1])
+    return (*spelled, TurnComplete(end.status, end.error)) if spelled else ()
 
 
 def _spelled(own: Iterable[Envelope], said: dict[str, Message]) -> Iterator[TurnEvent]:
@@ -122,14 +127,3 @@ def _reply(message: Message, step: int) -> Iterator[TurnEvent]:
         message.content, reason, None if about is None else about.raw_stop_reason, usage, message_id
     )
     yield StepFinish(step, reason, usage, None if about is None else about.cost, message_id)
-
-
-def _begun_us(stream_id: str) -> int | None:
-    """The time at which a turn was made, which its id has; a minute before it, to be safe. None if it has none."""
-    digits = stream_id.partition("_")[2][:10]
-    if len(digits) != 10 or any(digit not in _ULID_DIGITS for digit in digits):
-        return None
-    milliseconds = 0
-    for digit in digits:
-        milliseconds = milliseconds * 32 + _ULID_DIGITS.index(digit)
-    return max(milliseconds * 1000 - _MINUTE_US, 0)

@@ -112,6 +112,7 @@ class Ownership:
         self._wanted: tuple[str, ...] = ()
         self._hurry = anyio.Event()
         self._ended: set[str] = set()  # turns of others whose end was decided here
+        self._deleted: set[str] = set()  # sessions that are held here, and of which nothing is stored any more
 
     def statistics(self) -> OwnershipStatistics:
         """A snapshot."""
@@ -191,10 +192,20 @@ class Ownership:
         if not epoch:
             return
         try:
-            await self.tables.release(self.info.node, {session_id: epoch})
+            if session_id in self._deleted:
+                await self.tables.forget(self.info.node, session_id, epoch)
+            else:
+                await self.tables.release(self.info.node, {session_id: epoch})
         except StoreError as error:
             self.holding.claimed(session_id, epoch)  # the next look finds it
             _log.warning("session_not_released", session_id=session_id, error=str(error))
+
+    def deleted(self, session_id: str) -> None:
+        """Note that nothing is stored of a session any more. Unless it is claimed anew, nothing is known of
+        it when it is let go of.
+        """
+        if self.holding.epoch_of(session_id):
+            self._deleted.add(session_id)
 
     async def ending_of(self, stream_id: str, session_id: str, node: str, epoch: int) -> Ending | None:
         """How a turn ended whose owner can't say it any more, see `frames.stored.Endings`."""
@@ -265,7 +276,10 @@ class Ownership:
         """
         try:
             if self.shared:
-                await self.tables.release(self.info.node, dict(self.holding.sessions))
+                held = dict(self.holding.sessions)
+                for session_id in self._deleted & held.keys():
+                    await self.tables.forget(self.info.node, session_id, held.pop(session_id))
+                await self.tables.release(self.info.node, held)
                 await self.tables.leave(self.info.node)
         except StoreError as error:
             _log.warning("sessions_not_released", error=str(error))
@@ -338,6 +352,7 @@ class Ownership:
 
     def _claimed(self, session_id: str, found: Claimed) -> None:
         self.holding.claimed(session_id, found.epoch)
+        self._deleted.discard(session_id)
         previous = found.previous
         if previous is None or previous.node == self.info.node:
             return

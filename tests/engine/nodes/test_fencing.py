@@ -157,6 +157,24 @@ async def test_an_owner_that_comes_back_begins_where_the_session_is(shared: Shar
     assert await shared.texts() == ["a0", "a1 again"]
 
 
+async def test_what_a_former_owner_says_comes_too_late_though_the_session_was_forgotten(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Its name is claimed anew, under a higher epoch than ever."""
+    shared = Shared(postgres_dsn, tmp_path, "direct")
+    _, b = await began(shared)
+    await shared.ownership.release("run_b", {"s": 2})
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert await store.delete_session("s")
+    assert await shared.ownership.owner("s") is None
+    assert await shared.claim("run_c") == 3
+    c = Says("run_c")
+    await shared.write("run_c", c.setup(0, 3, begins=True), c.message(0, "c0", 3))
+    await shared.write("run_b", b.setup(1, 2), b.message(1, "late", 2))
+    assert await shared.texts() == ["c0"]
+    await shared.database.close()
+
+
 async def test_an_engine_outside_of_the_cluster_takes_no_session_from_a_node_that_lives(
     postgres_dsn: str, tmp_path: Path
 ) -> None:

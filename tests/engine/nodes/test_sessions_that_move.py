@@ -167,6 +167,21 @@ async def test_a_session_is_listed_and_deleted_on_any_node(postgres_dsn: str, tm
         assert not await store.saved_session("ses_unknown")
 
 
+async def test_nothing_is_known_of_a_session_that_was_deleted(postgres_dsn: str, tmp_path: Path) -> None:
+    """Whether its owner deletes it, or another node one that nobody has."""
+    async with node_engine("a", postgres_dsn, tmp_path, Say("One."), Say("Two.")) as a:
+        held, left = a.session("s:m"), a.session("s:m")
+        for session in (held, left):
+            await session.send("Hi")
+        assert await a.delete_session(held.id)
+    async with node_engine("b", postgres_dsn, tmp_path) as b:
+        assert await b.delete_session(left.id)
+        node = b._runtime.node
+        assert node is not None
+        assert node.ownership is not None
+        assert [await node.ownership.tables.owner(session.id) for session in (held, left)] == [None, None]
+
+
 async def test_without_the_shared_store_the_owner_goes_on_until_its_lease_ends(tmp_path: Path) -> None:
     """Then turns are refused, with what to do; calls without a session go on; and all is well when it is back."""
     with own_server() as server, server.database() as dsn:

@@ -64,9 +64,9 @@ async def test_a_session_is_taken_over_when_the_lease_is_over_and_its_owner_lear
     taken = await place.tables.claim("s", B.node)
     assert isinstance(taken, Claimed)
     assert taken.previous is not None
-    assert (taken.epoch, taken.previous.node, taken.previous.lives) == (2, A.node, False)
+    assert (taken.epoch, taken.previous.node, taken.previous.lives) == (3, A.node, False)
     renewed = await place.tables.renew(A, 0)
-    assert renewed.owned == {"kept": 1}
+    assert renewed.owned == {"kept": 2}
     assert isinstance(await place.tables.claim("kept", B.node), Held)
 
 
@@ -80,7 +80,7 @@ async def test_a_lease_that_was_over_before_a_restart_of_the_server_is_broken(pl
     assert isinstance(await place.tables.claim("s", B.node), Claimed)
     await place.restarts()
     renewed = await place.tables.renew(A, 1)
-    assert (renewed.lease, renewed.owned) == (2, {"kept": 1})
+    assert (renewed.lease, renewed.owned) == (2, {"kept": 2})
 
 
 async def test_a_session_that_was_let_go_of_is_taken_at_once(place: Place) -> None:
@@ -104,6 +104,19 @@ async def test_each_claim_raises_the_epoch(place: Place) -> None:
     await place.tables.renew(A, 0)
     epochs = [await place.tables.claim("s", A.node) for _ in range(3)]
     assert [claim.epoch for claim in epochs if isinstance(claim, Claimed)] == [1, 2, 3]
+
+
+async def test_a_session_that_was_forgotten_has_a_higher_epoch_than_ever(place: Place) -> None:
+    """So whatever is still said of the old one comes too late. What is another's by now is not forgotten."""
+    await place.tables.renew(A, 0)
+    for _ in range(3):
+        await place.tables.claim("s", A.node)
+    await place.tables.forget(A.node, "s", 2)
+    await place.tables.forget(B.node, "s", 3)
+    assert await place.tables.owner("s") is not None
+    await place.tables.forget(A.node, "s", 3)
+    assert await place.tables.owner("s") is None
+    assert await place.tables.claim("s", B.node) == Claimed(epoch=4)
 
 
 async def test_a_node_that_leaves_lives_no_more(place: Place) -> None:

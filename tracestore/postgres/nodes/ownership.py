@@ -5,6 +5,9 @@ first, and the node lives, or it comes afterwards, and sees what was taken from 
 before a node, and a renewal locks no session, so no two wait for each other.
 
 After a start of the server no lease counts as over before a node had the time to renew it.
+
+What is not needed any more goes. A node of which nothing was heard for a day is forgotten, and what is known of a
+session goes with the session, see `leases.WITH_SESSIONS`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ...sql.connection import Row, SqlValue, Statements
 from .database import SharedDatabase
+from .leases import SECONDS_LEFT
 
 WANTED_SECONDS = 30.0
 """The time for which a node waits for a session at most; a wish that is older counts no more."""
@@ -21,22 +25,17 @@ WANTED_SECONDS = 30.0
 FORGOTTEN_SECONDS = 86_400.0
 """The time after which a node that doesn't live any more is forgotten."""
 
-_LEFT = """
-    extract(epoch FROM greatest(lease_until, pg_postmaster_start_time() + make_interval(secs => lease_seconds))
-                       - clock_timestamp())
-"""
-"""The seconds until the end of a node's lease."""
-
 _RENEW = """
     INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)
     VALUES (:node, :cluster, :name, :known + 1, :seconds, clock_timestamp() + make_interval(secs => :seconds))
     ON CONFLICT (node) DO UPDATE SET
         lease = nodes.lease + CASE WHEN nodes.lease_until <= clock_timestamp() THEN 1 ELSE 0 END,
         lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
-    RETURNING lease
+    RETURNING lease, CASE WHEN xmax = 0 THEN 1 ELSE 0 END
 """
 """A lease that was over is another one from now on. That a restart of the server has leases last longer doesn't
-count here: somebody may have taken sessions before it."""
+count here: somebody may have taken sessions before it. The second column says whether the node was not known."""
+_OWNED = "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0"
 _FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
 _WANTED = """
     SELECT session_id FROM session_owners
@@ -44,19 +43,23 @@ _WANTED = """
 """
 _WANT = "UPDATE session_owners SET wanted_at = clock_timestamp() WHERE session_id = ?"
 _TAKE_NEW = """
-    INSERT INTO session_owners (session_id, node, epoch, taken_at) VALUES (?, ?, 1, clock_timestamp())
+    INSERT INTO session_owners (session_id, node, epoch, taken_at)
+    SELECT ?, ?, nextval('session_epochs'), clock_timestamp()
+     WHERE NOT EXISTS (SELECT 1 FROM session_owners WHERE session_id = ?)
     ON CONFLICT DO NOTHING
     RETURNING epoch
 """
 _TAKE = """
     UPDATE session_owners
-       SET node = ?, epoch = epoch + 1, released = 0, taken_at = clock_timestamp(), wanted_at = NULL
+       SET node = ?, epoch = greatest(epoch + 1, nextval('session_epochs')), released = 0,
+           taken_at = clock_timestamp(), wanted_at = NULL
      WHERE session_id = ?
     RETURNING epoch
 """
 _RELEASE = """
     UPDATE session_owners SET released = 1, wanted_at = NULL WHERE session_id = ? AND node = ? AND epoch = ?
 """
+_FORGET_SESSION = "DELETE FROM session_owners WHERE session_id = ? AND node = ? AND epoch = ?"
 _ENDING = "SELECT stream_id, session_id, epoch, status, decided_by FROM turn_endings WHERE stream_id = ?"
 _END = """
     INSERT INTO turn_endings (stream_id, session_id, epoch, status, decided_by, decided_at)
@@ -64,7 +67,7 @@ _END = """
     ON CONFLICT DO NOTHING
 """
 NODES = f"""
-    SELECT n.node, n.cluster, n.name, {_LEFT},
+    SELECT n.node, n.cluster, n.name, {SECONDS_LEFT},
            (SELECT count(*) FROM session_owners AS s WHERE s.node = n.node AND s.released = 0)
       FROM nodes AS n ORDER BY 4 DESC, n.node
 """
@@ -86,14 +89,13 @@ class PostgresOwnership:
         values |= {"seconds": node.lease_seconds, "known": known}
 
         def work(statements: Statements) -> Renewed:
-            ((lease,),) = statements.run(_RENEW, values)
+            ((lease, is_new),) = statements.run(_RENEW, values)
             wanted = _wanted(statements, node.node)
             if lease == known:
                 return Renewed(lease=lease, wanted=wanted)
             statements.run(_FORGET, (FORGOTTEN_SECONDS,))
-            owned = statements.run(
-                "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0", (node.node,)
-            )
+            # whoever takes a session of a forgotten node has no row of that node to lock, and is waited for here
+            owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
             return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
 
         return await self._database.brief(work)
@@ -102,12 +104,10 @@ class PostgresOwnership:
         await self._database.statement("DELETE FROM nodes WHERE node = ?", (node,))
 
     async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
-        if await self._database.statement(_TAKE_NEW, (session_id, node)):
-            return Claimed(epoch=1)
-
-        def work(statements: Statements) -> Claimed | Held:
+        def work(statements: Statements) -> Claimed | Held | None:
             owner = _owner(statements, session_id, lock=True)
-            assert owner is not None  # rows are never deleted
+            if owner is None:
+                return None  # it was deleted a moment ago
             if owner.node != node and owner.lives and not owner.released:
                 if wants:
                     statements.run(_WANT, (session_id,))
@@ -115,7 +115,11 @@ class PostgresOwnership:
             ((epoch,),) = statements.run(_TAKE, (node, session_id))
             return Claimed(epoch=epoch, previous=owner)
 
-        return await self._database.brief(work)
+        while True:
+            if new := await self._database.statement(_TAKE_NEW, (session_id, node, session_id)):
+                return Claimed(epoch=new[0][0])
+            if (found := await self._database.brief(work)) is not None:
+                return found
 
     async def wanted(self, node: str) -> Sequence[str]:
         rows = await self._database.statement(_WANTED, (node, WANTED_SECONDS))
@@ -124,6 +128,9 @@ class PostgresOwnership:
     async def release(self, node: str, sessions: Mapping[str, int]) -> None:
         for session_id, epoch in sessions.items():  # each alone: who stores messages locks several, in any order
             await self._database.statement(_RELEASE, (session_id, node, epoch))
+
+    async def forget(self, node: str, session_id: str, epoch: int) -> None:
+        await self._database.statement(_FORGET_SESSION, (session_id, node, epoch))
 
     async def owner(self, session_id: str) -> Owner | None:
         return await self._database.brief(lambda statements: _owner(statements, session_id))
@@ -159,7 +166,7 @@ def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
 
 def _seconds_left(statements: Statements, node: str) -> float | None:
     """Seconds until the end of a node's lease, whose row is locked from then on; None of a node without one."""
-    rows = statements.run(f"SELECT {_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
+    rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
     return float(rows[0][0]) if rows else None
 
 
@@ -176,7 +183,7 @@ def _owner(statements: Statements, session_id: str, *, lock: bool = False) -> Ow
         return None
     ((node, epoch, released),) = rows
     named = statements.run(
-        f"SELECT name, {_LEFT} FROM nodes WHERE node = ? {'FOR UPDATE' if lock else ''}", (node,)
+        f"SELECT name, {SECONDS_LEFT} FROM nodes WHERE node = ? {'FOR UPDATE' if lock else ''}", (node,)
     )
     name, left = named[0] if named else ("", 0.0)
     return Owner(

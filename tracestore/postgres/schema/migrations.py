@@ -20,7 +20,7 @@ from ..link import WRITERS_LOCK
 from .append_only import APPEND_ONLY
 from .erasures import ERASURES
 from .ledger import LEDGER
-from .nodes import NODES
+from .nodes import CLAIMS, NODES
 from .partitions import PARTITIONS
 from .probes import PROBES
 from .shipping import SHIPPING
@@ -37,6 +37,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nodes", NODES),
     ("ledger", LEDGER),
     ("probes", PROBES),
+    ("claims", CLAIMS),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

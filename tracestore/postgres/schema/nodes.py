@@ -17,7 +17,7 @@ NODES = (
     CREATE TABLE session_owners (
         session_id text COLLATE "C" PRIMARY KEY,
         node       text COLLATE "C" NOT NULL,
-        epoch      bigint NOT NULL,                  -- it only rises; a row is never deleted
+        epoch      bigint NOT NULL,                  -- it only rises
         released   bigint NOT NULL DEFAULT 0,
         taken_at   timestamptz NOT NULL,
         wanted_at  timestamptz                       -- when another node last asked for it
@@ -38,3 +38,11 @@ NODES = (
     "ALTER TABLE session_messages ADD COLUMN epoch bigint NOT NULL DEFAULT 0",
 )
 """One step."""
+
+CLAIMS = (
+    "CREATE SEQUENCE session_epochs",
+    "SELECT setval('session_epochs', (SELECT coalesce(max(epoch), 0) + 1 FROM session_owners), FALSE)",
+    "CREATE INDEX turn_endings_session ON turn_endings (session_id)",
+)
+"""One step. All claims get their epochs from one sequence, so a session that is claimed after its row was deleted
+has a higher one than ever before."""

@@ -50,6 +50,7 @@ _NOTE = """
     INSERT INTO pruned (id, before_us) VALUES (1, ?)
     ON CONFLICT (id) DO UPDATE SET before_us = greatest(pruned.before_us, excluded.before_us)
 """
+_ENDINGS = "DELETE FROM turn_endings WHERE decided_at < to_timestamp(? / 1000000.0)"
 
 
 class ServerPruning(pruning.Pruning):
@@ -66,6 +67,7 @@ class ServerPruning(pruning.Pruning):
     async def _delete(self, before_us: int) -> int:
         """Note first how far retention goes: what was deleted from before that moment is not to come again."""
         await self._server.write(lambda statements: statements.run(_NOTE, (before_us,)))
+        await self._server.write(lambda statements: statements.run(_ENDINGS, (before_us,)))
         return await super()._delete(before_us)
 
     async def _delete_events(self, before_us: int) -> None:

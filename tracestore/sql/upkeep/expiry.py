@@ -41,7 +41,10 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
     """
     if not names:
         return 0
-    which = f"session_id IN ({placeholders(len(names))})"
+    listed = placeholders(len(names))
+    which = f"session_id IN ({listed})"
+    for statement in statements.dialect.with_sessions:
+        statements.run(statement.format(names=listed), names)
     with statements.erasing():  # metadata may say what was said, too
         content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
         return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))

@@ -10,6 +10,7 @@ from bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
 from engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Replay, Stored, Timing
 from engine.nodes.frames.framer import Framer
 from engine.nodes.frames.mirror import Mirror
+from engine.nodes.frames.stream_ids import begun_us, may_be_new
 from engine.nodes.frames.wire.frame import Ending, Frame
 
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
@@ -125,6 +126,32 @@ def test_a_stream_that_nobody_knows_is_unknown() -> None:
     one.store_answered("nothing", 1.0)
     assert one.over
     assert isinstance(one.mirror.log.error, UnknownStream)
+
+
+def test_of_a_stream_that_was_just_made_nobody_may_know_yet() -> None:
+    """Its id was here before its node could say anything. For a while it is asked again who has it."""
+    one = Follower(Mirror(StreamLog("s")), 0.0, TIMING, new=True)
+    one.question(0.0)
+    one.replayed(0.0)
+    now = 0.0
+    while not one.over and now < TIMING.new:
+        now = max(now, one.wake_at)
+        assert one.question(now) == AskOwner(0, "")
+        one.owner_answered(None, now)
+        one.question(now)
+        one.store_answered("nothing", now)
+    assert now == TIMING.new
+    assert isinstance(one.mirror.log.error, UnknownStream)
+
+
+def test_only_the_id_of_a_late_turn_may_be_new() -> None:
+    """As far as clocks can be trusted; the id of another program tells nothing."""
+    stream_id = "trn_01M8367X40DDKENTFC8AGVPECP"
+    made_us = begun_us(stream_id)
+    assert made_us == 1_795_403_543_680_000
+    hour = 3_600_000_000
+    assert [may_be_new(stream_id, made_us + late * hour) for late in (-1, 0, 1, 3)] == [True, True, True, False]
+    assert not may_be_new("trn_other", made_us)
 
 
 def test_a_stream_that_ended_long_ago_is_what_is_stored() -> None:

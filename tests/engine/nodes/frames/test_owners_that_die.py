@@ -77,9 +77,9 @@ async def stream_of(process: subprocess.Popen[str]) -> str:
     return str(line.split()[1])
 
 
-async def read(engine: Engine, stream_id: str) -> Seen:
+async def read(engine: Engine, stream_id: str, from_seq: int = 0) -> Seen:
     with anyio.fail_after(30):
-        return [event async for event in engine.attach(stream_id)]
+        return [event async for event in engine.attach(stream_id, from_seq=from_seq)]
 
 
 def check(seen: Seen) -> None:
@@ -134,6 +134,8 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
             assert isinstance(end, TurnComplete)
             assert end.status == "outcome_unknown"
             assert await read(readers["late"], streams[place]) == seen["b", place]
+            last = len(seen["b", place]) - 1  # also to whoever goes on elsewhere behind the end of the message
+            assert await read(readers["late"], streams[place], last) == [end]
             if place != PLAIN:
                 taken = await readers["late"].resume(_name(place).replace("owner", "ses_owner"))
                 assert [message.text for message in taken.messages if message.role == "assistant"] == texts_of(

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import StreamReset, TextDelta, TurnComplete, UnknownStream
+from bus import SessionTurnCompleted, StreamReset, TextDelta, TurnComplete, UnknownStream
 from engine import Engine
 from engine.nodes.frames.stored import stored_events
 from tests.support.cluster_engines import node_engine
@@ -46,6 +46,19 @@ async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> N
             assert [event.text for event in events if isinstance(event, TextDelta)] == ["Let me see.", "Three"]
             assert events[-1] == TurnComplete("completed")
             assert await stored_events(store, "trn_other") == ()
+
+
+async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
+    """Though the node's own end may be shipped later: readers have been told the other one."""
+    async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
+        session = engine.session("s:m")
+        async with session.stream("Hi") as turn:
+            decided = SessionTurnCompleted(status="outcome_unknown", calls=1, attempts=1, error="gone")
+            engine.bus.publish(decided, session_id=session.id, turn_id=turn.stream_id)
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            assert (await stored_events(store, turn.stream_id))[-1] == TurnComplete("outcome_unknown", "gone")
 
 
 async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> None:

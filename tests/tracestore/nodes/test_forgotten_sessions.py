@@ -1,0 +1,130 @@
+"""What the nodes of a cluster know of a session goes with the session."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from bus import Envelope
+from bus.events.sessions import SessionCreated
+from tests.support.postgres_server import why_not
+from tracestore import PostgresStore
+from tracestore.nodes.ownership import NodeInfo, Renewed, TurnEnding
+from tracestore.postgres.nodes.database import SharedDatabase
+from tracestore.postgres.nodes.ownership import PostgresOwnership
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+
+A = NodeInfo(node="run_a", lease_seconds=600.0)
+OLD_US, LATER_US = 1_790_000_000_000_000, 1_795_000_000_000_000
+SESSIONS = ("released", "dead", "of no node", "living")
+
+
+class Rows:
+    """A database in which each of the sessions is stored, and somebody has claimed it."""
+
+    def __init__(self, dsn: str, store: PostgresStore) -> None:
+        self.database = SharedDatabase(dsn)
+        self.store = store
+        self.tables = PostgresOwnership(self.database)
+
+    async def fill(self) -> None:
+        last = Envelope(9, "run_x", LATER_US, LATER_US * 1000, SessionCreated(model="s:m"), session_id="young")
+        old = [
+            Envelope(seq, "run_x", OLD_US, OLD_US * 1000, SessionCreated(model="s:m"), session_id=session_id)
+            for seq, session_id in enumerate(SESSIONS, 1)
+        ]
+        await self.store.write([*old, last])
+        await self.tables.renew(A, 0)
+        await self.tables.renew(NodeInfo(node="run_b", lease_seconds=600.0), 0)
+        for session_id, node in zip(SESSIONS, ("run_a", "run_b", "run_plain", "run_a"), strict=True):
+            claimed = await self.tables.claim(session_id, node)
+            if session_id == "released":
+                await self.tables.release(node, {session_id: claimed.epoch})  # type: ignore[union-attr]
+        await self.database.statement(
+            "UPDATE nodes SET lease_until = lease_until - interval '1 day', lease_seconds = -86400"
+            " WHERE node = 'run_b'"
+        )
+        for session_id in ("dead", ""):
+            ending = TurnEnding(
+                stream_id=f"trn_{session_id}",
+                session_id=session_id,
+                epoch=2,
+                status="outcome_unknown",
+                decided_by="",
+            )
+            assert await self.tables.end_turn(ending, "run_b")
+
+    async def known(self) -> set[str]:
+        return {name for (name,) in await self.database.statement("SELECT session_id FROM session_owners")}
+
+    async def endings(self) -> set[str]:
+        return {name for (name,) in await self.database.statement("SELECT session_id FROM turn_endings")}
+
+
+@pytest.fixture
+async def rows(postgres_dsn: str, tmp_path: Path) -> AsyncIterator[Rows]:
+    async with PostgresStore(postgres_dsn, path=tmp_path / "p") as store:
+        made = Rows(postgres_dsn, store)
+        await made.fill()
+        yield made
+        await made.database.close()
+
+
+async def test_what_is_deleted_is_forgotten_unless_a_living_node_has_it(rows: Rows) -> None:
+    """It lets go of it itself, and until then nobody else may have it."""
+    for session_id in SESSIONS:
+        assert await rows.store.delete_session(session_id)
+    assert await rows.known() == {"living"}
+    assert await rows.endings() == {""}
+
+
+async def test_what_is_pruned_is_forgotten_too(rows: Rows) -> None:
+    """With the ends of turns from before the cutoff, also of those without a session."""
+    await rows.database.statement("UPDATE turn_endings SET decided_at = to_timestamp(?)", (OLD_US // 1_000_000,))
+    await rows.store.prune(before=LATER_US)
+    assert await rows.known() == {"living"}
+    assert await rows.endings() == set()
+
+
+async def test_nothing_waits_for_a_session_that_is_being_used(rows: Rows, postgres_dsn: str) -> None:
+    """It stays, and goes another time."""
+    import psycopg
+
+    with psycopg.connect(postgres_dsn, options="-c search_path=callboard") as other, anyio.fail_after(10):
+        other.execute("SELECT 1 FROM session_owners WHERE session_id = 'released' FOR SHARE")
+        assert await rows.store.delete_session("released")
+    assert "released" in await rows.known()
+
+
+async def test_a_forgotten_node_waits_for_whoever_takes_its_sessions(rows: Rows, postgres_dsn: str) -> None:
+    """It was away for more than a day, so there is no row of it that both could lock."""
+    import psycopg
+
+    await rows.database.statement("DELETE FROM nodes WHERE node = 'run_b'")
+    renewed: list[Renewed] = []
+
+    async def renew() -> None:
+        renewed.append(await rows.tables.renew(NodeInfo(node="run_b", lease_seconds=600.0), 1))
+
+    with (
+        psycopg.connect(postgres_dsn, options="-c search_path=callboard") as taker,
+        psycopg.connect(postgres_dsn, autocommit=True) as looker,
+    ):
+        taker.execute("SELECT 1 FROM session_owners WHERE session_id = 'dead' FOR UPDATE")
+        assert taker.execute("SELECT 1 FROM nodes WHERE node = 'run_b' FOR UPDATE").fetchall() == []
+        async with anyio.create_task_group() as group:
+            group.start_soon(renew)
+            waits = (
+                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            with anyio.fail_after(10):
+                while not renewed and not looker.execute(waits).fetchall():
+                    await anyio.lowlevel.checkpoint()
+            taker.execute("UPDATE session_owners SET node = 'run_c', epoch = 99 WHERE session_id = 'dead'")
+            taker.commit()
+    assert [each.owned for each in renewed] == [{}]
