@@ -22,6 +22,7 @@ from tracestore.health import FileFacts, file_facts
 from tracestore.reports import StoreCondition
 
 from .health_report import Check, HealthReport, report_of
+from .keys.key_file import keys_file, read_keys
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
 from .models.entries import AdapterEntry
 from .models.registry import ModelRegistry
@@ -46,7 +47,7 @@ async def examine(
     """All checks of an engine, whether it runs or not."""
     live = {name: live_adapter(running.ref) for name, running in runtime.adapters.running.items()}
     surroundings = Providers(runtime.registry, live, runtime.clock, offline=offline, time_limit=time_limit)
-    checks = [check_configuration(runtime.registry, again=runtime.host.started)]
+    checks = [check_configuration(runtime.registry, again=runtime.host.started), *check_key_file()]
     checks += await surroundings.check()
     checks += await check_store(runtime.store, writer)
     if runtime.node is not None:
@@ -73,6 +74,14 @@ def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Chec
     if not adapters:
         return Check(name, False, f"no adapters in {registry.source}", "List at least one under `adapters:`.")
     return Check(name, True, f"{adapters} adapters and {models} models, from {registry.source}")
+
+
+def check_key_file() -> list[Check]:
+    """Whether the keys that `callboard keys` keeps can be read, and by their owner alone. Empty without a file."""
+    stored = read_keys(keys_file())
+    if stored.fault is not None:
+        return [Check("keys", False, f"{stored.path} is ignored: {stored.fault}", stored.fix)]
+    return [Check("keys", True, f"{len(stored.keys)} in {stored.path}")] if stored.exists else []
 
 
 def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
@@ -146,12 +155,15 @@ class Providers:
     def _key(self, entry: AdapterEntry) -> Check:
         name, missing = f"key:{entry.name}", entry.missing_key
         if missing is None:
-            return Check(name, True, "set" if entry.config.api_key else "none, and none is asked for")
+            if not entry.config.api_key:
+                return Check(name, True, "none, and none is asked for")
+            return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
         detail = f"not_configured: {missing} is not set"
         if self._chosen:
-            fix = f"Set {missing}, or take {entry.name} out of {self._registry.source}."
+            keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
+            fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
             return Check(name, False, detail, fix)
-        return Check(name, True, detail, f"Set {missing} to use {entry.name}.")
+        return Check(name, True, detail, f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}.")
 
     @property
     def _chosen(self) -> bool:
@@ -172,6 +184,8 @@ class Providers:
         elif not self._chosen and not entry.config.api_key:
             return [Check(name, True, f"not_configured: {health.detail}", health.fix)]
         fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
+        if health.key_refused and entry.key_from is not None:
+            fix += f" The refused one is {entry.key_from}."
         return [Check(name, health.ok, health.detail, fix)]
 
     async def _ask(self, adapter: ChecksHealth) -> AdapterHealth:

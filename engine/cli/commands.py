@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "errors": CommandEntry("look.stats:add_errors_command", "failed attempts by class of error and model"),
     "sql": CommandEntry("look.sql:add_command", "one read-only SQL statement"),
     "models": CommandEntry("manage.models:add_command", "which models there are, what they can do and cost"),
+    "keys": CommandEntry("manage.keys:add_command", "API keys in a private file"),
     "prices": CommandEntry("manage.prices:add_command", "what models cost, and why"),
     "templates": CommandEntry("manage.templates:add_command", "prompts with parameters, for `ask -t`"),
     "reprice": CommandEntry("reprice.reprice:add_command", "what stored calls cost under other prices"),

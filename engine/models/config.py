@@ -9,34 +9,51 @@ from pathlib import Path
 from adapters import AdapterConfig
 from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
+from bus.log import Log
 from tracestore.home import home_folder
 
+from ..keys.key_file import Variables, keys_file, read_keys, source_of
 from .entries import AdapterEntry, ModelEntry
 from .models_yaml import Reader
 from .registry import ModelRegistry
 from .yaml_text import read_yaml
 
+_log = Log("engine.config")
+
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
 """`ModelRegistry.source` if nobody listed the adapters. They stand for all that could be configured."""
 
 
-def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
+def key_variables() -> Mapping[str, str]:
+    """The variables in which keys are looked for: the environment's, and then those of `callboard keys`.
+
+    A file of keys that others may read is ignored with a warning.
+    """
+    stored = read_keys(keys_file())
+    if stored.fault is not None:
+        _log.warning("keys_ignored", file=str(stored.path), reason=stored.fault, fix=stored.fix)
+    return Variables(os.environ, stored)
+
+
+def load_registry(path: Path | None, environ: Mapping[str, str] | None = None) -> ModelRegistry:
     """The registry of a file, of $CALLBOARD_HOME/models.yaml, or, without such a file, of the keys that are set.
 
     Args:
         path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
-        environ: The variables in which keys are found.
+        environ: The variables in which keys are found. None is the environment, and behind it the keys that
+            `callboard keys` keeps.
 
     Raises:
         ConfigurationError: The file is wrong. The text names the file and the key, and says what was expected.
     """
+    environ = key_variables() if environ is None else environ
     if path is not None:
         return read_models_yaml(path, environ)
     default = home_folder() / "models.yaml"
     return read_models_yaml(default, environ) if default.exists() else registry_from_env(environ)
 
 
-def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
+def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
     """The providers whose keys are set, the expected providers, and the model on this machine, which needs no key.
 
     A provider's descriptor names the variables of its key and its address. The default provider is the first that
@@ -62,13 +79,17 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
     """A provider's adapter with the key of the environment; None for an unexpected provider without a key."""
-    key = next((found for name in provider.key_variables if (found := environ.get(name))), None)
-    if key is None and not provider.expected:
+    variable = next((name for name in provider.key_variables if environ.get(name)), None)
+    if variable is None and not provider.expected:
         return None
     url = environ.get(provider.base_url_variable) if provider.base_url_variable is not None else None
-    config = AdapterConfig(api_key=key, base_url=url)
-    missing = None if key else provider.key_variables[0]
-    return AdapterEntry(name=provider.name, type=provider.name, config=config, missing_key=missing)
+    return AdapterEntry(
+        name=provider.name,
+        type=provider.name,
+        config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url),
+        missing_key=None if variable else provider.key_variables[0],
+        key_from=source_of(environ, variable) if variable else None,
+    )
 
 
 def _of_preset(preset: Preset) -> ModelEntry:
@@ -81,8 +102,9 @@ def _of_preset(preset: Preset) -> ModelEntry:
     )
 
 
-def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
-    """Read one models.yaml. Raises ConfigurationError."""
+def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
+    """The registry of one models.yaml; see `load_registry`. Raises ConfigurationError."""
+    environ = key_variables() if environ is None else environ
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ from bus import ConfigurationError
 from bus.log import Log
 from bus.values.json import Json, JsonObject
 
+from ..keys.key_file import source_of
 from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
 from .nearest_names import nearest
@@ -102,6 +103,7 @@ class Reader:
                 f"{self.path}: {where}.type: no adapter type {kind!r}: {hint} Your own is package.module:Class."
             )
         key, missing = self._key(entry, where)
+        key_from = None if key is None else self._key_from(entry, where)
         config = AdapterConfig(
             api_key=key,
             base_url=self._string(entry, "base_url", where),
@@ -130,6 +132,7 @@ class Reader:
             config=config,
             prices_as=self._string(entry, "prices_as", where),
             missing_key=missing,
+            key_from=key_from,
             max_concurrency=slots or None,
             capabilities=self._capabilities(entry, where),
             defaults=self._defaults(entry, where),
@@ -153,6 +156,14 @@ class Reader:
             return None, None
         key = self.environ.get(variable)
         return (key, None) if key else (None, variable)
+
+    def _key_from(self, entry: JsonObject, where: str) -> str:
+        """The place of the key that `_key` found."""
+        if "api_key" in entry:
+            return f"api_key in {self.path}"
+        if "api_key_file" in entry:
+            return f"api_key_file in {self.path}"
+        return source_of(self.environ, self._string(entry, "api_key_env", where) or "")
 
     def _named_keys(self, entry: JsonObject, where: str) -> dict[str, str | KeySource]:
         keys: dict[str, str | KeySource] = {}

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from bus.private_file import write_private
 from engine.cli.common.harmless import harmless
 from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
@@ -87,6 +88,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
     "prices use": (("{prices}",), ("{folder}/\x1b[2J",), ("--published",)),
     "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
+    "keys set": (("openai",), (HOSTILE,), ("A_KEY", HOSTILE)),
+    "keys list": ((),),
+    "keys get": (("A_KEY",), (HOSTILE,)),
+    "keys remove": (("A_KEY",), ("openai",)),
+    "keys path": ((),),
     "templates list": ((),),
     "templates show": (("hostile",), (HOSTILE,)),
     "templates edit": (("hostile",), (HOSTILE,)),
@@ -187,6 +193,7 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
     (home / "templates").mkdir()
     (home / "templates" / "hostile.yaml").write_text(json.dumps({"prompt": HOSTILE}))
+    write_private(home / "keys.json", json.dumps({"A_KEY": "sk-1", f"B {HOSTILE}": "sk-2"}).encode())
     (home / "list.json").write_text(json.dumps({HOSTILE: {"mode": "chat", "litellm_provider": HOSTILE}}))
     return home
 

@@ -14,7 +14,7 @@ import msgspec
 
 from bus import ConfigurationError
 from engine import Check, Engine, HealthReport
-from engine.health import check_store, unreadable
+from engine.health import check_key_file, check_store, unreadable
 from engine.health_report import report_of
 from tracestore.health import sqlite_version
 from tracestore.home import home_folder
@@ -94,7 +94,7 @@ async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tup
     try:
         engine = Engine(models=models, store=store)
     except ConfigurationError as error:
-        return False, report_of([unreadable(error), *await check_store(store)])
+        return False, report_of([unreadable(error), *check_key_file(), *await check_store(store)])
     return True, await engine.health(offline=offline)
 
 

@@ -1,0 +1,228 @@
+"""The keys of a private file: who reads them, who goes first, and that nobody ever sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus import ConfigurationError
+from bus.private_file import write_private
+from callboard import Engine
+from engine.keys.key_file import Variables, read_keys
+from engine.keys.writing import remove_key, set_key
+from engine.models.config import load_registry
+
+from ..support.provider_server import provider_server
+from .running import CHECKOUT, call, environment
+
+KEY = "sk-a-key-that-nobody-may-see"
+MODELS = """
+adapters:
+  here: {{type: openai_compatible, api_key_env: HERE_KEY, base_url: "{url}"}}
+models:
+  here:m: {{adapter: here}}
+"""
+
+
+def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
+    """Under the name of its variable, without the line's end; and it is told and listed by its name alone."""
+    done = call("keys", "set", "openai", home=home, said=f"{KEY}\n", exits=0)
+    file = home / "keys.json"
+    assert json.loads(file.read_text()) == {"OPENAI_API_KEY": KEY}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    shown = call("keys", "list", home=home, exits=0).stdout + call("keys", "list", "--json", home=home).stdout
+    assert "OPENAI_API_KEY" in done.stdout
+    assert "the file" in shown
+    assert KEY not in done.stdout + done.stderr + shown
+
+
+def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
+    """What is typed never appears."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "callboard", "keys", "set", "MY_KEY"]
+    with subprocess.Popen(
+        command,
+        cwd=CHECKOUT,
+        env=environment(home),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    ) as process:
+        os.close(follower)
+        seen = b""
+        while b"MY_KEY:" not in seen:
+            seen += os.read(leader, 1000)
+        os.write(leader, f"{KEY}\n".encode())
+        while True:
+            try:
+                piece = os.read(leader, 1000)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        assert process.wait() == 0
+    os.close(leader)
+    assert KEY.encode() not in seen
+    assert read_keys(home / "keys.json").keys == {"MY_KEY": KEY}
+
+
+def test_a_key_is_no_argument(home: Path) -> None:
+    """It is refused and not repeated, and nothing is kept."""
+    done = call("keys", "set", "openai", KEY, home=home, said=f"{KEY}\n", exits=2)
+    assert "a key is no argument" in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    assert not (home / "keys.json").exists()
+    assert KEY not in call("keys", "set", KEY, home=home, exits=2).stderr
+
+
+@pytest.mark.parametrize("said", ["", "\n", "two\nlines", "not printable \x07"])
+def test_what_no_header_can_carry_is_no_key(said: str, home: Path) -> None:
+    """Nothing is changed."""
+    done = call("keys", "set", "MY_KEY", home=home, said=said, exits=2)
+    assert "is no key for MY_KEY" in done.stderr
+    assert not (home / "keys.json").exists()
+
+
+def test_the_environment_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a models.yaml and without one; a variable that is empty there counts as not set."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    for name in ("OPENAI_API_KEY", "HERE_KEY"):
+        set_key(home / "keys.json", name, f"{name} of the file")
+        monkeypatch.delenv(name, raising=False)
+    listing = home / "listing.yaml"
+    listing.write_text(MODELS.format(url="http://localhost:1"))
+
+    def found() -> tuple[object, object]:
+        return (
+            load_registry(None).adapters["openai"].config.api_key,
+            load_registry(listing).adapters["here"].config.api_key,
+        )
+
+    assert found() == ("OPENAI_API_KEY of the file", "HERE_KEY of the file")
+    monkeypatch.setenv("OPENAI_API_KEY", "a")
+    monkeypatch.setenv("HERE_KEY", "b")
+    assert found() == ("a", "b")
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    assert found() == ("OPENAI_API_KEY of the file", "b")
+
+
+def test_variables_that_are_given_are_the_only_ones(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that says which variables there are gets no key of the file."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    set_key(home / "keys.json", "OPENAI_API_KEY", KEY)
+    assert load_registry(None, {}).adapters["openai"].missing_key == "OPENAI_API_KEY"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777])
+def test_a_file_that_others_may_open_is_ignored_and_complained_of(
+    mode: int, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ssh does; the remedy is in the warning, and nothing is added to the file."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file = home / "keys.json"
+    set_key(file, "OPENAI_API_KEY", KEY)
+    file.chmod(mode)
+    assert load_registry(None).adapters["openai"].missing_key == "OPENAI_API_KEY"
+    assert "keys_ignored" in caplog.text
+    assert "chmod 600" in caplog.text
+    assert KEY not in caplog.text
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        set_key(file, "OTHER", "x")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"A": 1}', "\x00", '{"A": "sk-secret"'])
+def test_a_file_that_is_no_list_of_keys_is_told_and_not_overwritten(text: str, home: Path) -> None:
+    """Without a word of it."""
+    file = home / "keys.json"
+    write_private(file, text.encode())
+    stored = read_keys(file)
+    assert stored.keys == {}
+    assert "no JSON object" in (stored.fault or "")
+    with pytest.raises(ConfigurationError) as raised:
+        remove_key(file, "A")
+    assert "sk-secret" not in str(raised.value)
+    assert file.read_text() == text
+
+
+def test_a_link_is_not_written_through(home: Path) -> None:
+    """Whatever it leads to stays as it was."""
+    other = home / "other.json"
+    write_private(other, b"{}")
+    (home / "keys.json").symlink_to(other)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        set_key(home / "keys.json", "A", "x")
+    assert other.read_bytes() == b"{}"
+
+
+def test_keys_that_are_set_at_once_are_all_kept(home: Path) -> None:
+    """Nobody overwrites what another has just added."""
+    file = home / "keys.json"
+    names = [f"KEY_{number}" for number in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: set_key(file, name, "x"), names))
+    assert sorted(read_keys(file).keys) == sorted(names)
+    assert [path.name for path in home.iterdir()] == ["keys.json"]
+
+
+def test_no_representation_shows_a_key(home: Path) -> None:
+    """Neither of what was read nor of what is configured."""
+    set_key(home / "keys.json", "A", KEY)
+    stored = read_keys(home / "keys.json")
+    assert KEY not in repr(stored)
+    assert KEY not in repr(Variables({}, stored))
+
+
+def test_a_removed_key_is_gone(home: Path) -> None:
+    """A second removal says that there is none."""
+    call("keys", "set", "MY_KEY", home=home, said=KEY, exits=0)
+    assert call("keys", "get", "MY_KEY", home=home, exits=0).stdout == f"{KEY}\n"
+    call("keys", "remove", "MY_KEY", home=home, exits=0)
+    assert "has no key MY_KEY" in call("keys", "remove", "MY_KEY", home=home, exits=1).stderr
+    assert "there is no key MY_KEY" in call("keys", "get", "MY_KEY", home=home, exits=1).stderr
+
+
+def test_doctor_says_where_a_key_came_from_and_what_a_wrong_one_answers(home: Path) -> None:
+    """For a key of the file and for one of the environment."""
+    call("keys", "set", "HERE_KEY", home=home, said=KEY, exits=0)
+    with provider_server(401) as server:
+        (home / "models.yaml").write_text(MODELS.format(url=server.url))
+        done = call("doctor", home=home, exits=1)
+        again = call("doctor", home=home, exits=1, more={"HERE_KEY": "sk-other"})
+    assert f"set, from HERE_KEY in {home / 'keys.json'}" in done.stdout
+    assert "the key was refused: HTTP 401" in done.stdout
+    assert f"The refused one is HERE_KEY in {home / 'keys.json'}." in done.stdout
+    assert "The refused one is HERE_KEY in the environment." in again.stdout
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_doctor_fails_on_keys_that_others_may_read(home: Path) -> None:
+    """With what to do."""
+    set_key(home / "keys.json", "A", KEY)
+    (home / "keys.json").chmod(0o644)
+    done = call("doctor", "--offline", home=home)
+    assert "FAIL keys" in done.stdout
+    assert "-> chmod 600" in done.stdout
+
+
+def test_a_provider_is_asked_with_a_key_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the provider sees it."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    set_key(home / "keys.json", "HERE_KEY", KEY)
+    with provider_server() as server:
+        (home / "models.yaml").write_text(MODELS.format(url=server.url))
+        engine = Engine(trace=False)
+        assert engine.registry.adapters["here"].config.api_key == KEY
+        assert anyio.run(engine.health).ok
+        assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
