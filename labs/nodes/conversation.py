@@ -37,7 +37,7 @@ class Conversation:
         self._lease = lease
         self._asked: list[str] = []
         self._said: dict[int, str] = {}  # what was read of replies, by their place
-        self._may_lack: int | None = None  # the place of a turn that only the broker had, which forgot it
+        self._may_lack: list[int] = []  # the places of turns that only the broker had, the last one first
 
     @property
     def whole(self) -> bool:
@@ -88,7 +88,7 @@ class Conversation:
         if self._dice.random() < 0.5:
             if owner.killed:
                 await owner.start(group)
-            await self._turn(owner, [])
+            await self._turn(owner, [], anew=True)
 
     # -- Turns and readers
 
@@ -124,8 +124,10 @@ class Conversation:
         """All have read the same, and it is kept. Not so if only the broker had it, and was wiped. And a turn that
         said nothing to anybody leaves nothing, like each that fails so early.
         """
-        if self._befalls == "both" or not any(texts):
-            self._may_lack = place
+        if self._befalls == "both":
+            self._may_lack = [*range(place, -1, -1)]
+        elif not any(texts):
+            self._may_lack = [place]
         else:
             self._said[place] = texts[0]
             if len(set(texts)) > 1:
@@ -154,8 +156,9 @@ class Conversation:
     async def failures_of_store(self, folder: Path) -> list[str]:
         """What is wrong with the conversation that is kept."""
         asked = dict(enumerate(self._asked))
-        failures = await conversation_failures(self._servers.dsn, folder, self._session, asked, self._said)
-        if failures and self._may_lack is not None:
-            del asked[self._may_lack]
+        may_lack = iter(self._may_lack)
+        while True:
             failures = await conversation_failures(self._servers.dsn, folder, self._session, asked, self._said)
-        return failures
+            if not failures or (place := next(may_lack, None)) is None:
+                return failures
+            del asked[place]

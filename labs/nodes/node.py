@@ -4,7 +4,7 @@
 
 The environment says where everything is. The commands, each of which ends with a line that has `done`:
 
-    {"ask": TEXT, "session": ID, "id": N}    a turn in a session, which is begun with "begin": true
+    {"ask": TEXT, "session": ID, "id": N}    a turn in a session; "begin": true begins, "anew": true resumes it
     {"read": STREAM_ID, "id": N}             read a stream to its end, or "pieces" pieces of text, "from" a seq
     {"callers": NUMBER, "id": N}             so many calls at once without a session, half of them streamed
 """
@@ -43,6 +43,7 @@ class Command(_From, total=False):
     ask: str
     session: str
     begin: bool
+    anew: bool
     read: str
     pieces: int
     callers: int
@@ -99,6 +100,8 @@ class Node:
         session_id = command["session"]
         if command.get("begin"):
             self._sessions[session_id] = self._engine.session(MODEL, session_id=session_id)
+        if command.get("anew"):
+            self._sessions.pop(session_id, None)  # another node has had it since
         session = self._sessions.get(session_id) or await self._engine.resume(session_id)
         self._sessions[session_id] = session
         try:
