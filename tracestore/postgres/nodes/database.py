@@ -37,6 +37,7 @@ class SharedDatabase:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
         self._clock = clock
         self._opening = anyio.Lock()
+        self._ready = False  # whether it is open and its tables are those of this version
 
     @property
     def name(self) -> str:
@@ -66,13 +67,14 @@ class SharedDatabase:
 
     async def close(self) -> None:
         """Close the connection. The next work makes another one."""
+        self._ready = False
         await self._database.close()
 
     async def _open(self) -> None:
-        if self._database.is_open:
+        if self._ready:
             return
         async with self._opening:
-            if self._database.is_open:
+            if self._ready:
                 return
             await self._database.open()
             try:
@@ -80,3 +82,4 @@ class SharedDatabase:
             except BaseException:
                 await self._database.close()
                 raise
+            self._ready = True
