@@ -102,6 +102,25 @@ class Answer(msgspec.Struct, frozen=True):
     """Of each, whether somebody was refused there a moment ago."""
 
 
+class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, as the store knows it."""
+
+    budget: str
+    """The budget, in the words of `AccountScope.budget`."""
+    value: str
+    """The session, provider, model or value of a tag; empty for the account of all."""
+    node: str
+    """The node: the run of its engine."""
+    name: str
+    """The node's name, for people; empty if the node is not known any more."""
+    lives: bool
+    """Whether the node lives. The slice of one that is gone counts until its calls are all in the trace."""
+    nano_usd: int
+    """The money that it may spend there."""
+    tokens: int
+    """The tokens that it may use there."""
+
+
 Wants: TypeAlias = Callable[[int], Sequence[Want]]
 """What is wanted at a moment of the store's clock, in the order of `by_name`. It is pure, and is called within the
 transaction."""

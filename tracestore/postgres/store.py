@@ -16,6 +16,7 @@ from bus.events.envelope import Envelope
 
 from ..filters import CallFilter
 from ..home import home_folder
+from ..nodes.ledger import SliceRow
 from ..nodes.ownership import NodeRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
@@ -30,6 +31,7 @@ from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
 from .database import EVER_US, SCHEMA, Database
 from .errors import unstorable
+from .nodes.ledger import SLICES, slice_rows
 from .nodes.ownership import NODES, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
 from .schema.migrations import migrate
@@ -202,6 +204,14 @@ class PostgresStore(SqlStore):
             StoreError: The database can't be read.
         """
         return node_rows(await self._database.read(NODES))
+
+    async def slices(self) -> list[SliceRow]:
+        """What nodes have been granted of shared budgets and rate limits, and count there.
+
+        Raises:
+            StoreError: The database can't be read.
+        """
+        return slice_rows(await self._database.read(SLICES))
 
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session

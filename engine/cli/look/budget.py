@@ -1,20 +1,23 @@
-"""`callboard budget`: what counts in the accounts of a budget, as an engine that starts now would count it."""
+"""`callboard budget`: what counts in the accounts of a budget, as an engine that starts now would count it; and
+in a cluster, which nodes may spend what of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bus import ConfigurationError
 from bus.clock import SYSTEM_CLOCK
 from tracestore import Store
 
-from ...budgets.account import AccountState
+from ...budgets.account import Account, AccountState
 from ...budgets.budget import Budget
 from ...budgets.from_trace import loader
 from ...budgets.ledger import Ledger
+from ...opening import server_store
 from ..common.arguments import add_trace
 from ..common.fitting import FittingTable
 from ..common.money import usd
@@ -22,9 +25,12 @@ from ..common.output import add_format, write_records
 from ..common.reading import from_trace
 from ..common.screen import make_console
 
+if TYPE_CHECKING:
+    from tracestore.nodes.ledger import SliceRow
+
 _FIELDS = (
     *("value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd", "unknown_tokens"),
-    *("left_nano_usd", "left_tokens", "window_ends"),
+    *("left_nano_usd", "left_tokens", "window_ends", "slices"),
 )
 
 
@@ -46,11 +52,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    states = from_trace(arguments, partial(_count, _budget(arguments)))
+    states, slices = from_trace(arguments, partial(_count, _budget(arguments)))
     if arguments.format != "table":
-        write_records(arguments.format, _FIELDS, (_record(state) for state in states))
+        write_records(arguments.format, _FIELDS, (_record(state, slices) for state in states))
         return 0
     _show(states)
+    if slices:
+        _show_slices(slices)
     return 0
 
 
@@ -76,11 +84,25 @@ def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -
     )
 
 
-async def _count(budget: Budget, store: Store) -> list[AccountState]:
+async def _count(budget: Budget, store: Store) -> tuple[list[AccountState], list[SliceRow]]:
     now_us = SYSTEM_CLOCK.now_us()
     ledger = Ledger([budget])
     (await loader(store, "", _nothing)([budget], now_us)).count_in(ledger)
-    return sorted(ledger.states(now_us), key=lambda state: (-state.spent.money, state.value))
+    states, slices = list(ledger.states(now_us)), await _slices(budget, store)
+    uncounted = {each.value for each in slices}.difference(state.value for state in states)
+    states = [*states, *(Account(budget, value).state(now_us) for value in uncounted)]
+    return sorted(states, key=lambda state: (-state.spent.money, state.value)), slices
+
+
+async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
+    """What the nodes of a cluster have of this very budget."""
+    shared = server_store(store)
+    if shared is None:
+        return []
+    from ...nodes.money.scope import name_of
+
+    name = name_of(budget)
+    return [each for each in await shared.slices() if each.budget == name]
 
 
 async def _nothing() -> None:
@@ -116,11 +138,29 @@ def _show(states: list[AccountState]) -> None:
     )
 
 
+def _show_slices(slices: list[SliceRow]) -> None:
+    table = FittingTable()
+    table.add_column("granted to", folds=True)
+    table.add_column("of", folds=True)
+    for heading in ("at most", "tokens"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for each in slices:
+        gone = "" if each.lives else "gone: counts until all of its calls are here"
+        table.add_row(each.name or each.node, each.value or "-", usd(each.nano_usd), f"{each.tokens:,}", gone)
+    console = make_console()
+    console.print()
+    console.print(table)
+    console.print(
+        "\nWhat a node has been granted counts for the whole cluster, with what it has spent of it.", style="dim"
+    )
+
+
 def _tokens(left: int | None) -> str:
     return "-" if left is None or left > 2**61 else f"{left:,} tokens"
 
 
-def _record(state: AccountState) -> dict[str, object]:
+def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
     ends = state.window_ends_us
     unlimited = state.left_tokens is not None and state.left_tokens > 2**61
     values = (
@@ -134,5 +174,6 @@ def _record(state: AccountState) -> dict[str, object]:
         state.left_nano_usd,
         None if unlimited else state.left_tokens,
         None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
+        [each for each in slices if each.value == state.value],
     )
     return dict(zip(_FIELDS, values, strict=True))

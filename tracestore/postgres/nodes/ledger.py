@@ -6,12 +6,13 @@ right, and no two wait for each other. The time is the database's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ...nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
+from ...nodes.ledger import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
 from ...sql.calls.spending import spending
-from ...sql.connection import Statements
+from ...sql.connection import Row, Statements
 from .database import SharedDatabase
+from .leases import SECONDS_LEFT
 
 WANTED_SECONDS = 5.0
 """The time for which a refusal makes others give back what they don't use."""
@@ -59,6 +60,17 @@ _DEAD = """
       JOIN runs AS r ON r.run_id = s.node AND r.ended_us IS NOT NULL
      WHERE NOT EXISTS (SELECT 1 FROM nodes AS n WHERE n.node = s.node AND n.lease_until > clock_timestamp())
 """
+SLICES = f"""
+    SELECT a.budget, a.value, s.node, coalesce(n.name, ''), CASE WHEN {SECONDS_LEFT} > 0 THEN 1 ELSE 0 END,
+           sum(s.nano), sum(s.tokens)
+      FROM ledger_slices AS s
+      JOIN ledger_accounts AS a ON a.id = s.account
+      LEFT JOIN nodes AS n ON n.node = s.node
+     WHERE s.forgotten_us > floor(extract(epoch FROM clock_timestamp()) * 1000000) AND (s.nano > 0 OR s.tokens > 0)
+     GROUP BY 1, 2, 3, 4, 5
+     ORDER BY 1, 2, 5 DESC, 6 DESC, 7 DESC, 3
+"""
+"""All slices that count, of each account those of living nodes first, and then the largest ones."""
 
 
 class PostgresLedger:
@@ -147,6 +159,22 @@ class PostgresLedger:
         if known:
             await self._database.brief(work)
         return len(known)
+
+
+def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
+    """The slices in the rows that `SLICES` finds."""
+    return [
+        SliceRow(
+            budget=budget,
+            value=value,
+            node=node,
+            name=name,
+            lives=bool(lives),
+            nano_usd=int(nano),
+            tokens=int(tokens),
+        )
+        for budget, value, node, name, lives, nano, tokens in rows
+    ]
 
 
 # -- In a transaction

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from bus import StoreError
 from engine import Budget, BudgetExceededError, Engine
+from engine.cli import main
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
@@ -88,6 +92,38 @@ async def test_what_one_node_has_spent_counts_on_the_others_and_after_all_have_e
         assert isinstance(await asked(c), BudgetExceededError)
         (state,) = await c.budgets()
         assert (state.spent.money, state.held.money) == (2 * COSTS, 0)
+
+
+async def test_the_command_shows_who_has_been_granted_what(
+    postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of that very budget, also while nothing has been spent of it; a node that is gone is told."""
+    limit = f"{Decimal(9 * ONE).scaleb(-9):f}"
+    held = asyncio.Event()
+    wanted = ("budget", "--store", postgres_dsn, "--max-cost-usd", limit, "--per", "tag:tenant")
+
+    async def shown(*options: str) -> str:
+        assert await anyio.to_thread.run_sync(main, (*wanted, *options)) == 0
+        return capsys.readouterr().out
+
+    budget = Budget(max_cost_usd=limit, per="tag:tenant")
+    async with node("a", postgres_dsn, tmp_path, budget, Say("x", pause=held.wait)) as a:
+        call = asyncio.create_task(asked(a, tags={"tenant": "acme"}))
+        shared = a._runtime.node.shared  # type: ignore[union-attr]
+        assert shared is not None
+        while not await shared.statement("SELECT 1 FROM ledger_slices"):
+            await anyio.lowlevel.checkpoint()
+        (row,) = map(json.loads, (await shown("--json")).splitlines())
+        assert (row["value"], row["spent_nano_usd"]) == ("acme", 0)
+        (slice_,) = row["slices"]
+        assert (slice_["name"], slice_["lives"], slice_["nano_usd"]) == ("a", True, ONE)
+        assert await shown("--window", "day", "--json") == ""
+        await shared.statement(
+            "UPDATE nodes SET lease_until = lease_until - interval '1 day', lease_seconds = -86400"
+        )
+        assert "gone: counts until" in " ".join((await shown()).split())
+        held.set()
+        await call
 
 
 async def test_a_call_waits_for_what_another_node_gives_back(postgres_dsn: str, tmp_path: Path) -> None:
