@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Run the command that was asked for. Its own errors become exit codes."""
-    from bus.errors import CallboardError, ConfigurationError
+    from bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .common.logs import configure as configure_logs
     from .common.screen import complain
@@ -64,6 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
     except ConfigurationError as error:
         complain(str(error))
         return BADLY_CONFIGURED
+    except AdapterError as error:
+        from .advice import exit_code, said
+
+        complain(said(error))
+        return exit_code(error)
     except CallboardError as error:
         complain(str(error))
         return FAILED

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio
+import msgspec
 
-from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError
+from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError, ToolResultBlock
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from tests.support.scripted import Say, ScriptedAdapter
 
@@ -42,6 +43,27 @@ class Rude(ScriptedAdapter):
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say("a\x1b[2Jb\x07c", "\x9b31md")
+
+
+class Obedient(ScriptedAdapter):
+    """Does what the last message asks for: `say TEXT`, `call TOOL JSON`, or `what` it was asked."""
+
+    def say(self, request: CanonicalRequest) -> Say:
+        last = request.messages[-1]
+        results = [block.text for block in last.content if isinstance(block, ToolResultBlock)]
+        verb, _, rest = last.text.partition(" ")
+        match verb:
+            case _ if results:
+                return Say("The tool says ", *results)
+            case "say":
+                return Say(*rest.splitlines(keepends=True))
+            case "call":
+                name, _, arguments = rest.partition(" ")
+                return Say("Let me see.", calls=[(name, msgspec.json.decode(arguments or "{}"))])
+            case _:
+                kinds = " ".join(type(block).__name__ for block in last.content)
+                tools = " ".join(tool.name for tool in request.tools)
+                return Say(f"{kinds}|{request.system_prompt}|{request.temperature}|{tools}")
 
 
 class Hostile(ScriptedAdapter):

@@ -30,6 +30,7 @@ adapters:
   broken: {type: "tests.cli.adapters:Broken"}
   endless: {type: "tests.cli.adapters:Endless"}
   rude: {type: "tests.cli.adapters:Rude"}
+  obedient: {type: "tests.cli.adapters:Obedient"}
   locked: {type: "tests.cli.adapters:Parrot", api_key_env: A_KEY_THAT_IS_NOT_SET}
 models:
   "one:parrot": {adapter: one, aliases: [first]}
@@ -37,6 +38,7 @@ models:
   "broken:m": {adapter: broken}
   "endless:m": {adapter: endless}
   "rude:m": {adapter: rude}
+  "obedient:m": {adapter: obedient}
   "locked:m": {adapter: locked}
 default_model: first
 """

@@ -41,6 +41,10 @@ FORMS = {"--json": "json", "--csv": "csv", "--html": "html"}
 
 EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "demo": (("--cassettes", "--plain"),),
+    "ask": (
+        *(("--model", "rude", HOSTILE), ("--model", "failing", HOSTILE), ("--model", "rude", "-x", HOSTILE)),
+        *(("--model", HOSTILE, "x"), ("--session", HOSTILE, "-m", "rude", "x"), ("-a", "no\x1b[2J", "x")),
+    ),
     "chat": (
         ("--model", "rude"),
         ("--model", "failing"),
@@ -294,7 +298,7 @@ def check(
     assert done.returncode in (0, 1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert harmful(done.stderr) == []
-    if name != "export":  # which leaves out nothing, unless it writes to a terminal
+    if name not in ("ask", "export"):  # which leave out nothing, unless they write to a terminal
         assert harmful(done.stdout) == []
     if "--json" in rest or "jsonl" in rest:
         check_json(done.stdout, whole=name == "doctor")
@@ -314,7 +318,9 @@ WIDTHS = (20, 60, 100, 400)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"demo", "chat", "embed", "image", "video", "export"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(PARSERS) - {"ask", "demo", "chat", "embed", "image", "video", "export"})
+)
 def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
     """In colour, and with nothing in it but the styles that are ours."""
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}

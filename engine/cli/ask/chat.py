@@ -26,6 +26,7 @@ from ..common.money import cost_text, replies_text
 from ..common.places import command_name
 from ..common.screen import Screen, complain, make_console
 from ..common.words import plural, seconds
+from ..given.model import first_model
 from .replies import ReplyWriter
 
 HELP = "/model NAME swaps the model, /model lists them, /cost, /quit. Ctrl-C cancels a reply, Ctrl-D leaves."
@@ -66,16 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             portal.call(backstage.engine.aclose)
     return 0
-
-
-def first_model(registry: ModelRegistry) -> str:
-    """The default model, or else the first that could be called. Raises ConfigurationError."""
-    if registry.default_model:
-        return registry.default_model
-    for model in registry.models.values():
-        if model.kind == "chat" and registry.adapters[model.adapter].state == "configured":
-            return model.aliases[0] if model.aliases else model.id
-    raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
 
 
 class Backstage:

@@ -23,7 +23,7 @@ from ..common.harmless import note
 from ..common.output import json_text
 from ..common.screen import Screen, complain, make_console
 from ..common.words import plural
-from .chat import first_model
+from ..given.model import first_model
 from .replies import ReplyWriter
 
 FAILED = 1

@@ -1,0 +1,70 @@
+"""Standard output with a thread of its own, so that neither a full pipe nor a terminal that stands still holds up
+the call. The call, in turn, is told at once when nobody reads any more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+from ..common.harmless import harmless
+
+
+class Outlet:
+    """Where a reply goes, piece by piece.
+
+    At a terminal it is written without what could steer it; a file or a pipe gets the text as it came.
+
+    Args:
+        on_closed: Called once, in another thread, when the reader has gone.
+    """
+
+    def __init__(self, on_closed: Callable[[], object]) -> None:
+        self.closed = False
+        """Whether the reader has gone."""
+        self.last = ""
+        """The last character that was given."""
+        self._on_closed = on_closed
+        self._clean = harmless if sys.stdout.isatty() else _as_it_is
+        self._pieces: SimpleQueue[str | None] = SimpleQueue()
+        self._thread = Thread(target=self._write_all, name="callboard-stdout", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str) -> None:
+        """More of the reply. It returns at once."""
+        if text:
+            self.last = text[-1]
+            self._pieces.put(text)
+
+    def end_line(self) -> None:
+        """End the line that is being written, if one is."""
+        if self.last not in ("", "\n"):
+            self.write("\n")
+
+    def finish(self) -> None:
+        """Return when everything is written, or nobody reads it.
+
+        Raises:
+            BrokenPipeError: The reader has gone.
+        """
+        self._pieces.put(None)
+        self._thread.join()
+        if self.closed:
+            raise BrokenPipeError
+
+    def _write_all(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            if self.closed:
+                continue
+            try:
+                sys.stdout.write(self._clean(piece))
+                sys.stdout.flush()
+            except (OSError, ValueError):  # of a pipe that is closed, or of a stdout that never was open
+                self.closed = True
+                self._on_closed()
+
+
+def _as_it_is(text: str) -> str:
+    return text

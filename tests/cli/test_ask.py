@@ -1,0 +1,236 @@
+"""`callboard ask`: the reply on stdout and everything else on stderr, whatever stands at its ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from .running import CHECKOUT, call, environment, read_until, start
+
+ASK = (sys.executable, "-m", "callboard", "ask")
+
+
+def test_a_pipe_is_one_prompt_and_stands_before_what_is_said(talkative: Path) -> None:
+    """All its lines; the reply ends with one line break."""
+    assert call("ask", home=talkative, said="a\nb\n", exits=0).stdout == "one heard 1 messages, last: a\nb\n"
+    done = call("ask", "What", "is it?", home=talkative, said="a diff\n", exits=0)
+    assert done.stdout == "one heard 1 messages, last: a diff\n\nWhat is it?\n"
+    assert done.stderr == ""
+
+
+def test_nothing_to_ask_and_what_is_no_text_are_badly_asked(talkative: Path) -> None:
+    """One line each, exit code 2, nothing on stdout."""
+    for words, said in (
+        ((), "nothing to ask"),
+        (("-c", "x"), "no conversation to go on with"),
+        (("-p", "a", "b"), "-t"),
+    ):
+        done = call("ask", *words, home=talkative, exits=2)
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert said in line
+    with start("ask", home=talkative) as process:
+        out, err = process.communicate(b"\xff\xfe\0", timeout=40)
+    assert (process.returncode, out) == (2, b"")
+    assert b"-a - attaches it" in err
+
+
+def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talkative: Path) -> None:
+    """From another process; another model may take over; a session may be named by an id of one's own."""
+    call("ask", "-m", "obedient:m", "-s", "be kind", "what", home=talkative, exits=0)
+    assert call("ask", "-c", "what", home=talkative, exits=0).stdout == "TextBlock|be kind|None|\n"
+    done = call("ask", "-c", "-m", "first", "go on", home=talkative, exits=0)
+    assert done.stdout == "one heard 5 messages, last: go on\n"
+    for heard in (1, 3):
+        done = call("ask", "--session", "mine", "hello", home=talkative, exits=0)
+        assert done.stdout == f"one heard {heard} messages, last: hello\n"
+    assert stat.S_IMODE((talkative / "last-session.json").stat().st_mode) == 0o600
+
+
+def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) -> None:
+    """The call is in the trace all the same, and the last conversation is still the one before."""
+    call("ask", "kept", home=talkative, exits=0)
+    call("ask", "--no-save", "my secret", home=talkative, exits=0)
+    done = call("ask", "-c", "more", home=talkative, exits=0)
+    assert done.stdout == "one heard 3 messages, last: more\n"
+    assert b"my secret" not in b"".join(file.read_bytes() for file in talkative.glob("trace.db*"))
+    assert "3 calls" in call("traces", home=talkative).stdout
+    assert "--no-save" in call("ask", "--no-save", "--session", "x", "y", home=talkative, exits=2).stderr
+
+
+def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Path, tmp_path: Path) -> None:
+    """Attachments stand before the prompt; the pipe may be one of them."""
+    image = tmp_path / "picture"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n....")
+    words = ("-m", "obedient:m", "-s", "short", "-o", "temperature", "0.5")
+    done = call("ask", *words, "-a", str(image), "-a", "-", "what", home=talkative, said="a note", exits=0)
+    assert done.stdout == "ImageBlock TextBlock TextBlock|short|0.5|\n"
+
+
+@pytest.mark.parametrize("stream", [(), ("--no-stream",)])
+def test_a_schema_makes_the_reply_json(talkative: Path, stream: tuple[str, ...]) -> None:
+    """One line in a pipe, checked; a reply that doesn't follow is on stderr, and the exit code is 1."""
+    ask = ("ask", *stream, "-m", "obedient:m", "--schema", "[name, age int]")
+    good = '{"value": [{"name": "Ada", "age": 36}]}'
+    assert call(*ask, f"say {good}", home=talkative, exits=0).stdout == '[{"name":"Ada","age":36}]\n'
+    bad = call(*ask, "say\nI'd rather not.", home=talkative, exits=1)
+    assert bad.stdout == ""
+    assert "callboard: the reply doesn't follow the schema" in bad.stderr
+
+
+@pytest.mark.parametrize(("option", "code"), [("-x", "x = 1\n"), ("--extract-last", "y = 2\n")])
+def test_a_block_of_code_is_extracted(talkative: Path, option: str, code: str) -> None:
+    """The first or the last; without any, stdout stays empty, so that nothing else is run by mistake."""
+    text = "say Here:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nBye."
+    assert call("ask", "-m", "obedient:m", option, text, home=talkative, exits=0).stdout == code
+    none = call("ask", "-m", "obedient:m", option, "say rm -rf /", home=talkative, exits=1)
+    assert none.stdout == ""
+    assert none.stderr.splitlines() == ["callboard: there is no block of code in the reply", "rm -rf /"]
+
+
+def test_all_that_is_known_of_a_reply_comes_as_json(talkative: Path) -> None:
+    """Text, model, usage, cost; with a schema, the object, too."""
+    ask = ("ask", "-m", "obedient:m", "--json")
+    reply = msgspec.json.decode(call(*ask, "say hi", home=talkative, exits=0).stdout)
+    assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
+    reply = msgspec.json.decode(call(*ask, "--schema", "n int", 'say {"n": 1}', home=talkative, exits=0).stdout)
+    assert reply["output"] == {"n": 1}
+
+
+def test_usage_is_told_on_request(talkative: Path) -> None:
+    """Tokens, seconds and cost, on stderr."""
+    (line,) = call("ask", "-u", "hi", home=talkative, exits=0).stderr.splitlines()
+    assert line.startswith("one:parrot: 10 in, 5 out, ")
+    assert line.endswith("unpriced")
+
+
+TOOLS = '''
+import os
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+def _hidden() -> None: ...
+'''
+
+
+def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> None:
+    """They run, the model goes on, and -c knows them again; texts before and after stand on lines of their own."""
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS)
+    ask = ("ask", "-m", "obedient:m", "-T", str(file))
+    done = call(*ask, 'call add {"a": 1, "b": 2}', home=talkative, exits=0)
+    assert done.stdout == "Let me see.\nThe tool says 3\n"
+    assert 'tool add {"a":1,"b":2}' in done.stderr
+    assert call("ask", "-c", "what", home=talkative, exits=0).stdout == "TextBlock|None|None|add\n"
+    assert call(*ask[:-1], f"{file}:add", "what", home=talkative).stdout == "TextBlock|None|None|add\n"
+    denied = call(*ask, "--approve", 'call add {"a": 1, "b": 2}', home=talkative, exits=0)
+    assert "nobody is there" in denied.stderr
+    assert "The tool says 3" not in denied.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "said"),
+    [
+        ("x = (", "{file}", "{file}:1: SyntaxError"),
+        ("\nimport nothing_such\n", "{file}", "{file}:2: ModuleNotFoundError"),
+        ("def f(a): pass", "{file}", "tool 'f': parameter 'a'"),
+        ("x = 1", "{file}", "has no tool"),
+        ("x = 1", "{file}:f", "has no 'f'"),
+        ("", "nothing.such", "there is no such plugin or module"),
+        ("", "/nowhere.py", "/nowhere.py: there is no such file"),
+    ],
+)
+def test_a_tool_that_cannot_be_had_says_why(
+    talkative: Path, tmp_path: Path, text: str, tool: str, said: str
+) -> None:
+    """One line with the file and its line, no frames of the library, exit code 2."""
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    done = call("ask", "-T", tool.format(file=file), "hi", home=talkative, exits=2)
+    (line,) = done.stderr.splitlines()
+    assert said.format(file=file) in line
+
+
+def test_a_template_is_kept_and_asked_by(talkative: Path) -> None:
+    """What the command line says stands over what the template says."""
+    save = ("--save", "sum", "-m", "obedient:m", "-s", "in $language", "-o", "temperature", "1", "what $input")
+    assert "ask -t sum" in call("ask", *save, home=talkative, exits=0).stderr
+    ask = ("ask", "-t", "sum", "-p", "language", "French")
+    assert call(*ask, "is it", home=talkative, exits=0).stdout == "TextBlock|in French|1.0|\n"
+    done = call(*ask, "-s", "mine", "-o", "temperature", "0", home=talkative, exits=0)
+    assert done.stdout == "TextBlock|mine|0.0|\n"
+    assert "-p language VALUE" in call("ask", "-t", "sum", "x", home=talkative, exits=2).stderr
+
+
+def test_a_failure_is_one_line_with_a_fitting_exit_code(talkative: Path) -> None:
+    """2 for what the person mends: a model that isn't there, a key that isn't set; 1 for a provider that fails."""
+    for model, code, said in (
+        ("frist", 2, "did you mean first?"),
+        ("locked:m", 2, "A_KEY_THAT_IS_NOT_SET"),
+        ("broken:m", 1, "ServerError of broken: the provider is on fire"),
+    ):
+        done = call("ask", "-m", model, "hi", home=talkative, exits=code)
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert said in line
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number: int, code: int) -> None:
+    """The partial reply stays on stdout, the exit code is the signal's, and the call is in the trace."""
+    with start("ask", "-m", "endless:m", "Tell me a story.", home=talkative) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        seen = read_until(process, "Once upon a time")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == code, err
+    assert seen.encode() + out == b"Once upon a time\n"
+    assert err.splitlines()[-1].startswith(b"stopped; ")
+    assert b"Traceback" not in err
+    row = msgspec.json.decode(call("traces", "--json", home=talkative, exits=0).stdout)
+    assert row["status"] == "cancelled"
+
+
+def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
+    """As `head` does; the call is cancelled, and nothing is said of the pipe."""
+    reads, writes = os.pipe()
+    words = (*ASK, "-m", "obedient:m", "say a\nb\nc")
+    os.close(reads)
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env=environment(talkative),
+        cwd=CHECKOUT,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:
+    """The reply ends with a line break in both; at a terminal nothing is read from the keyboard."""
+    assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
+    ours, theirs = pty.openpty()
+    words = (*ASK, "-m", "rude:m", "hi")
+    with subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT
+    ) as process:
+        _, err = process.communicate(timeout=40)
+    shown = os.read(ours, 1000)
+    os.close(ours)
+    os.close(theirs)
+    assert (process.returncode, err) == (0, b"")
+    assert shown == b"a[2Jbc31md\r\n"
