@@ -81,6 +81,7 @@ from .keys.source import KeyFile, KeySource
 from .registry import adapter_class, create_adapter
 
 if TYPE_CHECKING:
+    from .embeddings.contract import PartialEmbeddingError
     from .http.retry import retry, retry_delay
     from .providers.anthropic.adapter import AnthropicAdapter
     from .providers.bedrock.adapter import BedrockAdapter
@@ -94,7 +95,11 @@ if TYPE_CHECKING:
     from .providers.tgi.adapter import TGIAdapter
     from .providers.voyage.adapter import VoyageAdapter
 else:
-    __getattr__, __dir__ = later(__name__, {".http.retry": ("retry", "retry_delay")}, adapter_class)
+    __getattr__, __dir__ = later(
+        __name__,
+        {".embeddings.contract": ("PartialEmbeddingError",), ".http.retry": ("retry", "retry_delay")},
+        adapter_class,
+    )
 
 __all__ = [
     "AccessDeniedError",
@@ -144,6 +149,7 @@ __all__ = [
     "OpenAICompatibleAdapter",
     "OutcomeUnknownError",
     "OverloadedError",
+    "PartialEmbeddingError",
     "ProviderAdapter",
     "ProviderBlock",
     "ProviderRaw",

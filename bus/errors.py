@@ -194,7 +194,8 @@ class AdapterError(CallboardError):
         self.usage: TokenUsage | None = None
         """The tokens that the call had used; None if nothing is known of them."""
         self.cost: Cost | None = None
-        """The cost of that usage, set by the engine; None where an adapter is used alone."""
+        """The cost of the call, set by the engine; None where an adapter is used alone. The error's `turn` has the
+        cost of all calls of the turn."""
 
 
 class AuthError(AdapterError):

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .functions.costs import costs, costs_sync, reprice, reprice_sync
     from .functions.default import default_engine, set_default_engine
+    from .functions.embedding import embed, embed_sync
     from .functions.functions import generate, generate_sync, stream, stream_sync
     from .functions.objects import generate_object, generate_object_sync, stream_object, stream_object_sync
     from .functions.sync_host import run_sync
     from .functions.sync_object_stream import SyncObjectStream
     from .functions.sync_stream import SyncStreamResult
     from .generation.arguments import TimeoutConfig
+    from .generation.attached import AttachedView
     from .generation.progress import UsageSoFar
     from .generation.reading import ViewReader
     from .generation.streaming import StreamResult, TurnStream
@@ -96,6 +98,7 @@ else:
             ".embedding": ("EmbeddingOptions", "EmbeddingResult"),
             ".engine": ("Engine",),
             ".functions.costs": ("costs", "costs_sync", "reprice", "reprice_sync"),
+            ".functions.embedding": ("embed", "embed_sync"),
             ".functions.default": ("default_engine", "set_default_engine"),
             ".functions.functions": ("generate", "generate_sync", "stream", "stream_sync"),
             ".functions.objects": (
@@ -108,6 +111,7 @@ else:
             ".functions.sync_object_stream": ("SyncObjectStream",),
             ".functions.sync_stream": ("SyncStreamResult",),
             ".generation.arguments": ("TimeoutConfig",),
+            ".generation.attached": ("AttachedView",),
             ".generation.progress": ("UsageSoFar",),
             ".generation.reading": ("ViewReader",),
             ".generation.streaming": ("StreamResult", "TurnStream"),
@@ -172,6 +176,7 @@ __all__ = [
     "Amount",
     "ApprovalRequest",
     "Approved",
+    "AttachedView",
     "Availability",
     "Bridge",
     "Budget",
@@ -239,6 +244,8 @@ __all__ = [
     "costs",
     "costs_sync",
     "default_engine",
+    "embed",
+    "embed_sync",
     "generate",
     "generate_object",
     "generate_object_sync",

@@ -22,10 +22,13 @@ from adapters.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
     InputType,
+    OnProgress,
+    PartialEmbeddingError,
     Vector,
     plan_batches,
     run_batches,
 )
+from adapters.embeddings.batching import Gathered
 from adapters.usage.estimate import upper_end
 from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.values.shown import Shown
@@ -50,6 +53,8 @@ class EmbeddingOptions(CallOptions, total=False):
     """Whether a text that is too long is cut. Otherwise it is an error, if the provider can be asked to say so."""
     at_once: int
     """The largest number of batches under way side by side."""
+    on_progress: OnProgress | None
+    """A function that is told after each batch how many texts are done, and how many there are."""
 
 
 class EmbeddingResult(Shown, frozen=True, kw_only=True):
@@ -143,8 +148,9 @@ class _Embedding:
             self._run,
             texts=len(self._texts),
             at_once=self._options.get("at_once", AT_ONCE),
+            on_progress=self._options.get("on_progress"),
         )
-        vectors = gathered.complete()
+        vectors = self._complete(gathered)
         return EmbeddingResult(
             vectors=vectors,
             model=gathered.responses[0].model,
@@ -153,6 +159,14 @@ class _Embedding:
             calls=tuple(response.request_id for response in gathered.responses),
             warnings=gathered.warnings,
         )
+
+    def _complete(self, gathered: Gathered) -> tuple[Vector, ...]:
+        """All vectors. An exception of `Gathered.complete` has the cost of those that came."""
+        try:
+            return gathered.complete()
+        except PartialEmbeddingError as error:
+            error.cost = reduce(add, self._costs)
+            raise
 
     async def _run(self, batch: range) -> EmbeddingResponse:
         """The vectors of one batch."""

@@ -46,10 +46,9 @@ if TYPE_CHECKING:
 class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods, WatchingMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
-    Or let the first turn start it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any
-    other its methods raise WrongLoop, and without one CallboardError. Once closed it stays closed.
-
-    The published prices are those of `callboard prices update`, else the shipped ones.
+    Without an event loop it is `with Engine(...) as engine`, see `Session.send_sync`. Or let the first turn start
+    it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any other its methods raise
+    WrongLoop, and without one CallboardError. Once closed it stays closed.
 
     Args:
         models: A registry, or the path of a models.yaml. None is $CALLBOARD_HOME/models.yaml, else the
@@ -241,6 +240,29 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
     ) -> None:
         await self.aclose()
 
+    def __enter__(self) -> Self:
+        """Start the engine on the thread of the sync functions, for code without an event loop.
+
+        Then `Session.send_sync`, ``generate_sync(…, engine=engine)`` and `run_sync` use it.
+        """
+        from .functions.sync_host import sync_host
+
+        host = sync_host()
+
+        async def start() -> None:
+            host.keep(self._host)
+            await self.start()
+
+        host.run(start, name="with Engine()", instead="say `async with Engine()`")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from .functions.sync_host import sync_host
+
+        sync_host().run(self.aclose)
+
     async def start(self) -> None:
         """Start the engine, if it isn't running. A trace file that can't be used now stops nothing, and `health()`
         reports it.
@@ -266,9 +288,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         Raises:
             WrongLoop: The engine belongs to another event loop.
         """
-        self._host.require_loop()
-        life = self._host.life
-        return await life.stop() if life is not None else None
+        return await self._host.aclose()
 
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace.

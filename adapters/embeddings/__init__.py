@@ -4,7 +4,7 @@ The wires themselves stand with their providers (`adapters.providers`), or in `a
 providers speak the same one.
 """
 
-from .batching import AT_ONCE, embed_all, plan_batches, run_batches
+from .batching import AT_ONCE, OnProgress, embed_all, plan_batches, run_batches
 from .contract import (
     INPUT_TYPES,
     EmbeddingAdapter,
@@ -26,6 +26,7 @@ __all__ = [
     "EmbeddingResponse",
     "Encoding",
     "InputType",
+    "OnProgress",
     "PartialEmbeddingError",
     "Vector",
     "embed_all",

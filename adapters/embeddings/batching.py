@@ -54,6 +54,9 @@ _TOO_MANY = re.compile(
 Batch: TypeAlias = range
 """Indices of texts that go into one request."""
 
+OnProgress: TypeAlias = Callable[[int, int], object]
+"""Gets the number of texts that are embedded or have failed for good, and the number of all."""
+
 RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
@@ -122,7 +125,14 @@ class Gathered:
         raise PartialEmbeddingError(tuple(self.vectors), self.failures, self.usage) from first
 
 
-async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at_once: int = AT_ONCE) -> Gathered:
+async def run_batches(
+    batches: Sequence[Batch],
+    run: RunBatch,
+    *,
+    texts: int,
+    at_once: int = AT_ONCE,
+    on_progress: OnProgress | None = None,
+) -> Gathered:
     """Run all batches side by side. An AdapterError is not raised but kept, see `Gathered`.
 
     Args:
@@ -130,13 +140,15 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
         run: Embeds the texts of one batch. It may be asked again for a part of a batch.
         texts: How many texts there are.
         at_once: The most batches that are under way at the same time.
+        on_progress: Is told after each batch how many texts are done. The last call has all of them.
 
     Raises:
-        Exception: What `run` raises besides AdapterError.
+        Exception: What `run` or `on_progress` raises besides AdapterError.
     """
     gathered = Gathered([None] * texts)
     waiting = list(reversed(batches))
     final: AdapterError | None = None
+    done = 0
     workers = max(1, min(at_once, len(batches)))
 
     async def work() -> None:
@@ -144,7 +156,7 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
         while waiting:
             batch = waiting.pop()
             if final is not None:
-                _fail(batch, final)
+                _end(batch, final)
                 continue
             try:
                 response = await run(batch)
@@ -157,17 +169,23 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
                         workers += 1
                         group.start_soon(work)
                     continue
-                _fail(batch, error)
                 if _concerns_all(error):
                     final = error
+                _end(batch, error)
             else:
                 gathered.responses.append(response)
                 for at, vector in zip(batch, response.vectors, strict=True):
                     gathered.vectors[at] = vector
+                _end(batch)
         workers -= 1
 
-    def _fail(batch: Batch, error: AdapterError) -> None:
-        gathered.failures.update(dict.fromkeys(batch, error))
+    def _end(batch: Batch, error: AdapterError | None = None) -> None:
+        nonlocal done
+        if error is not None:
+            gathered.failures.update(dict.fromkeys(batch, error))
+        done += len(batch)
+        if on_progress is not None:
+            on_progress(done, texts)
 
     try:
         async with anyio.create_task_group() as group:

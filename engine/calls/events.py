@@ -36,7 +36,15 @@ from ..budgets.reservation_names import job_of, reservation
 from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
-from .outcome import NOTHING_SENT, CallEnd, CallInfo, Spending, WorstCase, output_is_unknown
+from .outcome import (
+    NOTHING_SENT,
+    CallEnd,
+    CallInfo,
+    Spending,
+    WorstCase,
+    cost_without_usage,
+    output_is_unknown,
+)
 from .settings import server_of, settings_of
 
 
@@ -329,8 +337,8 @@ class CallEvents:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self.context.routing
-        if error.usage is not None:
-            error.cost = self.cost_of(error.usage)
+        cost = None if error.usage is None else self.cost_of(error.usage)
+        error.cost = cost_without_usage(error) if cost is None else cost
         return LlmCallFailed(
             provider=routing.provider,
             model=routing.model,
@@ -345,7 +353,7 @@ class CallEvents:
             provider_request_id=error.provider_request_id,
             retry_after_seconds=error.retry_after_seconds,
             usage=None if error.usage is NOTHING_USED else error.usage,
-            cost=error.cost,
+            cost=cost,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self._first_token_ms,
             resent=self._resent,

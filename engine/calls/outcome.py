@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import CanonicalResponse, TokenUsage
+from adapters import AdapterError, CanonicalResponse, TokenUsage
 from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
 from bus.values.cost_sum import CostSum, usage_is_unknown
 from bus.values.usage import UsageSource
@@ -18,6 +18,7 @@ CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
 
 NOTHING_SPENT = Cost(0, CostSource.COMPUTED)
 NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "nothing was sent")
+REFUSED = Cost(0, CostSource.COMPUTED, None, "a provider bills nothing for an error that it answers with")
 NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before any usage was known")
 
 
@@ -74,6 +75,11 @@ def cost_sum(end: CallEnd) -> CostSum:
         return CostSum.of_call(end.usage, end.cost)
     unknown = usage_is_unknown(end.error_class, end.provider_status)
     return CostSum.of_call(end.usage, end.cost, unknown=unknown)
+
+
+def cost_without_usage(error: AdapterError) -> Cost:
+    """The cost of an attempt that failed and of which no usage is known: none, or nobody knows."""
+    return NOT_KNOWN if usage_is_unknown(error.error_class, error.provider_status) else REFUSED
 
 
 def output_is_unknown(end: CallEnd) -> bool:

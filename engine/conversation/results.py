@@ -8,7 +8,7 @@ from operator import add
 import msgspec
 
 from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
-from bus import Cost, TurnStatus
+from bus import Cost, RoutingDecision, TurnStatus
 from bus.values.cost_sum import CostSum
 from bus.values.json import JsonObject
 from bus.values.shown import Shown, short
@@ -159,6 +159,16 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     def message(self) -> Reply:
         """The last reply as it stands in the conversation."""
         return self.steps[-1].message
+
+    @property
+    def model(self) -> str:
+        """``provider:name`` of the model that gave the last reply."""
+        return self.message.model
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """The decision that brought the last call to its model."""
+        return self.message.routing
 
     @property
     def response(self) -> CanonicalResponse:

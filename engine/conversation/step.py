@@ -122,6 +122,7 @@ class Step:
     async def _send(self, request: CanonicalRequest, route: Route) -> CallOutcome:
         turn, warnings = self._turn, route.option.warnings
         self._sent.append(route)
+        turn.route = route
         self.partial = None
         running = await self._models.adapters.ready(route.decision, request.request_id)
         call = self.call = self._new_call(request, route, running)

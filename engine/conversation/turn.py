@@ -22,7 +22,15 @@ from collections.abc import Mapping, Sequence
 import anyio
 import msgspec
 
-from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, StopReason, ToolResultBlock
+from adapters import (
+    AdapterError,
+    CallWarning,
+    CanonicalResponse,
+    ContentBlock,
+    Message,
+    StopReason,
+    ToolResultBlock,
+)
 from bus import (
     CallboardError,
     ContextOverflowError,
@@ -42,7 +50,7 @@ from bus.trace_context import current_trace
 from bus.values.warning_codes import WarningCode
 
 from ..calls.call import Call
-from ..calls.outcome import CallOutcome
+from ..calls.outcome import NOTHING_SENT, CallOutcome
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
@@ -126,6 +134,11 @@ class Turn(TurnContext):
     def cost(self) -> Cost:
         """The cost of all calls so far; unknown as soon as one cost is."""
         return self.spending.cost
+
+    @property
+    def ended_as(self) -> TurnStatus | None:
+        """The way the turn ended; None until it has."""
+        return self.status if self._over else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -231,6 +244,8 @@ class Turn(TurnContext):
         except CallboardError as failure:
             error = failure
             failure.turn = self
+            if isinstance(failure, AdapterError) and failure.cost is None:
+                failure.cost = NOTHING_SENT  # it came to no call
             raise
         except Exception as failure:  # of a host's own code, such as middleware
             error = failure
@@ -494,7 +509,9 @@ async def own(turn: Turn, task: TaskHandle[Reply]) -> Reply:
     try:
         return await task.wait()
     except TaskCancelled as error:
-        raise CancelledError("the turn was cancelled") from error
+        cancelled = CancelledError("the turn was cancelled")
+        cancelled.turn, cancelled.cost = turn, turn.cost
+        raise cancelled from error
     finally:
         if not task.done:
             turn.cancel()

@@ -9,6 +9,7 @@ from bus.streams.events import TurnEvent
 
 from ..calls.outcome import Spending
 from ..calls.slots import arrival
+from ..routing.candidates import Route
 from ..runtime.runtime import Runtime
 from .cancellation import TurnScope
 from .options import TurnOptions
@@ -53,6 +54,8 @@ class TurnContext:
         """The turn's place in the order in which turns were asked for."""
         self.spending = Spending()
         """What the turn's calls have used and cost so far."""
+        self.route: Route | None = None
+        """The way of the turn's last call."""
         seconds = options.get("timeout_seconds", runtime.timeouts.turn)
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
 

@@ -7,10 +7,14 @@ are left.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from bus import CallboardError
 
 from ..engine import Engine
+
+if TYPE_CHECKING:
+    from .sync_host import SyncHost
 
 _chosen: Engine | None = None
 _of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
@@ -49,3 +53,18 @@ def set_default_engine(engine: Engine | None) -> None:
     """
     global _chosen
     _chosen = engine
+
+
+def engine_on(host: SyncHost, engine: Engine | None) -> Engine:
+    """The engine that a sync function uses, which is closed when the program ends. Called on the host's loop.
+
+    Args:
+        host: The thread of the sync functions.
+        engine: The engine that was named; None is `default_engine()`.
+
+    Raises:
+        WrongLoop: The engine belongs to another event loop.
+    """
+    used = engine or default_engine()
+    host.keep(used._runtime.host)
+    return used

@@ -13,7 +13,7 @@ from ..generation.arguments import Arguments
 from ..generation.reading import OnUsage
 from ..generation.streaming import StreamResult
 from ..routing.model_choice import Model
-from .default import default_engine
+from .default import default_engine, engine_on
 
 if TYPE_CHECKING:
     from .sync_stream import SyncStreamResult
@@ -98,9 +98,9 @@ def generate_sync(
     host = sync_host()
 
     async def ask() -> GenerateResult:
-        return await host.engine(engine).generate(model, prompt, **arguments)
+        return await engine_on(host, engine).generate(model, prompt, **arguments)
 
-    return host.run(ask, name="generate_sync")
+    return host.run(ask, name="generate_sync()")
 
 
 def stream_sync(
@@ -120,8 +120,8 @@ def stream_sync(
     host = sync_host()
 
     async def ask() -> StreamResult:
-        result = host.engine(engine).stream(model, prompt, on_usage=on_usage, **arguments)
+        result = engine_on(host, engine).stream(model, prompt, on_usage=on_usage, **arguments)
         host.close_at_end(result)
         return result
 
-    return SyncStreamResult(host, host.run(ask, name="stream_sync"))
+    return SyncStreamResult(host, host.run(ask, name="stream_sync()"))

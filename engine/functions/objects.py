@@ -16,7 +16,7 @@ from ..engine import Engine
 from ..objects.generate import ObjectArguments, ObjectResult
 from ..objects.stream import ObjectStream
 from ..routing.model_choice import Model
-from .default import default_engine
+from .default import default_engine, engine_on
 from .sync_host import sync_host
 from .sync_object_stream import SyncObjectStream
 
@@ -175,9 +175,9 @@ def generate_object_sync(
     host = sync_host()
 
     async def ask() -> ObjectResult[Any]:
-        return await host.engine(engine).generate_object(model, prompt, schema=schema, **arguments)
+        return await engine_on(host, engine).generate_object(model, prompt, schema=schema, **arguments)
 
-    return host.run(ask, name="generate_object_sync")
+    return host.run(ask, name="generate_object_sync()")
 
 
 @overload
@@ -225,8 +225,8 @@ def stream_object_sync(
     host = sync_host()
 
     async def ask() -> ObjectStream[Any]:
-        stream = host.engine(engine).stream_object(model, prompt, schema=schema, **arguments)
+        stream = engine_on(host, engine).stream_object(model, prompt, schema=schema, **arguments)
         host.close_at_end(stream)
         return stream
 
-    return SyncObjectStream(host, host.run(ask, name="stream_object_sync"))
+    return SyncObjectStream(host, host.run(ask, name="stream_object_sync()"))

@@ -26,9 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from bus import CallboardError, WrongLoop
 from bus.log import Log
 
-from ..engine import Engine
-from .default import default_engine
-
 T = TypeVar("T")
 
 _log = Log("engine.sync")
@@ -39,6 +36,13 @@ CANCEL_SECONDS = 10.0
 CLOSE_SECONDS = 30.0
 """How long an engine may take to close when the program ends; more than it takes itself (`Timeouts.shutdown`)."""
 
+_SAME_NAME = "await the async function instead, which has the same name without _sync"
+
+_OTHER_LOOP = (
+    "the sync functions use a loop of their own: leave engine= out, or have an engine for them alone with "
+    "`with Engine() as engine`; in a coroutine, await engine.generate() and the like"
+)
+
 _ENDING = "the sync functions can't be called any more: the program is ending"
 
 _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
@@ -48,6 +52,13 @@ class Closing(Protocol):
     """An object that has something to end in order."""
 
     async def aclose(self) -> object: ...
+
+
+class EngineLife(Closing, Protocol):
+    """The life of an engine."""
+
+    def require_loop(self, instead: str = "") -> None:
+        """Raises WrongLoop on another event loop than its own."""
 
 
 class _Call(Generic[T]):
@@ -115,7 +126,7 @@ class SyncHost:
         self._stopped = False
         self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._calls: set[asyncio.Task[object]] = set()
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[EngineLife] = weakref.WeakSet()
         self._closing: weakref.WeakSet[Closing] = weakref.WeakSet()
         self._thread = threading.Thread(target=self._main, name="callboard-sync", daemon=False)
         self._thread.start()
@@ -126,19 +137,20 @@ class SyncHost:
     def alive(self) -> bool:
         return not self._stopped
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "") -> T:
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "", instead: str = _SAME_NAME) -> T:
         """The result of a coroutine that is made and run on the host's loop. An interrupt cancels it. Its
         exceptions are raised here.
 
         Args:
             make: A function that makes the coroutine.
-            name: The name of the function that the user called, for advice; empty where the advice has been given.
+            name: What the user has called, for advice; empty where the advice has been given.
+            instead: What to do in a coroutine.
 
         Raises:
             WrongLoop: This is the host's own thread.
             CallboardError: The program is ending.
         """
-        self._check_thread(name)
+        self._check_thread(name, instead)
         call = _Call(make, self._calls)
         try:
             with self._lock:
@@ -156,33 +168,24 @@ class SyncHost:
             raise
         return call.result()
 
-    def engine(self, engine: Engine | None) -> Engine:
-        """The engine to use, which is closed with the host. Called on the loop.
+    def keep(self, engine: EngineLife) -> None:
+        """Have an engine live here, and close it at the end, when nothing else is left. Called on the loop.
 
         Raises:
-            WrongLoop: The engine belongs to another event loop.
+            WrongLoop: The engine lives on another event loop.
         """
-        used = engine or default_engine()
-        try:
-            used.require_loop()
-        except WrongLoop:
-            raise WrongLoop(
-                "this engine runs on another event loop, and the sync functions use a loop of their own: leave "
-                "engine= out, or make an Engine() for them that nothing else uses; in a coroutine, await "
-                "engine.generate() and the like instead"
-            ) from None
-        self._engines.add(used)
-        return used
+        engine.require_loop(_OTHER_LOOP)
+        self._engines.add(engine)
 
     def close_at_end(self, what: Closing) -> None:
         """Close an object before the engines, if it is still there at the end."""
         self._closing.add(what)
 
-    def _check_thread(self, name: str) -> None:
+    def _check_thread(self, name: str, instead: str) -> None:
         if threading.current_thread() is self._thread:
             raise WrongLoop(
-                f"{name or 'it'}() was called on the thread of the sync functions, by an async tool for example, "
-                "and would wait for itself: await the async function there, with the same name without _sync"
+                f"{name or 'it'} was called on the thread of the sync functions, by an async tool for example, "
+                f"and would wait for itself: {instead}"
             )
         if not name:
             return
@@ -191,8 +194,7 @@ class SyncHost:
         except RuntimeError:
             return
         warnings.warn(
-            f"{name}() holds up the event loop that runs in this thread until it returns; in a coroutine, await "
-            "the async function instead, which has the same name without _sync",
+            f"{name} holds up the event loop that runs in this thread until it returns; in a coroutine, {instead}",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -295,7 +297,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
     try:
-        return sync_host().run(awaited, name="run_sync")
+        return sync_host().run(awaited, name="run_sync()", instead="await it")
     finally:
         coroutine.close()  # which does nothing, unless it never ran
 

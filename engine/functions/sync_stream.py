@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
-from adapters import CanonicalResponse, ContentBlock, Message, TextDelta
+from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TextDelta, TokenUsage
+from bus import Cost, RoutingDecision, TurnStatus
 
 from ..conversation.results import GenerateResult
 from ..generation.progress import UsageSoFar
 from ..generation.streaming import StreamResult
 from ..generation.view_events import ViewEvent
 from .sync_host import SyncHost
+
+T = TypeVar("T")
 
 
 class _Stream(Protocol):
@@ -23,6 +26,18 @@ class _Stream(Protocol):
     @property
     def undelivered(self) -> tuple[Message, ...]: ...
     def steer(self, content: str | Sequence[ContentBlock]) -> Message: ...
+    @property
+    def usage(self) -> TokenUsage: ...
+    @property
+    def cost(self) -> Cost: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def routing(self) -> RoutingDecision | None: ...
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]: ...
+    @property
+    def status(self) -> TurnStatus | None: ...
     async def cancel(self) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -52,6 +67,44 @@ class SyncStream:
     def undelivered(self) -> tuple[Message, ...]:
         """See `StreamResult.undelivered`."""
         return self._held.undelivered
+
+    @property
+    def usage(self) -> TokenUsage:
+        """See `StreamResult.usage`."""
+        return self._look(lambda stream: stream.usage)
+
+    @property
+    def cost(self) -> Cost:
+        """See `StreamResult.cost`."""
+        return self._look(lambda stream: stream.cost)
+
+    @property
+    def model(self) -> str | None:
+        """See `StreamResult.model`."""
+        return self._look(lambda stream: stream.model)
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """See `StreamResult.routing`."""
+        return self._look(lambda stream: stream.routing)
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """See `StreamResult.warnings`."""
+        return self._look(lambda stream: stream.warnings)
+
+    @property
+    def status(self) -> TurnStatus | None:
+        """See `StreamResult.status`."""
+        return self._look(lambda stream: stream.status)
+
+    def _look(self, look: Callable[[_Stream], T]) -> T:
+        """What the stream says of itself, asked on its own loop."""
+
+        async def asked() -> T:
+            return look(self._held)
+
+        return self._host.run(asked)
 
     def cancel(self) -> bool:
         """Cancel the call. Any thread may do that.

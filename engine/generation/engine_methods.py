@@ -14,6 +14,7 @@ from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .arguments import Arguments, new_turn
+from .attached import AttachedView
 from .canonical_request import complete, turn_of
 from .generate import generate_on
 from .reading import OnUsage
@@ -92,6 +93,7 @@ class GenerationMethods:
         """
         return await complete(self._runtime, request, tags=tags)
 
+    @overload
     def attach(
         self,
         stream_id: str,
@@ -99,7 +101,23 @@ class GenerationMethods:
         from_seq: int | Literal["tail"] = 0,
         coalesce: bool = False,
         min_interval: float = 0.0,
-    ) -> StreamReader[TurnEvent]:
+        view: Literal[False] = False,
+    ) -> StreamReader[TurnEvent]: ...
+
+    @overload
+    def attach(
+        self, stream_id: str, *, coalesce: bool = False, min_interval: float = 0.0, view: Literal[True]
+    ) -> AttachedView: ...
+
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        from_seq: int | Literal["tail"] = 0,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        view: bool = False,
+    ) -> StreamReader[TurnEvent] | AttachedView:
         """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
 
         A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
@@ -113,12 +131,18 @@ class GenerationMethods:
             from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
             coalesce: Whether to merge adjacent deltas of one block that are read together.
             min_interval: Seconds from one batch of events to the next.
+            view: Whether to give the events that `stream` gives, with a start and an end for everything, and a
+                `text_stream`; always from the first event on.
 
         Raises:
             UnknownStream: The turn has been over for too long.
-            ValueError: `from_seq` is beyond the end.
+            ValueError: `from_seq` is beyond the end, or is given besides `view`.
             WrongLoop: The engine belongs to another event loop.
         """
+        if view:
+            if from_seq != 0:
+                raise ValueError("a view begins at the first event: leave from_seq= out, or view=")
+            return AttachedView(self.attach(stream_id, coalesce=coalesce, min_interval=min_interval))
         runtime = self._runtime
         runtime.host.require_loop()
         streams, frames = runtime.streams, runtime.frames

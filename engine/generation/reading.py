@@ -7,7 +7,7 @@ Any reader starts the turn if nobody has started it, and raises at the end what 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -18,6 +18,7 @@ from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
 from .progress import UsageSoFar
 from .streamed_turn import StreamedTurn
+from .texts import TextPieces
 from .view import TurnView
 from .view_events import ViewEvent
 
@@ -102,6 +103,11 @@ class TurnReader(ABC, Generic[E]):
             return []
         rest, self._index = self._ready[self._index :], len(self._ready)
         return [first, *rest]
+
+    @property
+    def text_stream(self) -> AsyncIterator[str]:
+        """Only the text, piece by piece. Iterating the reader doesn't give again what the text has read."""
+        return TextPieces(self)
 
     def close(self) -> None:
         """Read no more."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from adapters import CanonicalResponse, ContentBlock, Message, TokenUsage
-from bus import CallboardError, NoTurnRunning, TaskHandle, WrongLoop
+from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
+from bus import CallboardError, NoTurnRunning, RoutingDecision, TaskHandle, TurnStatus, WrongLoop
 
 from ..calls.outcome import NOTHING_SPENT
 from ..conversation.reply import Reply
@@ -94,6 +94,38 @@ class StreamedTurn:
     def usage(self) -> UsageSoFar:
         """The tokens that were used until now, and their cost."""
         return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING_SPENT)
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """The decision that brought the last call to its model; None before a call is made."""
+        route = self.turn.route
+        return None if route is None else route.decision
+
+    @property
+    def model(self) -> str | None:
+        """``provider:name`` of the model of the last call; None before a call is made."""
+        decision = self.routing
+        if self._is_whole:
+            return self.turn.steps[-1].message.model
+        return None if decision is None else decision.model
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """The warnings of all replies, and what was known of a call under way or failed when it was sent."""
+        turn = self.turn
+        of_steps = tuple(warning for step in turn.steps for warning in step.warnings)
+        return of_steps if self._is_whole or turn.route is None else (*of_steps, *turn.route.option.warnings)
+
+    @property
+    def status(self) -> TurnStatus | None:
+        """The way the turn ended; None until it has."""
+        return "cancelled" if self._closed and self._task is None else self.turn.ended_as
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the last call gave the last reply."""
+        turn = self.turn
+        return turn.call is None and bool(turn.steps) and turn.steps[-1].message.routing is self.routing
 
     def ending(self) -> Finish | StreamFailed:
         """The last event of the view. The last event of a turn comes when its task is done."""

@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
-from adapters import CanonicalResponse, ContentBlock, Message, MessageComplete, TextBlock, TextDelta
-from bus import StreamReset
-from bus.streams.events import TurnEvent
+from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
+from bus import Cost, RoutingDecision, TurnStatus
 
 from ..conversation.reply import Reply
 from ..conversation.results import GenerateResult
@@ -25,6 +24,7 @@ from ..runtime.runtime import Runtime
 from .progress import UsageSoFar
 from .reading import EventReader, LogEvent, OnUsage, ReaderOptions, TurnReader, ViewReader
 from .streamed_turn import StreamedTurn
+from .texts import TextPieces
 from .view_events import ViewEvent
 
 E = TypeVar("E")
@@ -64,7 +64,7 @@ class _Stream(Generic[E]):
     @property
     def text_stream(self) -> AsyncIterator[str]:
         """Only the text, piece by piece. Iterating the stream doesn't give again what the text has read."""
-        return _Text(self)
+        return TextPieces(self)
 
     # -- what there is, now and in the end
 
@@ -77,6 +77,38 @@ class _Stream(Generic[E]):
     def usage_so_far(self) -> UsageSoFar:
         """The tokens that were used until now, and their cost; an estimate while a reply comes."""
         return self._run.usage
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The tokens that all calls have used until now. It may be asked for at any time: while the reply comes,
+        after the end, and when the stream was left or has failed.
+        """
+        return self._run.usage.usage
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of those tokens; unknown as soon as the cost of one call is. It may be asked at any time."""
+        return self._run.usage.cost
+
+    @property
+    def model(self) -> str | None:
+        """``provider:name`` of the model that serves, or served last; None before one is chosen."""
+        return self._run.model
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """The decision that brought the last call to its model; None before it is made."""
+        return self._run.routing
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """The warnings of all replies until now, and of the call under way, as far as they are known."""
+        return self._run.warnings
+
+    @property
+    def status(self) -> TurnStatus | None:
+        """The way the turn ended; None until it has."""
+        return self._run.status
 
     async def message(self) -> Reply:
         """The assistant's last message, when all is over. An exception of the turn is raised here."""
@@ -201,42 +233,3 @@ class TurnStream(_Stream[LogEvent]):
             options: The fields of `ReaderOptions`.
         """
         return EventReader(self._run, self, **options)
-
-
-class _Text(Generic[E]):
-    """The text of a stream, in the pieces in which it comes; it shares the stream's place."""
-
-    def __init__(self, stream: _Stream[E]) -> None:
-        self._stream = stream
-        self._given = 0
-
-    def __aiter__(self) -> Self:
-        aiter(self._stream)
-        return self
-
-    async def __anext__(self) -> str:
-        while True:
-            event = await anext(self._stream)
-            piece = ""
-            if isinstance(event, TextDelta):
-                piece = event.text
-            elif isinstance(event, StreamReset):  # the log was folded meanwhile
-                piece = _text_of(event.snapshot)[self._given :]
-            if piece:
-                self._given += len(piece)
-                return piece
-
-
-def _text_of(events: Sequence[TurnEvent]) -> str:
-    """All text of a folded stream: whole messages, and the deltas of one that is still open."""
-    texts: dict[str, str] = {}
-    for event in events:
-        match event:
-            case TextDelta():
-                texts[event.message_id] = texts.get(event.message_id, "") + event.text
-            case MessageComplete():
-                blocks = (block.text for block in event.final_content if isinstance(block, TextBlock))
-                texts[event.message_id] = "".join(blocks)
-            case _:
-                pass
-    return "".join(texts.values())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import reduce
+from operator import add
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import anyio
 import msgspec
 
-from adapters import ContentBlock, Message, TextDelta, ToolUseInputDelta, ToolUseStart
-from bus import CallboardError
+from adapters import CallWarning, ContentBlock, Message, TextDelta, TokenUsage, ToolUseInputDelta, ToolUseStart
+from bus import CallboardError, Cost, RoutingDecision, TurnStatus
 from bus.errors import CancelledError
 from bus.values.json import Json
 
@@ -60,6 +62,36 @@ class ObjectStream(Generic[T]):
     def stream_id(self) -> str:
         """The id that `Engine.attach` takes, for readers of all events of the reply that comes just now."""
         return self._attempts[-1][1].stream_id
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The tokens that all replies have used until now; see `StreamResult.usage`."""
+        return reduce(add, (stream.usage for _, stream in self._attempts))
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of those tokens; see `StreamResult.cost`."""
+        return reduce(add, (stream.cost for _, stream in self._attempts))
+
+    @property
+    def model(self) -> str | None:
+        """``provider:name`` of the model that serves, or served last; None before one is chosen."""
+        return self._attempts[-1][1].model
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """The decision that brought the last call to its model; None before it is made."""
+        return self._attempts[-1][1].routing
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """The warnings of all replies until now, and of the call under way, as far as they are known."""
+        return tuple(warning for _, stream in self._attempts for warning in stream.warnings)
+
+    @property
+    def status(self) -> TurnStatus | None:
+        """The way the last turn ended; None while it runs. A turn that ended well may have given no object."""
+        return self._attempts[-1][1].status
 
     async def object(self) -> T:
         """The whole object. An exception of the call is raised here.

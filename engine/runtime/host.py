@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from bus import Cost, Envelope, TaskHandle
+from bus import Cost, Envelope, ShutdownReport, TaskHandle
 
 from ..conversation.reply import Reply
 from ..models.entries import AdapterEntry
@@ -41,6 +41,9 @@ class Host(Protocol):
 
     def require_loop(self, instead: str = "") -> None:
         """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+
+    async def aclose(self) -> ShutdownReport | None:
+        """End in order, see `Engine.aclose`."""
 
     async def start(self) -> None:
         """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""

@@ -365,6 +365,10 @@ class EngineHost:
     async def start(self) -> None:
         await self.living()
 
+    async def aclose(self) -> ShutdownReport | None:
+        self.require_loop()
+        return await self._life.stop() if self._life is not None else None
+
     async def living(self) -> Life:
         """The life, up and running. The exceptions are those of `start`."""
         require_asyncio()

@@ -138,6 +138,32 @@ class Session:
         task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
+    def send_sync(
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> Reply:
+        """`send` for code without an event loop: the engine lives on the thread of the sync functions.
+
+        ``with Engine() as engine`` starts it there; else the first turn does, and the engine is closed when the
+        program ends. Ctrl-C cancels the turn. Arguments, result and exceptions are those of `send`.
+
+        Raises:
+            WrongLoop: The engine lives on another event loop, or an async tool calls this and would wait for
+                itself.
+        """
+        from ..functions.sync_host import sync_host
+
+        host = sync_host()
+
+        async def sent() -> Reply:
+            host.keep(self._runtime.host)
+            return await self.send(content, model=model, **options)
+
+        return host.run(sent, name="send_sync()")
+
     def stream(
         self,
         content: str | Sequence[ContentBlock],

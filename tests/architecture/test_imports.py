@@ -86,6 +86,7 @@ LATE_PARTS = {
     "engine": (
         *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),
         *(
+            "functions.embedding",
             "functions.objects",
             "objects.stream",
             "objects.generate",

@@ -35,7 +35,7 @@ from bus import (
     Lossless,
     Subscription,
 )
-from engine import Engine, ModelChoice, ModelEntry, ModelRegistry
+from engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
 from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand
 from tests.support.engines import entry, model, serving
@@ -363,3 +363,57 @@ class Talker(ScriptedAdapter):
 
     script: ClassVar[list[Say]] = []
     embed = None  # type: ignore[assignment]
+
+
+async def test_progress_is_told_after_each_batch_and_ends_with_all_texts() -> None:
+    """It only grows, whichever batch ends first; halved batches and failures count once."""
+    told: list[tuple[int, int]] = []
+    kind = embedder_type("Telling", faults=[ContextOverflowError("too large"), ServerError("no")])
+    async with engine_of(serving(small("a"), a=kind)) as (engine, _):
+        texts = ["x"] * 10
+        with pytest.raises(PartialEmbeddingError) as raised:
+            await engine.embed(
+                texts,
+                model="a:small",
+                at_once=1,
+                max_retries=0,
+                on_progress=lambda done, total: told.append((done, total)),
+            )
+        assert told == [(1, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
+        assert raised.value.cost is not None
+        told.clear()
+        await engine.embed([], model="a:small", on_progress=lambda done, total: told.append((done, total)))
+        assert told == []
+
+
+async def test_progress_that_fails_ends_the_work() -> None:
+    """It is the host's own code, so its exception is the host's."""
+
+    def stop(done: int, total: int) -> None:
+        raise ZeroDivisionError(done)
+
+    async with engine_of(serving(small("a"), a=embedder_type("Stopping"))) as (engine, _):
+        with pytest.raises(ZeroDivisionError, match="3"):
+            await engine.embed(["x"] * 10, model="a:small", at_once=1, on_progress=stop)
+
+
+async def test_the_function_is_the_engine_s_method() -> None:
+    """With the same options, on the engine that is named."""
+    async with engine_of(serving(small("a"), a=embedder_type("Function"))) as (engine, _):
+        result = await embed(["four"], model="a:small", engine=engine, dimensions=2)
+        assert [list(vector) for vector in result.vectors] == [[4.0, 4.0]]
+
+
+def test_the_sync_function_tells_its_progress() -> None:
+    """Before it returns, in the sync thread."""
+    told: list[tuple[int, int]] = []
+    with Engine(models=serving(small("a"), a=embedder_type("Sync")), trace=False) as engine:
+        result = embed_sync(
+            ["x"] * 7,
+            model="a:small",
+            engine=engine,
+            at_once=1,
+            on_progress=lambda done, total: told.append((done, total)),
+        )
+    assert len(result.vectors) == 7
+    assert told == [(3, 7), (6, 7), (7, 7)]

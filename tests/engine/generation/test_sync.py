@@ -110,6 +110,22 @@ PROGRAMS = {
         "threading.Thread(target=first).start()",
         *(0, "Hello\n", ["completed"] * 3),
     ),
+    "an engine that is entered": (
+        "with plain as e:\n"
+        "    session = e.session('s:m')\n"
+        "    print(session.send_sync('Hi').text, len(session.messages))\n"
+        "    print(generate_sync('s:m', 'Hi', engine=e).text)\n"
+        "print(e.closed)",
+        *(0, "Hello 2\nHello\nTrue\n", ["completed"] * 2),
+    ),
+    "a session of an engine that nobody closes": (
+        "session = plain.session('s:m')\ndel plain\nprint(session.send_sync('Hi').text)",
+        *(0, "Hello\n", ["completed"]),
+    ),
+    "an engine that is left by an exception": (
+        "with plain as e:\n    print(e.session('s:m').send_sync('Hi').text)\n    raise SystemExit(4)",
+        *(4, "Hello\n", ["completed"]),
+    ),
     "the engine of the environment": (
         "Path(sys.argv[1]).parent.joinpath('models.yaml').write_text('''\n"
         "adapters: {s: {type: scripted, options: {replies: [Hello]}}}\n"
@@ -303,7 +319,7 @@ def test_an_async_tool_can_t_wait_for_its_own_thread(engines: list[Engine]) -> N
     tools = [Tool(ToolDefinition("ask"), ask), Tool(ToolDefinition("plain"), ask_plainly)]  # type: ignore[arg-type]
     result = generate_sync("s:m", "Hi", engine=engine, tools=tools)
     refused, answered = result.steps[0].tool_results
-    assert "await the async function there" in refused.text
+    assert "await the async function instead" in refused.text
     assert answered.text == "from inside"
 
 
@@ -340,3 +356,47 @@ def test_a_sync_stream_is_steered_from_any_thread(engines: list[Engine]) -> None
     assert result.undelivered == ()
     with pytest.raises(NoTurnRunning):
         result.steer("too late")
+
+
+def test_an_engine_that_is_entered_without_a_loop_is_closed_on_leaving() -> None:
+    """And may be entered once: then it stays closed."""
+    engine = Engine(models=registry(Say("Hello"), Say(fails=ServerError("no"))), trace=False)
+    with engine as entered:
+        assert entered is engine
+        session = engine.session("s:m")
+        assert session.send_sync("Hi").text == "Hello"
+        with pytest.raises(ServerError):
+            session.send_sync("Hi")
+    assert engine.closed
+    with pytest.raises(CallboardError), engine:
+        pass
+
+
+@pytest.mark.anyio
+async def test_an_engine_of_a_loop_isn_t_used_without_one() -> None:
+    """The error says what to do; and entering one within a coroutine is warned of, with the right word."""
+    async with Engine(models=registry(Say("Hello")), trace=False) as engine:
+        session = engine.session("s:m")
+        with pytest.warns(RuntimeWarning, match=r"send_sync\(\) holds up"):
+            with pytest.raises(WrongLoop, match=r"with Engine\(\) as engine"):
+                session.send_sync("Hi")
+        assert (await session.send("Hi")).text == "Hello"
+    with pytest.warns(RuntimeWarning, match="say `async with Engine"), Engine(models=registry(), trace=False):
+        pass
+
+
+def test_an_async_tool_that_calls_send_sync_is_told() -> None:
+    """It would wait for itself."""
+    with Engine(models=registry(Say(calls=[("ask", {})]), Say("Done")), trace=False) as engine:
+        told: list[str] = []
+
+        async def ask() -> str:
+            """Ask."""
+            try:
+                engine.session("s:m").send_sync("Hi")
+            except WrongLoop as error:
+                told.append(str(error))
+            return "asked"
+
+        engine.session("s:m", tools=[ask]).send_sync("Hi")
+    assert "would wait for itself" in told[0]

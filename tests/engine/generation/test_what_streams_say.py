@@ -1,0 +1,263 @@
+"""What a stream says of itself before it begins, while it comes, afterwards, and when it was left.
+
+And what an error says of the call that it ended: `cost`, whoever asked and however.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import pytest
+
+from adapters import AdapterError, CancelledError, ServerError, TextDelta, TokenUsage
+from callboard import Engine, StreamResult, SyncStreamResult, TurnStream, stream_sync
+from engine import ObjectStream, Requirements
+from tests.support.engines import registry, running
+from tests.support.scripted import Say
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+PRICES = PriceTable.from_rows([PriceRow(model=f"{name}:*", input=9_000_000, output=9_000_000) for name in "st"])
+Any_Stream: TypeAlias = StreamResult | TurnStream | ObjectStream[Any]
+Open: TypeAlias = Callable[[Engine], Any_Stream]
+JSON = ('{"a', 'ge": 3}')
+
+
+def a_function(engine: Engine) -> Any_Stream:
+    return engine.stream("s:m", "Hi")
+
+
+def a_session(engine: Engine) -> Any_Stream:
+    return engine.session("s:m").stream("Hi")
+
+
+def an_object(engine: Engine) -> Any_Stream:
+    return engine.stream_object("s:m", "Hi", schema=dict[str, int])
+
+
+OPEN: list[Open] = [a_function, a_session, an_object]
+
+
+@asynccontextmanager
+async def priced(*replies: Say) -> AsyncIterator[Engine]:
+    async with running(*replies, prices=PRICES) as (engine, _):
+        yield engine
+
+
+async def first_text(stream: Any_Stream) -> None:
+    await anext(aiter(stream.text_stream))
+
+
+@pytest.mark.parametrize("open_", OPEN)
+async def test_a_stream_says_what_it_costs_before_it_begins_while_it_comes_and_afterwards(open_: Open) -> None:
+    """Nothing, then an estimate, then what the provider said; and the end is what `result()` has."""
+    gate = asyncio.Event()
+    steps = iter(range(99))
+
+    async def pause() -> None:
+        if next(steps) >= 2:
+            await gate.wait()
+
+    async with priced(Say(*JSON, pause=pause)) as engine:
+        stream = open_(engine)
+        assert (stream.usage, stream.cost.usd, stream.model, stream.routing) == (TokenUsage(), 0, None, None)
+        assert (stream.warnings, stream.status) == ((), None)
+        async with stream:
+            await first_text(stream)
+            assert stream.usage.output_tokens
+            assert stream.cost.usd
+            assert (stream.model, stream.status) == ("s:m", None)
+            assert stream.routing is not None
+            assert stream.routing.model == "s:m"
+            gate.set()
+            result = await stream.result()
+        assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
+        assert (stream.model, stream.routing, stream.status) == (result.model, result.routing, "completed")
+        assert stream.warnings == result.warnings
+
+
+@pytest.mark.parametrize("open_", OPEN)
+@pytest.mark.parametrize("way", ["left", "cancelled", "failed"])
+async def test_a_stream_that_did_not_end_well_says_what_it_cost(open_: Open, way: str) -> None:
+    """Left, cancelled or failed in the middle: what had come is counted, and `status` says how it ended."""
+
+    async def pause() -> None:
+        if way != "failed" and next(steps) >= 2:
+            await asyncio.Event().wait()
+
+    steps = iter(range(99))
+    fails = ServerError("broken") if way == "failed" else None
+    async with priced(Say(*JSON, fails=fails, pause=pause)) as engine:
+        stream = open_(engine)
+        error: AdapterError | None = None
+        async with stream:
+            await first_text(stream)
+            if way == "cancelled":
+                await stream.cancel()
+            if way != "left":
+                with pytest.raises(AdapterError) as raised:
+                    await stream.result()
+                error = raised.value
+        assert stream.status == ("failed" if way == "failed" else "cancelled")
+        assert stream.usage.output_tokens
+        assert stream.cost.usd
+        assert (stream.model, stream.routing is not None) == ("s:m", True)
+        if error is not None:
+            assert (error.cost, error.usage) == (stream.cost, stream.usage)
+            assert isinstance(error, ServerError if way == "failed" else CancelledError)
+
+
+@pytest.mark.parametrize("open_", OPEN)
+async def test_a_stream_that_never_began_has_cost_nothing(open_: Open) -> None:
+    """It was closed before it was asked for anything."""
+    async with priced() as engine:
+        stream = open_(engine)
+        await stream.aclose()
+        assert (stream.usage, stream.cost.usd, stream.model, stream.status) == (TokenUsage(), 0, None, "cancelled")
+
+
+async def test_a_stream_of_several_steps_counts_them_all() -> None:
+    """The cost is that of the turn, as in `total_cost`."""
+    calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
+
+    def weather(city: str) -> str:
+        """Tell it."""
+        return city
+
+    async with priced(calls, Say("Rain.")) as engine, engine.stream("s:m", "Hi", tools=[weather]) as stream:
+        result = await stream.result()
+        assert len(result.steps) == 2
+        assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
+
+
+async def test_a_fallback_says_which_model_served() -> None:
+    """Routing and model are those of the last call, and the failed one is paid for."""
+    replies = {"t": [Say("Hello")]}
+    async with running(Say(fails=ServerError("overloaded")), prices=PRICES, **replies) as (engine, _):
+        async with engine.stream("s:m", "Hi", fallback=["t:m"]) as stream:
+            result = await stream.result()
+        assert (stream.model, result.model) == ("t:m", "t:m")
+        assert stream.routing == result.routing
+        assert result.routing is not None
+        assert result.routing.requested == "s:m"
+
+
+def test_a_sync_stream_says_the_same() -> None:
+    """While it comes and when it was left, from another thread than the call's."""
+    engine = Engine(models=registry(Say(*["word "] * 50)), trace=False, prices=PRICES)
+    with stream_sync("s:m", "Hi", engine=engine) as stream:
+        assert isinstance(stream, SyncStreamResult)
+        assert stream.status is None
+        next(iter(stream.text_stream))
+        assert stream.model == "s:m"
+    assert stream.usage.output_tokens
+    assert stream.cost.usd
+    assert stream.routing is not None
+    assert stream.warnings == ()
+    assert stream.status in ("completed", "cancelled")  # as the reply may have come whole before it was left
+
+
+# -- Errors
+
+
+Ask: TypeAlias = Callable[[Engine], Awaitable[object]]
+ASK: dict[str, Ask] = {
+    "generate": lambda engine: engine.generate("s:m", "Hi"),
+    "stream": lambda engine: engine.stream("s:m", "Hi").result(),
+    "session": lambda engine: engine.session("s:m").send("Hi"),
+    "session, streamed": lambda engine: engine.session("s:m").stream("Hi").result(),
+    "object": lambda engine: engine.generate_object("s:m", "Hi", schema=dict[str, int]),
+    "object, streamed": lambda engine: engine.stream_object("s:m", "Hi", schema=dict[str, int]).result(),
+}
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
+async def test_an_error_says_what_its_call_cost(ask: Ask) -> None:
+    """However it was asked: nothing for a refusal, and what had come for a stream that broke off."""
+    async with priced(Say("Hel", fails=ServerError("broken", provider_status=529))) as engine:
+        with pytest.raises(ServerError) as raised:
+            await ask(engine)
+    assert raised.value.cost is not None
+    assert raised.value.cost.usd is not None
+    assert raised.value.cost.usd >= Decimal(0)
+
+
+async def test_the_cost_of_a_call_that_was_never_answered_is_not_known() -> None:
+    """It is a Cost that says so, and never taken for nothing; a request that nobody got costs nothing."""
+    async with priced(Say(fails=ServerError("lost"))) as engine:
+        with pytest.raises(ServerError) as raised:
+            await engine.generate("s:m", "Hi")
+        assert raised.value.cost is not None
+        assert raised.value.cost.usd is None
+        with pytest.raises(AdapterError) as refused:
+            await engine.generate("s:m", "Hi", requires=Requirements(min_context_tokens=10**9))
+        assert refused.value.cost is not None
+        assert refused.value.cost.usd == 0
+
+
+@pytest.mark.parametrize("ask", ASK.values(), ids=list(ASK))
+async def test_a_cancelled_call_says_what_it_cost(ask: Ask) -> None:
+    """`engine.cancel` by somebody else, while the provider is at work."""
+    begun = asyncio.Event()
+
+    async def pause() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with priced(Say("Hel", "lo", pause=pause)) as engine:
+
+        async def asked() -> object:
+            return await ask(engine)
+
+        task = asyncio.create_task(asked())
+        await begun.wait()
+        (item,) = engine.under_way().items
+        await engine.cancel(item.id)
+        with pytest.raises(CancelledError) as raised:
+            await task
+    assert raised.value.cost is not None
+    assert raised.value.cost.usd is not None
+
+
+# -- The text of each reader
+
+
+async def test_each_reader_has_a_text_stream() -> None:
+    """Of a function's stream, of a session's, and of one that was attached to; also for who comes late."""
+    async with priced(Say("Hel", "lo"), Say("Hel", "lo")) as engine:
+        for stream in (engine.stream("s:m", "Hi"), engine.session("s:m").stream("Hi")):
+            reader = stream.reader()
+            assert "".join([text async for text in reader.text_stream]) == "Hello"
+            assert "".join([text async for text in stream.reader(coalesce=True).text_stream]) == "Hello"
+            async with engine.attach(stream.stream_id, view=True) as view:
+                assert "".join([text async for text in view.text_stream]) == "Hello"
+
+
+async def test_an_attached_view_gives_what_stream_gives() -> None:
+    """Event for event; its last event says how the turn ended, and an error isn't raised to it."""
+    async with priced(Say("Hel", "lo"), Say("Hel", fails=ServerError("broken"))) as engine:
+        stream = engine.stream("s:m", "Hi")
+        events = [event async for event in stream]
+        view = engine.attach(stream.stream_id, view=True)
+        attached = [event async for event in view]
+        text = "".join(event.text for event in attached if isinstance(event, TextDelta))
+        assert (text, [type(event) for event in attached][-1]) == ("Hello", type(events[-1]))
+        failing = engine.stream("s:m", "Hi")
+        with pytest.raises(ServerError):
+            await failing.result()
+        kinds = [event.type for event in await engine.attach(failing.stream_id, view=True).take()]
+        assert kinds[-1] == "error"
+
+
+async def test_a_view_begins_at_the_beginning() -> None:
+    """From the middle, nobody could tell what its segments are."""
+    async with priced(Say("Hello")) as engine:
+        stream = engine.stream("s:m", "Hi")
+        await stream.result()
+        with pytest.raises(ValueError, match="a view begins at the first event"):
+            engine.attach(stream.stream_id, view=True, from_seq=2)  # type: ignore[call-overload]
