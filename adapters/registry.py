@@ -15,6 +15,7 @@ from bus.errors import ConfigurationError
 
 from .config import AdapterConfig
 from .contract import ProviderAdapter
+from .plugins import plugin_named
 from .provider import Provider, provider_named, providers
 from .transport.transport import Transport
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 def adapter_types() -> tuple[str, ...]:
     """The registered types, by name. Any other type is ``package.module:Class``."""
     return tuple(sorted(provider.name for provider in providers()))
+
+
+def is_adapter_type(name: str) -> bool:
+    """Whether an adapter can be made of this type: a registered one, a plugin's, or ``package.module:Class``."""
+    return ":" in name or provider_named(name) is not None or plugin_named("callboard.adapters", name) is not None
 
 
 def registered_type(kind: type) -> str | None:
@@ -102,7 +108,7 @@ def create_adapter(
     """Make an adapter of a type. It opens no connection yet.
 
     Args:
-        type_name: One of `adapter_types`, or ``package.module:Class``.
+        type_name: One of `adapter_types`, the name of a plugin, or ``package.module:Class``.
         config: How to reach the provider.
         name: The adapter's name, which stands before the colon of its models' names.
         clock: The clock of the adapter's times and of its randomness.
@@ -121,8 +127,7 @@ def _factory(type_name: str) -> Callable[..., ProviderAdapter]:
     provider = provider_named(type_name)
     module, colon, attribute = type_name.partition(":")
     if provider is None and not colon:
-        known = ", ".join(adapter_types())
-        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
+        return _of_plugin(type_name)
     try:
         if provider is not None:
             found = provider.load(provider.adapter)
@@ -131,3 +136,14 @@ def _factory(type_name: str) -> Callable[..., ProviderAdapter]:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
     return cast("Callable[..., ProviderAdapter]", found)
+
+
+def _of_plugin(type_name: str) -> Callable[..., ProviderAdapter]:
+    plugin = plugin_named("callboard.adapters", type_name)
+    if plugin is None:
+        known = ", ".join(adapter_types())
+        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
+    offered, fault = plugin.load()
+    if fault is not None:
+        raise ConfigurationError(f"adapter type {type_name!r} of {plugin.package} can't be loaded: {fault}")
+    return cast("Callable[..., ProviderAdapter]", offered)

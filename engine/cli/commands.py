@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "models": CommandEntry("manage.models:add_command", "which models there are, what they can do and cost"),
     "keys": CommandEntry("manage.keys:add_command", "API keys in a private file"),
     "prices": CommandEntry("manage.prices:add_command", "what models cost, and why"),
+    "plugins": CommandEntry("manage.plugins:add_command", "adapters, tools and commands of other packages"),
     "templates": CommandEntry("manage.templates:add_command", "prompts with parameters, for `ask -t`"),
     "reprice": CommandEntry("reprice.reprice:add_command", "what stored calls cost under other prices"),
     "record": CommandEntry(

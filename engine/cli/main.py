@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from .commands import COMMANDS
+from .plugin_commands import AddCommand, plugin_command
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -21,9 +22,6 @@ FAILED = 1
 BADLY_CONFIGURED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is meant to end
-
-
-AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         build_parser(()).print_help(sys.stderr)
         return BADLY_CONFIGURED
-    arguments = build_parser(_needed(words)).parse_args(words)
+    arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
     try:
         return _run(arguments)
@@ -74,23 +72,31 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED
 
 
-def _needed(words: Sequence[str]) -> Collection[str]:
-    """The commands that a parser of these words must know as a whole: the first word, if it is one."""
-    first = words[1:2] if words[0] == "--" else words[:1]
-    return [word for word in first if word in COMMANDS]
+def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of these words. It knows as a whole the command of the first word, which may be a plugin's."""
+    for word in words[1:2] if words[0] == "--" else words[:1]:
+        if word in COMMANDS:
+            return build_parser([word])
+        if word and not word.startswith("-") and (add_command := plugin_command(word)) is not None:
+            return build_parser((), [add_command])
+    return build_parser(())
 
 
-def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+def build_parser(
+    names: Collection[str] = tuple(COMMANDS), plugins: Collection[AddCommand] = ()
+) -> argparse.ArgumentParser:
     """The parser of the command line.
 
     Args:
         names: The commands that add their own part. If there are none, the parser knows all commands by name and
             by their line of help.
+        plugins: The functions that add the commands of plugins.
     """
     parser: argparse.ArgumentParser = _Parser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
         epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
+        "`callboard plugins` lists those of other packages. "
         "models.yaml, and what is kept, is in the folder $CALLBOARD_HOME (default ~/.callboard). "
         "Exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.",
     )
@@ -110,6 +116,8 @@ def build_parser(names: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentP
     if not names:
         for name, entry in COMMANDS.items():
             commands.add_parser(name, help=entry.help)
+    for add_command in plugins:
+        add_command(commands)
     return parser
 
 

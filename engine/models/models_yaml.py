@@ -10,7 +10,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
-from adapters.registry import adapter_types
+from adapters.registry import adapter_types, is_adapter_type
 from bus import ConfigurationError
 from bus.log import Log
 from bus.values.json import Json, JsonObject
@@ -96,7 +96,7 @@ class Reader:
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
-        if kind not in adapter_types() and ":" not in kind:
+        if not is_adapter_type(kind):
             near = nearest(kind, adapter_types())
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(adapter_types())}."
             raise ConfigurationError(

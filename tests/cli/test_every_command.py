@@ -97,6 +97,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "keys get": (("A_KEY",), (HOSTILE,)),
     "keys remove": (("A_KEY",), ("openai",)),
     "keys path": ((),),
+    "plugins": ((),),
     "templates list": ((),),
     "templates show": (("hostile",), (HOSTILE,)),
     "templates edit": (("hostile",), (HOSTILE,)),

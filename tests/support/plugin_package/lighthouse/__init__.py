@@ -1,0 +1,1 @@
+"""A package with plugins of all three kinds, some of which are broken."""
