@@ -9,6 +9,7 @@ from bus import StoreError
 from ..health_report import Check
 
 if TYPE_CHECKING:
+    from .frames.part import Frames
     from .node import Node
     from .ownership.ownership import Ownership
 
@@ -43,21 +44,40 @@ async def check_broker(url: str, cluster: str) -> list[Check]:
         fix = f"Start nats-server with -js, and give this user a right to it. {_WITHOUT_BROKER}"
         return [Check("broker", False, f"{said}, which keeps no messages: JetStream is off", fix)]
     kept = "no events of this cluster yet"
-    if found.kept_bytes is not None:
-        kept = f"{found.kept_bytes / 1_000_000:,.1f} MB of this cluster's events"
+    if found.events is not None:
+        kept = f"{_megabytes(found.events.bytes)} of this cluster's events"
+    if found.frames is not None:
+        kept += (
+            f", and for ten minutes {found.frames.messages} frames of streams ({_megabytes(found.frames.bytes)})"
+        )
     return [Check("broker", True, f"{said} keeps {kept}")]
 
 
 async def check_node(node: Node) -> list[Check]:
-    """The checks of an engine of a cluster: its broker, what goes out over it, and its lease."""
+    """The checks of an engine of a cluster: its broker, what goes out and comes in over it, and its lease."""
     checks = []
     if node.cluster.nats is not None:
         checks += await check_broker(node.cluster.nats, node.cluster.name)
     if node.bridge is not None:
         checks.append(_outgoing(node))
+    if node.frames is not None:
+        checks.append(_streams(node.frames))
     if node.ownership is not None:
         checks += [_lease(node), await _others(node.ownership)]
     return checks
+
+
+def _streams(frames: Frames) -> Check:
+    """What goes out of streams, and what is read here of others. What could not be sent is said again."""
+    found = frames.sender.statistics()
+    detail = f"{found.open} open, {found.frames} frames sent ({_megabytes(found.bytes)})"
+    if found.lost:
+        detail += f", {found.lost} messages not sent while the broker was away"
+    return Check("node:streams", True, f"{detail}; {len(frames.mirrors)} of other nodes read here")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1_000_000:,.1f} MB"
 
 
 def _outgoing(node: Node) -> Check:
@@ -68,7 +88,9 @@ def _outgoing(node: Node) -> Check:
         detail = f"events behind number {found.sent} were not taken, {found.failures} times in a row"
         return Check("node:events", False, detail, fix)
     waits = found.committed - found.sent
-    return Check("node:events", True, f"{found.sent} sent" + (f", up to {waits} wait" if waits > 0 else ""))
+    behind = ", read from the trace, since they are too many for memory" if found.is_behind else ""
+    waiting = f", up to {waits} wait{behind}" if waits > 0 else ""
+    return Check("node:events", True, f"{found.sent} sent{waiting}")
 
 
 async def _others(ownership: Ownership) -> Check:

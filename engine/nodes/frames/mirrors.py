@@ -165,6 +165,10 @@ class Mirrors:
         begin = partial(self._begin, mirrored, start)
         return RemoteReader(mirrored, from_seq, begin, coalesce=coalesce, min_interval=min_interval)
 
+    def __len__(self) -> int:
+        """The number of streams that are being mirrored."""
+        return len(self._mirrored)
+
     def __contains__(self, stream_id: object) -> bool:
         """Whether the stream is being mirrored."""
         return stream_id in self._mirrored

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from nats.js.client import JetStreamContext
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a broker keeps in one of its streams."""
+
+    messages: int
+    """The number of messages."""
+    bytes: int
+    """Their bytes."""
 
 
 class BrokerCondition(msgspec.Struct, frozen=True):
@@ -14,8 +28,10 @@ class BrokerCondition(msgspec.Struct, frozen=True):
     """Its version."""
     jetstream: bool
     """Whether it can keep messages."""
-    kept_bytes: int | None
-    """The bytes of events that it keeps for the cluster; None if it has kept none."""
+    events: Kept | None
+    """The events that it keeps for the cluster; None if it never kept any."""
+    frames: Kept | None
+    """The frames of streams that it keeps for the cluster, for some minutes; None if it keeps none."""
 
 
 async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCondition:
@@ -32,7 +48,6 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
     import anyio
     from nats.aio.client import Client
     from nats.errors import Error
-    from nats.js.errors import NotFoundError
 
     servers = [address.strip() for address in url.split(",") if address.strip()]
     failures: list[Exception] = []
@@ -48,17 +63,17 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
             await client.connect(servers, allow_reconnect=False, connect_timeout=2, error_cb=failed)
             jetstream = client.jetstream(timeout=2)
             place = client.connected_url
-            kept, keeps = None, True
+            events, frames, keeps = None, None, True
             try:
                 await jetstream.account_info()
-                kept = (await jetstream.stream_info(f"callboard_{cluster}_events")).state.bytes
-            except NotFoundError:
-                pass
+                events = await _kept(jetstream, f"callboard_{cluster}_events")
+                frames = await _kept(jetstream, f"callboard_{cluster}_streams")
             except Error:
                 keeps = False
             where = "" if place is None else f"{place.hostname}:{place.port}"
             version = client.connected_server_version
-            return BrokerCondition(where, f"{version.major}.{version.minor}.{version.patch}", keeps, kept)
+            said = f"{version.major}.{version.minor}.{version.patch}"
+            return BrokerCondition(where, said, keeps, events, frames)
     except TimeoutError as error:
         raise OSError(f"no answer within {seconds:g} s") from error
     except (Error, OSError, ValueError) as error:
@@ -66,3 +81,13 @@ async def broker_condition(url: str, cluster: str, seconds: float) -> BrokerCond
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(1):
             await client.close()
+
+
+async def _kept(jetstream: JetStreamContext, stream: str) -> Kept | None:
+    from nats.js.errors import NotFoundError
+
+    try:
+        state = (await jetstream.stream_info(stream)).state
+    except NotFoundError:
+        return None
+    return Kept(state.messages, state.bytes)

@@ -52,9 +52,13 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
                 await anyio.sleep(0.01)
         (broker,) = await named(engine, "broker")
         assert broker.ok
-        assert "MB of this cluster's events" in broker.detail
+        assert "MB of this cluster's events, and for ten minutes " in broker.detail
         (events,) = await named(engine, "node:events")
         assert (events.ok, events.detail) == (True, f"{node.bridge.statistics().sent} sent")
+        (streams,) = await named(engine, "node:streams")
+        sent = node.frames.sender.statistics().frames  # type: ignore[union-attr]
+        assert sent > 0
+        assert streams.detail == f"0 open, {sent} frames sent (0.0 MB); 0 of other nodes read here"
         changes = engine.bus.subscribe("nodes.broker_changed")
         server.stop()
         assert (await anext(changes)).data == NodeBrokerChanged(
