@@ -1,8 +1,8 @@
 """The adapter of every provider over HTTP: a provider's wires, put together with what sends and waits.
 
 A provider's own adapter is this class with a wire, and the wire says all that is the provider's own. Attempts,
-time limits and cancelling are in `attempts` and `call`, the reader's iterator in `stream`, and embeddings, images
-and videos in `embeddings.http`, `images.http` and `videos.http`.
+time limits and cancelling are in `attempts` and `call`, the reader's iterator in `stream`, and embeddings, images,
+videos and batches in `embeddings.http`, `images.http`, `videos.http` and `batches.http`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from bus.errors import AdapterError, CapabilityError
 from bus.values.messages import Message, ToolDefinition
 from bus.values.usage import TokenUsage
 
+from ..batches.contract import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
+from ..batches.http import HttpBatches
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
@@ -54,7 +56,8 @@ T = TypeVar("T")
 
 
 class HttpAdapter:
-    """A provider over HTTP. It fulfils `ProviderAdapter` and the interfaces of embeddings, images and videos.
+    """A provider over HTTP. It fulfils `ProviderAdapter` and the interfaces of embeddings, images, videos and
+    batches.
 
     What the provider doesn't do is refused with CapabilityError. A provider's adapter names its `wire_type` and
     adds nothing else. ``config.options["repair"]: false`` sends no refused request again, mended; see `repair`.
@@ -91,6 +94,7 @@ class HttpAdapter:
         self._embeddings = HttpEmbeddings(self.client, others.embeddings) if others.embeddings else None
         self._images = HttpImages(self.client, others.images) if others.images else None
         self._videos = HttpVideos(self.client, others.videos) if others.videos else None
+        self._batches = HttpBatches(self.client, others.batches) if others.batches else None
 
     @property
     def base_url(self) -> str:
@@ -229,6 +233,39 @@ class HttpAdapter:
     def get_video_capabilities(self, model: str) -> VideoCapabilities:
         """See `VideoAdapter.get_video_capabilities`."""
         return self._that_has(self._videos, "make videos").capabilities(self._wire_name(model))
+
+    # -- batches
+
+    def get_batch_limits(self, model: str) -> BatchLimits:
+        """See `BatchAdapter.get_batch_limits`."""
+        return self._that_has(self._batches, "take batches").limits
+
+    def split_batch(self, items: Sequence[BatchItem]) -> tuple[int, ...]:
+        """See `BatchAdapter.split_batch`."""
+        return self._that_has(self._batches, "take batches").split(items)
+
+    async def create_batch(self, request: BatchRequest, *, on_attempt: AttemptObserver | None = None) -> BatchJob:
+        """See `BatchAdapter.create_batch`."""
+        return await self._that_has(self._batches, "take batches").create(request, on_attempt)
+
+    async def find_batch(
+        self, model: str, mark: str, count: int, since: int, *, key: str | None = None, known: Sequence[str] = ()
+    ) -> BatchJob | None:
+        """See `BatchAdapter.find_batch`."""
+        batches = self._that_has(self._batches, "take batches")
+        return await batches.find(self._wire_name(model), mark, count, since, key, known)
+
+    async def retrieve_batch(self, job_id: str, *, model: str, key: str | None = None) -> BatchJob:
+        """See `BatchAdapter.retrieve_batch`."""
+        return await self._that_has(self._batches, "take batches").retrieve(job_id, self._wire_name(model), key)
+
+    async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> tuple[BatchOutcome, ...]:
+        """See `BatchAdapter.read_batch`."""
+        return await self._that_has(self._batches, "take batches").read(job, items)
+
+    async def cancel_batch(self, job: BatchJob, *, model: str) -> bool:
+        """See `BatchAdapter.cancel_batch`."""
+        return await self._that_has(self._batches, "take batches").cancel(job, self._wire_name(model))
 
     def _that_has(self, part: T | None, what: str) -> T:
         if part is None:

@@ -17,6 +17,7 @@ from bus.errors import AdapterError
 from bus.values.json import Json
 from bus.values.messages import Message, ToolDefinition
 
+from ..batches.wire import BatchWire
 from ..calls import RateLimitInfo
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest
@@ -59,6 +60,8 @@ class OtherWires(NamedTuple):
     """The wire of images for a model, by the model's name on the wire."""
     videos: VideoWire | None = None
     """The wire of videos."""
+    batches: BatchWire | None = None
+    """The wire of batches of conversations."""
 
 
 class ChatWire(ABC):
@@ -159,7 +162,7 @@ class ChatWire(ABC):
         return get("/v1/models")
 
     def other_wires(self) -> OtherWires:
-        """The wires of embeddings, images and videos, on the same server and with the same key."""
+        """The wires of embeddings, images, videos and batches, on the same server and with the same key."""
         return OtherWires()
 
     # -- what the models can do

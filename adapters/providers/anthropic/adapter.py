@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire
+from adapters.http.wire import ChatWire, OtherWires
 from adapters.http.wire_call import WireCall, get
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
@@ -17,6 +17,7 @@ from adapters.requests.settings import SharedOptions
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
 from . import wire
+from .batch import MessageBatches
 from .data import REPAIRS, find_model
 from .errors import ERROR_CODES
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
@@ -85,6 +86,9 @@ class MessagesWire(ChatWire):
 
     def health_request(self) -> WireCall:
         return get("/v1/models", {"anthropic-version": wire.VERSION})
+
+    def other_wires(self) -> OtherWires:
+        return OtherWires(batches=MessageBatches())
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         """The requests' and tokens' limits; `reset_at` is the tokens' (RFC 3339), or else the requests'."""

@@ -15,6 +15,7 @@ from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 
+from .batch import GeminiBatches
 from .chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .chat.request import build_request
 from .chat.response import read_reply
@@ -85,7 +86,12 @@ class GenerateContentWire(ChatWire):
 
     def other_wires(self) -> OtherWires:
         version = self._version
-        return OtherWires(GeminiEmbeddings(version), lambda _: GeminiImages(version), GeminiVideos(version))
+        return OtherWires(
+            GeminiEmbeddings(version),
+            lambda _: GeminiImages(version),
+            GeminiVideos(version),
+            GeminiBatches(version),
+        )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)

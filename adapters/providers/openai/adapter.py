@@ -21,6 +21,7 @@ from bus.errors import AdapterError
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
+from .batch import RESPONSES_BATCHES
 from .chat import response
 from .chat.request import build_request
 from .chat.stream import ResponsesNormaliser
@@ -72,7 +73,7 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
-        return OtherWires(OpenAIEmbeddings(), _image_wire, OpenAIVideos(codes=CODES))
+        return OtherWires(OpenAIEmbeddings(), _image_wire, OpenAIVideos(codes=CODES), RESPONSES_BATCHES)
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         headers = bearer(key)

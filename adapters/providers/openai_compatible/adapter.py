@@ -24,6 +24,7 @@ from bus.values.json import Json
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
+from .batch import batches_of
 from .chat.media import AUDIO_FORMATS, document_types, hears
 from .chat.request import build_body
 from .chat.response import read_whole
@@ -135,8 +136,12 @@ class ChatCompletionsWire(ChatWire):
         path, mark, query = self._beside("/images").partition("?")
         images = OpenAIImages(path, mark + query, protocol=self.default_name)
         videos = self._beside("/videos").partition("?")[0]
+        batches = batches_of(self.quirks.batches, self._beside("").partition("?")[0])
         return OtherWires(
-            embeddings, lambda _: images, OpenAIVideos(videos, protocol=self.default_name, codes=ERROR_CODES)
+            embeddings,
+            lambda _: images,
+            OpenAIVideos(videos, protocol=self.default_name, codes=ERROR_CODES),
+            batches,
         )
 
     def _beside(self, endpoint: str) -> str:

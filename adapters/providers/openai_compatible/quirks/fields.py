@@ -133,6 +133,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dimensions_field: str = "dimensions"
     """What the dimensions of an embedding are called."""
 
+    batches: Literal["none", "openai", "mistral"] = "none"
+    """The way in which the server takes batches: OpenAI's files and batches, or Mistral's jobs."""
+
     tools: Literal["native", "emulate"] = "native"
     """The way in which tools are called. ``emulate`` is for models that can't, see
     `adapters.requests.emulation`."""

@@ -64,6 +64,7 @@ QUIRKS: Mapping[str, Quirks] = {
         path="/openai/v1/chat/completions",
         think_tags="paired",
         settings=settings("temperature", "top_p", "seed", "user"),
+        batches="openai",
     ),
     "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
     "huggingface": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
@@ -90,6 +91,7 @@ QUIRKS: Mapping[str, Quirks] = {
         documents="document_url",
         document_urls=True,
         dimensions_field="output_dimension",
+        batches="mistral",
     ),
     "moonshot": Quirks(
         tool_choices=("auto", "none"),

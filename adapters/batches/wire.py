@@ -1,0 +1,200 @@
+"""The wire of a provider's batches: how jobs are written and read, and how their results are told. All is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from adapters.http.wire_call import WireCall
+from adapters.refusals.classify import ErrorType, build_error, read_error_value
+from adapters.usage.unfinished import NOTHING_USED
+from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from bus.values.json import Json, JsonObject
+
+from .contract import BatchJob, BatchLimits
+
+
+class Written(NamedTuple):
+    """A request of a batch, as the provider's protocol of conversations writes it."""
+
+    id: str
+    """The id by which its result is told."""
+    call: WireCall
+    """The request as it would be sent alone."""
+
+
+class BatchLine(NamedTuple):
+    """The result of one request, as the provider tells it. It has a reply or an error."""
+
+    id: str
+    """The id of the request."""
+    reply: bytes | None = None
+    """The body that the request would have been answered with."""
+    error: AdapterError | None = None
+    """Why there is no reply."""
+
+
+class ListPage(NamedTuple):
+    """A page of the provider's list of jobs, the latest first."""
+
+    jobs: Sequence[BatchJob]
+    """The jobs."""
+    following: WireCall | None = None
+    """The question for the page after it; None if there is none."""
+
+
+class BatchWire(Protocol):
+    """One provider's way to write jobs, and to read what it says of them and of their results."""
+
+    @property
+    def limits(self) -> BatchLimits:
+        """How large a job may be."""
+        ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether jobs bear the caller's mark."""
+        ...
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether results come as lines of JSON. Otherwise `read_results` gets a reply whole."""
+        ...
+
+    def line(self, item: Written, model: str) -> bytes:
+        """One request as it stands in a job."""
+        ...
+
+    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
+        """The upload of a file with the requests; None if they go with the creation itself."""
+        ...
+
+    def create(
+        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
+    ) -> WireCall:
+        """The request for a job, which is sent once.
+
+        Args:
+            lines: The requests, as `line` wrote them.
+            uploaded: The id of the uploaded file; empty without one.
+            items: The requests as they would be sent alone, for their headers.
+            model: The model's name on the wire.
+            mark: The caller's mark.
+        """
+        ...
+
+    def retrieve(self, job_id: str) -> WireCall:
+        """The question how a job stands."""
+        ...
+
+    def read(self, body: bytes, provider: str) -> BatchJob:
+        """The job. Raises msgspec's decoding errors."""
+        ...
+
+    def latest(self, mark: str, since: int) -> WireCall:
+        """The question for the latest jobs."""
+        ...
+
+    def read_latest(self, body: bytes, provider: str) -> ListPage:
+        """A page of the latest jobs."""
+        ...
+
+    def results(self, job: BatchJob) -> Sequence[WireCall]:
+        """The downloads that have the results of a job; none if it has none."""
+        ...
+
+    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
+        """The results in one line of a download, or in a whole reply. Raises msgspec's decoding errors."""
+        ...
+
+    def cancel(self, job_id: str) -> WireCall:
+        """The request to end a job."""
+        ...
+
+
+def fields_of(call: WireCall, *without: str) -> JsonObject:
+    """The body of a request, without some of its fields."""
+    body = msgspec.json.decode(call.body)
+    assert isinstance(body, dict)
+    return {name: value for name, value in body.items() if name not in without}
+
+
+def upload_id(body: bytes) -> str:
+    """The id of a file that was uploaded. Raises msgspec's decoding errors."""
+    return _decode_upload(body).id
+
+
+class _Upload(msgspec.Struct, gc=False):
+    id: str
+
+
+_decode_upload = msgspec.json.Decoder(_Upload).decode
+
+
+def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
+    """How many of the requests go into each job, as few jobs as the order allows. Pure.
+
+    Args:
+        sizes: The bytes of each request as it stands in a job.
+        limits: How large a job may be.
+
+    Raises:
+        InvalidRequestError: One request is larger than a job may be.
+    """
+    counts: list[int] = []
+    room = 0
+    for size in sizes:
+        if size + 1 > limits.max_bytes:
+            raise InvalidRequestError(
+                f"one request has {size:,} bytes, and a whole batch may have {limits.max_bytes:,}"
+            )
+        if not counts or counts[-1] == limits.max_requests or size + 1 > room:
+            counts.append(0)
+            room = limits.max_bytes
+        counts[-1] += 1
+        room -= size + 1  # and what parts it from the next
+    return tuple(counts)
+
+
+def not_billed(error: AdapterError) -> AdapterError:
+    """The error of a request that came to nothing and isn't billed."""
+    error.usage = NOTHING_USED
+    return error
+
+
+def error_of_item(
+    value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
+) -> AdapterError:
+    """The error of one request, as the provider tells it. Such a request isn't billed."""
+    return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
+
+
+def cancelled_item(provider: str) -> AdapterError:
+    """The error of a request that its job's cancelling left unanswered."""
+    return not_billed(
+        CancelledError("the batch was cancelled before this request was answered", provider=provider)
+    )
+
+
+def expired_item(provider: str) -> AdapterError:
+    """The error of a request that was not answered in the job's time."""
+    said = "the batch expired before this request was answered"
+    return not_billed(RequestTimeoutError(said, provider=provider, provider_code="batch_expired", retryable=True))
+
+
+def json_lines(lines: Sequence[bytes]) -> bytes:
+    """Lines as a file of JSON lines."""
+    return b"".join(line + b"\n" for line in lines)
+
+
+def moment_of(text: str | None) -> int | None:
+    """Seconds since the epoch, of a time as RFC 3339 writes it; None if it is none."""
+    if not text:
+        return None
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        return None

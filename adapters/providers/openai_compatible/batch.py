@@ -1,0 +1,163 @@
+"""Batches of Chat Completions: which servers take them, and Mistral's own way.
+
+OpenAI, Groq and many servers share `adapters.protocols.openai_batches`. Mistral has jobs of its own shape.
+
+What is known of Mistral's, and from where:
+
+* ``/v1/batch/jobs`` with `input_files`, `model`, `endpoint`, `metadata` and `timeout_hours`; a job has one model,
+  and lines have a body without it; statuses; `output_file` and `error_file`: docs.mistral.ai/capabilities/batch,
+  and Mistral's published OpenAPI description (`BatchJobIn`, `BatchJobOut`).
+* The list can be filtered by `created_after` and has pages from 0: the same description.
+* A million requests a file: docs.mistral.ai/capabilities/batch. 512 MB for an uploaded file: the description of
+  ``/v1/files``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
+from adapters.batches.wire import BatchLine, BatchWire, ListPage, Written, fields_of
+from adapters.http.wire_call import WireCall, get
+from adapters.protocols.openai_batches import MARK, OpenAIBatches, file_upload, read_line
+from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
+from adapters.requests.encoding import encode_json
+from bus.values.json import Json
+
+from .errors import ERROR_CODES
+
+ENDPOINT = "/v1/chat/completions"
+"""The endpoint of the lines, wherever the server has it."""
+
+_STATUSES: dict[str, BatchStatus] = {
+    "QUEUED": "queued",
+    "RUNNING": "in_progress",
+    "SUCCESS": "completed",
+    "FAILED": "failed",
+    "TIMEOUT_EXCEEDED": "expired",
+    "CANCELLATION_REQUESTED": "cancelling",
+    "CANCELLED": "cancelled",
+}
+_PAGE = 100
+
+
+class _Job(msgspec.Struct, gc=False):
+    id: str
+    status: str
+    output_file: str | None = None
+    error_file: str | None = None
+    errors: list[Json] | None = None
+    total_requests: int | None = None
+    succeeded_requests: int | None = None
+    failed_requests: int | None = None
+    created_at: float | None = None
+    metadata: dict[str, Json] | None = None
+
+
+class _List(msgspec.Struct, gc=False):
+    data: list[_Job] | None = None
+    total: int = 0
+
+
+_decode = msgspec.json.Decoder(_Job).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+
+
+class MistralBatches(msgspec.Struct, frozen=True):
+    """Mistral's batch jobs."""
+
+    path: str = "/v1"
+    """The path below which files and jobs are."""
+    codes: Mapping[str, ErrorType] = {}
+    """The exceptions for error codes."""
+    limits: BatchLimits = BatchLimits(max_requests=1_000_000, max_bytes=512 * 1000 * 1000)
+    marks: bool = True
+    in_lines: bool = True
+
+    def line(self, item: Written, model: str) -> bytes:
+        return encode_json({"custom_id": item.id, "body": fields_of(item.call, "stream", "model")})
+
+    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
+        return file_upload(f"{self.path}/files", lines)
+
+    def create(
+        self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
+    ) -> WireCall:
+        body: Json = {
+            "input_files": [uploaded],
+            "endpoint": ENDPOINT,
+            "model": model,
+            "metadata": {MARK: mark},
+            "timeout_hours": 24,
+        }
+        return WireCall(f"{self.path}/batch/jobs", encode_json(body))
+
+    def retrieve(self, job_id: str) -> WireCall:
+        return get(self._one(job_id))
+
+    def read(self, body: bytes, provider: str) -> BatchJob:
+        return self._job(_decode(body), provider)
+
+    def latest(self, mark: str, since: int) -> WireCall:
+        moment = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
+        query = urlencode({"page": 0, "page_size": _PAGE, "created_after": moment})
+        return get(f"{self.path}/batch/jobs?{query}")
+
+    def read_latest(self, body: bytes, provider: str) -> ListPage:
+        # The filter leaves what was created within moments of our own: one page of a hundred is enough.
+        return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
+
+    def results(self, job: BatchJob) -> Sequence[WireCall]:
+        return [get(f"{self.path}/files/{quote(file_id, safe='')}/content") for file_id in job.places.values()]
+
+    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
+        return [read_line(text, provider, self.codes)]
+
+    def cancel(self, job_id: str) -> WireCall:
+        return WireCall(f"{self._one(job_id)}/cancel", b"")
+
+    def _one(self, job_id: str) -> str:
+        return f"{self.path}/batch/jobs/{quote(job_id, safe='')}"
+
+    def _job(self, job: _Job, provider: str) -> BatchJob:
+        mark = (job.metadata or {}).get(MARK)
+        error = None
+        if job.status == "FAILED":
+            told = job.errors[0] if job.errors else {}
+            error = error_without_status(read_error_value(told), self.codes, provider)
+        files = {"output": job.output_file, "error": job.error_file}
+        return BatchJob(
+            id=job.id,
+            provider=provider,
+            status=_STATUSES.get(job.status, "in_progress"),
+            total=job.total_requests,
+            succeeded=job.succeeded_requests or 0,
+            failed=job.failed_requests or 0,
+            error=error,
+            created_at=None if job.created_at is None else int(job.created_at),
+            mark=mark if isinstance(mark, str) else None,
+            places={name: file_id for name, file_id in files.items() if file_id},
+        )
+
+
+def batches_of(kind: str, path: str) -> BatchWire | None:
+    """The wire of a server's batches.
+
+    Args:
+        kind: What `Quirks.batches` says of the server.
+        path: The path below which the server has its endpoints.
+
+    Returns:
+        The wire; None for a server that isn't known to take any.
+    """
+    match kind:
+        case "openai":
+            return OpenAIBatches(ENDPOINT, path, codes=ERROR_CODES)
+        case "mistral":
+            return MistralBatches(path, codes=ERROR_CODES)
+        case _:
+            return None

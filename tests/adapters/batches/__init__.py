@@ -1,0 +1,1 @@
+"""Batches as adapters have them."""

@@ -1,0 +1,219 @@
+"""Every wire of batches at a server that keeps books, with every ending of a job and of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from adapters import AdapterError, CanonicalResponse
+from adapters.batches import BatchOutcome, BatchStatus
+from adapters.batches.contract import BatchItem, BatchLimits
+from adapters.batches.http import bare_request
+from adapters.batches.wire import split_by_size
+from adapters.http.adapter import HttpAdapter
+from adapters.registry import create_adapter
+from adapters.usage.unfinished import NOTHING_USED
+from bus.errors import (
+    CancelledError,
+    CapabilityError,
+    InvalidRequestError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    StreamError,
+)
+from tests.adapters.batches.wires import MODELS, adapter_at, ended, items_of, request_of
+from tests.support.batch_server import BatchServer, batch_server, tokens_of
+from tests.support.virtual_time import backend
+
+pytestmark = pytest.mark.anyio
+
+WIRES = pytest.mark.parametrize("wire", MODELS)
+
+
+@pytest.fixture
+def anyio_backend() -> object:
+    return backend("asyncio")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
+    with batch_server(tmp_path_factory.mktemp("batches")) as running:
+        yield running
+
+
+async def outcomes(
+    server: BatchServer, wire: str, *texts: str, faults: tuple[str, ...] = (), cancel: bool = False
+) -> tuple[BatchStatus, tuple[BatchOutcome, ...]]:
+    """The end of one batch, and its results."""
+    server.fail(*faults)
+    adapter = adapter_at(wire, server.url)
+    try:
+        items = items_of(wire, *texts)
+        job = await adapter.create_batch(request_of(wire, items, mark=f"{wire} {texts} {faults}"))
+        if cancel:
+            assert await adapter.cancel_batch(job, model=MODELS[wire])
+        job = await ended(adapter, job, MODELS[wire])
+        return job.status, await adapter.read_batch(job, items)
+    finally:
+        await adapter.close()
+
+
+def told(outcome: BatchOutcome) -> str:
+    return outcome.text if isinstance(outcome, CanonicalResponse) else type(outcome).__name__
+
+
+@WIRES
+async def test_results_come_in_the_order_of_the_requests_and_with_their_ids(
+    server: BatchServer, wire: str
+) -> None:
+    """The server tells the last request first, where the wire has no order."""
+    status, results = await outcomes(server, wire, "one", "two", "three")
+    assert status == "completed"
+    assert [told(each) for each in results] == ["answer to one", "answer to two", "answer to three"]
+    assert [each.request_id for each in results] == ["r0", "r1", "r2"]
+
+
+@WIRES
+async def test_usage_is_that_of_each_reply_at_the_tier_of_batches(server: BatchServer, wire: str) -> None:
+    """Whatever tier the reply itself names."""
+    _, results = await outcomes(server, wire, "one", "a longer one")
+    for result, text in zip(results, ("one", "a longer one"), strict=True):
+        assert isinstance(result, CanonicalResponse)
+        assert (result.usage.input_tokens, result.usage.output_tokens) == tokens_of(text)
+        assert result.usage.service_tier == "batch"
+
+
+@WIRES
+async def test_requests_that_came_to_nothing_are_errors_of_their_own_and_unbilled(
+    server: BatchServer, wire: str
+) -> None:
+    """A refusal, a request that was late, and one of which the results say nothing, whose bill is unknown."""
+    _, results = await outcomes(server, wire, "one", "fail", "late", "nothing", "two")
+    assert [type(each) for each in results] == [
+        CanonicalResponse,
+        InvalidRequestError,
+        RequestTimeoutError,
+        RequestTimeoutError if wire == "anthropic" else StreamError,
+        CanonicalResponse,
+    ]
+    errors = [each for each in results if isinstance(each, AdapterError)]
+    unknown = NOTHING_USED if wire == "anthropic" else None  # its job has "expired", as one request did
+    assert [each.usage for each in errors] == [NOTHING_USED, NOTHING_USED, unknown]
+
+
+@WIRES
+async def test_a_cancelled_job_has_the_results_of_what_was_done_by_then(server: BatchServer, wire: str) -> None:
+    """And a cancelled error, unbilled, for everything else."""
+    status, results = await outcomes(server, wire, "one", "half", "three", cancel=True)
+    assert status == "cancelled"
+    assert [told(each) for each in results] == ["answer to one", "answer to half", "CancelledError"]
+    assert isinstance(results[2], CancelledError)
+    assert results[2].usage is NOTHING_USED
+
+
+@WIRES
+async def test_an_expired_job_has_the_results_of_what_was_done_in_time(server: BatchServer, wire: str) -> None:
+    """And an error that tells of the time, for everything else."""
+    status, results = await outcomes(server, wire, "half", "two", faults=("expire job",))
+    assert status == "expired"
+    assert [told(each) for each in results] == ["answer to half", "RequestTimeoutError"]
+
+
+@pytest.mark.parametrize("wire", [wire for wire in MODELS if wire != "anthropic"])
+async def test_a_job_that_failed_as_a_whole_fails_each_request(server: BatchServer, wire: str) -> None:
+    """Anthropic's jobs have no such end."""
+    status, results = await outcomes(server, wire, "one", "two", faults=("fail job",))
+    assert status == "failed"
+    assert all(isinstance(each, AdapterError) and each.usage is NOTHING_USED for each in results)
+
+
+@WIRES
+@pytest.mark.parametrize(
+    "fault", ["break results", "cut results", "short results", "twice results", "busy create", "lose create"]
+)
+async def test_faults_on_the_way_change_no_result_and_make_no_second_job(
+    server: BatchServer, wire: str, fault: str
+) -> None:
+    """Results that break off, come twice, and a creation that is refused at first or whose answer is lost."""
+    before = len(server.books()["jobs"])
+    padding = ["padding"] * (40 if fault == "lose create" else 1)  # a size that no other job has
+    faults = () if wire == "gemini" and fault in ("cut results", "twice results") else (fault,)
+    _, results = await outcomes(server, wire, "one", "two", "three", *padding, faults=faults)
+    assert [told(each) for each in results[:3]] == ["answer to one", "answer to two", "answer to three"]
+    assert len(server.books()["jobs"]) == before + 1
+
+
+@pytest.mark.parametrize("wire", ["openai", "mistral", "groq"])
+async def test_an_upload_is_simply_done_again(server: BatchServer, wire: str) -> None:
+    """A file costs nothing; the job is made once."""
+    before = len(server.books()["jobs"])
+    _, results = await outcomes(server, wire, "one", faults=("lose upload",))
+    assert told(results[0]) == "answer to one"
+    assert len(server.books()["jobs"]) == before + 1
+
+
+@WIRES
+async def test_a_creation_that_came_to_nothing_is_unknown_and_not_repeated(server: BatchServer, wire: str) -> None:
+    """The connection closed without an answer, and the list has no such job."""
+    before = len(server.books()["jobs"])
+    with pytest.raises(OutcomeUnknownError):
+        await outcomes(server, wire, *["dropped"] * 9, faults=("drop create",))
+    assert len(server.books()["jobs"]) == before
+
+
+async def test_a_job_without_a_mark_is_not_taken_for_one_of_two_that_it_may_be(server: BatchServer) -> None:
+    """Somebody else made a batch of the same size at the same moment, and Anthropic's bear no mark."""
+    with pytest.raises(OutcomeUnknownError, match="several"):
+        await outcomes(server, "anthropic", *["seven"] * 7, faults=("foreign create", "lose create"))
+
+
+async def test_the_results_of_another_s_requests_are_refused(server: BatchServer) -> None:
+    """A job that was told by its size alone is certain when its results have the ids."""
+    adapter = adapter_at("anthropic", server.url)
+    items = items_of("anthropic", *["many"] * 25, batch="mine")
+    theirs = items_of("anthropic", *["many"] * 25, batch="theirs")
+    await adapter.create_batch(request_of("anthropic", theirs))
+    other = adapter_at("anthropic", server.url)
+    job = await other.find_batch(MODELS["anthropic"], "mark-1", 25, 0)
+    assert job is not None
+    assert not job.certain
+    with pytest.raises(OutcomeUnknownError):
+        await other.cancel_batch(job, model=MODELS["anthropic"])
+    job = await ended(other, job, MODELS["anthropic"])
+    with pytest.raises(OutcomeUnknownError, match="other requests"):
+        await other.read_batch(job, items)
+    await adapter.close()
+    await other.close()
+
+
+@WIRES
+async def test_results_are_read_without_the_requests_at_hand(server: BatchServer, wire: str) -> None:
+    """Another process has the ids alone."""
+    adapter = adapter_at(wire, server.url)
+    job = await adapter.create_batch(request_of(wire, items_of(wire, "one", "two"), mark=f"bare {wire}"))
+    job = await ended(adapter, job, MODELS[wire])
+    bare = [BatchItem(f"b-{place}", bare_request(f"x{place}", f"{wire}:{MODELS[wire]}")) for place in range(2)]
+    assert [told(each) for each in await adapter.read_batch(job, bare)] == ["answer to one", "answer to two"]
+    await adapter.close()
+
+
+async def test_a_provider_without_batches_says_so() -> None:
+    """Before anything is sent."""
+    adapter = adapter_at("openai", "http://127.0.0.1:9")
+    compatible = create_adapter("openai_compatible", adapter.config, name="plain")
+    assert isinstance(compatible, HttpAdapter)
+    with pytest.raises(CapabilityError):
+        compatible.get_batch_limits("m")
+    await adapter.close()
+    await compatible.close()
+
+
+def test_batches_are_split_by_number_and_by_bytes() -> None:
+    """Into as few jobs as the order allows; a request that no job can hold is refused."""
+    limits = BatchLimits(max_requests=3, max_bytes=100)
+    assert split_by_size([10] * 7, limits) == (3, 3, 1)
+    assert split_by_size([60, 30, 60, 99, 1], limits) == (2, 1, 1, 1)
+    assert split_by_size([], limits) == ()
+    with pytest.raises(InvalidRequestError, match="bytes"):
+        split_by_size([1, 100], limits)
