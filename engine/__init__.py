@@ -80,8 +80,10 @@ if TYPE_CHECKING:
     )
     from .tools.function.define import tool
     from .type_schema import SchemaError
+    from .watching.ended_call import EndedCall
     from .watching.preview import RequestPreview
     from .watching.under_way import UnderWay, WorkUnderWay
+    from .watching.watch import SyncWatch, Watch, watch, watch_sync
     from .web_view.web import web
 else:
     __getattr__, __dir__ = later(
@@ -162,6 +164,8 @@ else:
             ),
             ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
+            ".watching.ended_call": ("EndedCall",),
+            ".watching.watch": ("SyncWatch", "Watch", "watch", "watch_sync"),
             ".watching.preview": ("RequestPreview",),
             ".watching.under_way": ("UnderWay", "WorkUnderWay"),
             ".web_view.web": ("web",),
@@ -187,6 +191,7 @@ __all__ = [
     "Denied",
     "EmbeddingOptions",
     "EmbeddingResult",
+    "EndedCall",
     "Engine",
     "EngineStatistics",
     "Finish",
@@ -220,6 +225,7 @@ __all__ = [
     "StreamResult",
     "SyncObjectStream",
     "SyncStreamResult",
+    "SyncWatch",
     "TextEnd",
     "TextStart",
     "ThinkingEnd",
@@ -240,6 +246,7 @@ __all__ = [
     "VideoResult",
     "ViewEvent",
     "ViewReader",
+    "Watch",
     "WorkUnderWay",
     "costs",
     "costs_sync",
@@ -264,5 +271,7 @@ __all__ = [
     "stream_object_sync",
     "stream_sync",
     "tool",
+    "watch",
+    "watch_sync",
     "web",
 ]

@@ -46,6 +46,7 @@ from ..sessions.manager import ApplyCosts, SessionManager
 from .admission import Admission
 from .event_loops import require_asyncio, require_loop
 from .host import Startable
+from .process import LivingBus, engines
 from .running_adapter import RunningAdapter, come_up
 from .runtime import Runtime
 
@@ -89,6 +90,7 @@ class Life:
         self._started = 0
         self._waited: dict[str, float] = {}  # for the shared store, in seconds, by the turns that run
         self.writer: WriterCore | None = None
+        self._noted: LivingBus | None = None  # as one of the process's engines
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
@@ -239,6 +241,7 @@ class Life:
                 budget = runtime.timeouts.shutdown
                 try:
                     await self._start_children(root)
+                    self._noted = engines().note(runtime.bus)
                     self._up.set()
                     await self._stop.wait()
                     began = anyio.current_time()

@@ -1,0 +1,248 @@
+"""`watch`: each call of the process as it ends, of every engine on every loop, in a bounded row."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from adapters import OverloadedError, ServerError, TokenUsage
+from callboard import EndedCall, Engine, generate_sync, watch, watch_sync
+from tests.engine.test_embedding import embedder_type, small
+from tests.support.engines import registry, serving
+from tests.support.scripted import Say
+from tests.support.virtual_time import runs_on
+
+anyio_backend = runs_on("asyncio")
+
+
+def an_engine(*replies: Say) -> Engine:
+    return Engine(models=registry(*replies), trace=False)
+
+
+@pytest.fixture
+def in_the_sync_thread() -> Iterator[Engine]:
+    with an_engine(*[Say("Hello")] * 9) as engine:
+        yield engine
+
+
+async def next_of(calls: object, number: int) -> list[EndedCall]:
+    """So many calls, in time."""
+    async with asyncio.timeout(5):
+        return [await anext(calls) for _ in range(number)]  # type: ignore[call-overload]
+
+
+@pytest.mark.anyio
+async def test_it_has_the_calls_of_engines_before_and_after(in_the_sync_thread: Engine) -> None:
+    """Of engines that lived when it was made, of those that come up later, and of other loops."""
+    async with an_engine(Say("a")) as before:
+        async with watch() as calls:
+            await before.generate("s:m", "Hi", tags={"team": "a"})
+            async with an_engine(Say("b")) as after:
+                session = after.session("s:m")
+                await session.send("Hi")
+                await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=in_the_sync_thread)
+                found = await next_of(calls, 3)
+    runs = [before.bus.run_id, after.bus.run_id, in_the_sync_thread.bus.run_id]
+    assert {call.run_id for call in found} == set(runs)
+    first = next(call for call in found if call.run_id == runs[0])
+    assert (first.model, first.status, first.operation, first.attempts) == ("s:m", "completed", "chat", 1)
+    assert (first.tags, first.session_id, first.error, first.skipped) == ({"team": "a"}, None, None, 0)
+    assert next(call for call in found if call.run_id == runs[1]).session_id == session.id
+
+
+@pytest.mark.anyio
+async def test_a_failed_and_a_cancelled_call_are_calls_too() -> None:
+    """A fallback is a call of its own; who was cancelled says so."""
+    begun = asyncio.Event()
+
+    async def pause() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    replies = [Say(fails=OverloadedError("busy", provider_status=529)), Say("Hello", pause=pause)]
+    async with an_engine(*replies) as engine, watch() as calls:
+        with pytest.raises(OverloadedError):
+            await engine.generate("s:m", "Hi")
+        async with engine.stream("s:m", "Hi") as stream:
+            reading = asyncio.create_task(stream.take())
+            await begun.wait()
+            reading.cancel()
+        failed, cancelled = await next_of(calls, 2)
+    assert (failed.status, failed.error) == ("failed", "OverloadedError: busy")
+    assert (cancelled.status, cancelled.usage is not None) == ("cancelled", True)
+
+
+@pytest.mark.anyio
+async def test_other_kinds_of_calls_say_what_they_are() -> None:
+    """And a line of text has it."""
+    models = serving(small("a"), a=embedder_type("Watched"))
+    async with Engine(models=models, trace=False) as engine, watch() as calls:
+        await engine.embed(["x"], model="a:small")
+        (call,) = await next_of(calls, 1)
+    assert call.operation == "embeddings"
+    assert str(call).startswith("a:small embeddings completed, 1,000 + 0 tokens, unpriced, 0.")
+
+
+@pytest.mark.anyio
+async def test_the_calls_of_one_engine_keep_their_order() -> None:
+    """However many run side by side."""
+    async with an_engine(*[Say("x") for _ in range(50)]) as engine, watch() as calls:
+        ended: list[str] = []
+
+        async def ask() -> None:
+            ended.append((await engine.generate("s:m", "Hi")).response.request_id)
+
+        with engine.bus.subscribe("llm.call_completed") as events:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(50):
+                    group.create_task(ask())
+            published = [envelope.request_id for envelope in events.take()]
+        assert [call.request_id for call in await next_of(calls, 50)] == published
+        assert sorted(ended) == sorted(filter(None, published))
+
+
+@pytest.mark.anyio
+async def test_a_slow_reader_is_told_what_it_has_missed() -> None:
+    """The row is bounded; the oldest go, and the next one that is read says how many."""
+    async with an_engine(*[Say("x") for _ in range(6)]) as engine, watch(capacity=2) as calls:
+        for _ in range(5):
+            await engine.generate("s:m", "Hi")
+        await asyncio.sleep(0)
+        first, second = await next_of(calls, 2)
+        assert (first.skipped, second.skipped) == (3, 0)
+        assert str(first).endswith("3 more before it were not shown")
+        await engine.generate("s:m", "Hi")
+        assert (await next_of(calls, 1))[0].skipped == 0
+    with pytest.raises(ValueError, match="capacity=0"):
+        watch(capacity=0)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_left_when_nobody_watches() -> None:
+    """A loop that was left and forgotten ends with the next call; closing ends it at once, and the reader."""
+    async with an_engine(*[Say("x") for _ in range(3)]) as engine:
+
+        def watchers() -> list[str]:
+            return [each.name for each in engine.bus.statistics().subscriptions if each.name == "watch"]
+
+        assert watchers() == []
+        asking = asyncio.create_task(engine.generate("s:m", "Hi"))
+        async for call in watch():
+            assert call.status == "completed"
+            break
+        await asking
+        del call
+        gc.collect()
+        await engine.generate("s:m", "Hi")
+        await asyncio.sleep(0)
+        assert watchers() == []
+        calls = watch()
+        assert watchers() == ["watch"]
+        reading = asyncio.create_task(next_or_end(calls))
+        await asyncio.sleep(0)
+        await calls.aclose()
+        assert await reading is None
+        assert watchers() == []
+
+
+async def next_or_end(calls: object) -> EndedCall | None:
+    async with asyncio.timeout(5):
+        return await anext(calls, None)  # type: ignore[call-overload, no-any-return]
+
+
+# -- For a thread
+
+
+def test_a_function_has_had_every_call_when_the_context_is_left(in_the_sync_thread: Engine) -> None:
+    """In a thread of its own, so that no call waits for it."""
+    lines: list[EndedCall] = []
+    threads: set[str] = set()
+
+    def line(call: EndedCall) -> None:
+        threads.add(threading.current_thread().name)
+        lines.append(call)
+
+    with watch_sync().each(line):
+        for _ in range(3):
+            generate_sync("s:m", "Hi", engine=in_the_sync_thread)
+    generate_sync("s:m", "Hi", engine=in_the_sync_thread)
+    assert [call.model for call in lines] == ["s:m"] * 3
+    assert threads == {"callboard-watch"}
+
+
+def test_a_thread_iterates_until_it_is_closed(in_the_sync_thread: Engine) -> None:
+    """What waits is read before the end."""
+    calls = watch_sync()
+    found: list[EndedCall] = []
+    reader = threading.Thread(target=lambda: found.extend(calls))
+    reader.start()
+    generate_sync("s:m", "Hi", engine=in_the_sync_thread)
+    calls.close()
+    reader.join(5)
+    assert [call.status for call in found] == ["completed"]
+    assert list(calls) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_function_that_fails_hurts_no_call(in_the_sync_thread: Engine) -> None:
+    """Its thread says so, and reads no more."""
+
+    def fail(call: EndedCall) -> None:
+        raise ZeroDivisionError(call.model)
+
+    with watch_sync().each(fail):
+        assert generate_sync("s:m", "Hi", engine=in_the_sync_thread).text == "Hello"
+        assert generate_sync("s:m", "Hi", engine=in_the_sync_thread).text == "Hello"
+
+
+def test_an_engine_of_a_loop_that_has_ended_holds_nobody_up() -> None:
+    """Nobody closed it; its loop is gone."""
+    engine = an_engine(Say("x"))
+
+    async def ask() -> None:
+        await engine.generate("s:m", "Hi")
+
+    with watch_sync() as calls:
+        asyncio.run(ask())
+        assert next(calls).status == "completed"
+    with watch_sync().each(print):
+        pass
+
+
+def test_a_line_fits_on_a_line() -> None:
+    """Whatever the error says."""
+    call = EndedCall(
+        run_id="r",
+        request_id="q",
+        operation="chat",
+        provider="s",
+        model="s:m",
+        status="failed",
+        usage=TokenUsage(1200, 34),
+        cost=None,
+        latency_ms=1234,
+        first_token_ms=None,
+        attempts=3,
+        error="ServerError: " + "x\n" * 500,
+        session_id=None,
+        turn_id=None,
+        tags={},
+        ended_us=0,
+    )
+    assert str(call) == "s:m failed, ServerError: x, 1,200 + 34 tokens, unpriced, 1.2 s"
+
+
+@pytest.mark.anyio
+async def test_a_retried_call_is_one_call() -> None:
+    """With all its attempts."""
+    kind = embedder_type("Retried", faults=[ServerError("no", retryable=True)])
+    async with Engine(models=serving(small("a"), a=kind), trace=False) as engine, watch() as calls:
+        await engine.embed(["x"], model="a:small", max_retries=1)
+        await engine.embed(["x"], model="a:small")
+        once, again = await next_of(calls, 2)
+    assert (once.attempts, once.status) == (2, "completed")
+    assert again.attempts == 1
