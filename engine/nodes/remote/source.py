@@ -247,15 +247,31 @@ class RemoteEvents:
         """Look how far all runs are in the store: there may be some that the broker never heard of."""
         self._sweep_at = anyio.current_time() + self._sweep_seconds
         positions = await self._positions()
-        if positions is None:
+        if positions is None or not await self._has_beginnings(positions):
             return
-        if self._new_run_from is None:  # the store could not be asked at the beginning
-            self._new_run_from = 0
-            for name in positions.keys() - self._runs.keys():
-                self._run(name, positions[name])
         for name, last in positions.items():
             self._run(name, 0).stored(last, anyio.current_time())
             self._note(name)
+
+    async def _has_beginnings(self, positions: Mapping[str, int]) -> bool:
+        """Whether it is known where runs begin that the broker has not told of. If the store could not be asked at
+        the beginning, it is asked now where each of them was then, by the clock of its host.
+        """
+        if self._new_run_from is not None:
+            return True
+        assert self._store is not None
+        begins: dict[str, int] = {}
+        try:
+            for name in positions.keys() - self._runs.keys():
+                first = await self._store.events(run_id=name, since=self._began_us, limit=1)
+                begins[name] = first[0].seq - 1 if first else positions[name]
+        except (StoreError, OSError) as error:
+            _log.debug("runs_not_asked", error=str(error))
+            return False
+        self._new_run_from = 0
+        for name, known in begins.items():
+            self._run(name, known)
+        return True
 
     async def _positions(self) -> dict[str, int] | None:
         if self._store is None:
