@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "prices": CommandEntry("manage.prices:add_command", "what models cost, and why"),
     "plugins": CommandEntry("manage.plugins:add_command", "adapters, tools and commands of other packages"),
     "templates": CommandEntry("manage.templates:add_command", "prompts with parameters, for `ask -t`"),
+    "completion": CommandEntry("manage.completion:add_command", "Tab for bash, zsh and fish"),
     "reprice": CommandEntry("reprice.reprice:add_command", "what stored calls cost under other prices"),
     "record": CommandEntry(
         "ask.record:add_command", "record what a provider answers, as a cassette for tests and demos"

@@ -98,6 +98,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "keys remove": (("A_KEY",), ("openai",)),
     "keys path": ((),),
     "plugins": ((),),
+    "completion": (
+        *(("bash",), ("zsh",), ("fish",), (), ("--line", "callboard traces --session ", "--breaks", ":")),
+        ("--line", f"callboard {HOSTILE}"),
+    ),
     "templates list": ((),),
     "templates show": (("hostile",), (HOSTILE,)),
     "templates edit": (("hostile",), (HOSTILE,)),

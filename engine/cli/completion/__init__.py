@@ -1,0 +1,1 @@
+"""What a shell may propose for the word at its cursor."""
