@@ -39,6 +39,8 @@ from .statistics import EngineStatistics, collect
 from .watching.engine_methods import WatchingMethods
 
 if TYPE_CHECKING:
+    import httpx
+
     from .health_report import HealthReport
     from .nodes.cluster import Cluster
 
@@ -75,6 +77,9 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         timeouts: Time limits of the engine, see `Timeouts`.
         clock: The source of all times, ids and randomness.
         providers: Adapters by their names, besides those that are configured; see `register`.
+        http_client: A client of the host's that configured adapters send over, with its proxies, certificates or
+            transport. The host closes it, after the engine. Adapters in `providers` have their own, see
+            `AdapterConfig.http_client`.
 
     Raises:
         ConfigurationError: The configuration, the prices or the arguments are wrong.
@@ -98,13 +103,15 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
         providers: Mapping[str, Provider] | None = None,
+        http_client: httpx.AsyncClient | None = None,
     ) -> None:
+        self._http_client = http_client
         require_capture(capture_content, trace, redact)
         self._host: EngineHost
         self._runtime = Runtime(
             self._make_host,
             clock=clock,
-            registry=models if isinstance(models, ModelRegistry) else load_registry(models),
+            registry=self._read(models),
             store=store_for(store, clock) if trace else None,
             prices=load_prices(prices),
             ship_to=ship_to,
@@ -220,14 +227,16 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         """
         await self.start()
         source = self._models if models is None else models
-        fresh = source
-        if not isinstance(fresh, ModelRegistry):
-            fresh = await anyio.to_thread.run_sync(load_registry, fresh)
+        fresh = await anyio.to_thread.run_sync(self._read, source)
         for entry in self._registered:
             fresh = fresh.with_adapter(entry)
         change = await take_over(self._runtime, fresh)
         self._models = source
         return change
+
+    def _read(self, models: ModelRegistry | Path | None) -> ModelRegistry:
+        registry = models if isinstance(models, ModelRegistry) else load_registry(models)
+        return registry if self._http_client is None else registry.with_http_client(self._http_client)
 
     # -- the life of the engine
 

@@ -29,10 +29,11 @@ from ..replies.whole import WholeStream
 from ..requests.emulation import read_response
 from ..requests.settings import read_options
 from ..transport.addresses import checked_base_url, normalise_base_url
+from ..transport.client_transport import new_transport
 from ..transport.header_values import with_clean_headers
 from ..transport.key_masking import secrets
 from ..transport.key_owner import check_key_goes_home
-from ..transport.transport import HttpxTransport, Transport
+from ..transport.transport import Transport
 from ..usage.estimate import estimate_tokens
 from ..videos.contract import (
     UNKNOWN_TERMS,
@@ -89,7 +90,7 @@ class HttpAdapter:
         self.config = with_clean_headers(with_long_timeouts(config) if kind.long_timeouts else config, self.name)
         self.clock = clock
         self.wire = kind(Endpoint(self.name, _base_url(config, self.name, kind), self.config, clock))
-        self.client = HttpClient(self.wire, transport or HttpxTransport())
+        self.client = HttpClient(self.wire, transport or new_transport(config.http_client))
         others = self.wire.other_wires()
         self._embeddings = HttpEmbeddings(self.client, others.embeddings) if others.embeddings else None
         self._images = HttpImages(self.client, others.images) if others.images else None

@@ -166,7 +166,7 @@ async def close_reply(reply: HttpReply) -> None:
         await reply.aclose()
 
 
-class _Client:
+class Client:
     """A connection pool, and the number of calls that use it now. With `single_use` it is closed with its one
     reply."""
 
@@ -213,7 +213,7 @@ class HttpxTransport:
     """Connections kept alive in httpx clients: one for each 16 calls at once, opened as needed."""
 
     def __init__(self) -> None:
-        self._clients: dict[_Kind, list[_Client]] = {}
+        self._clients: dict[_Kind, list[Client]] = {}
         self._context: ssl.SSLContext | None = None
         self._closed = False
 
@@ -232,7 +232,7 @@ class HttpxTransport:
 
                 check_literal(urlsplit(request.url).hostname or "")
             if request.once or request.public_only:
-                home = _Client(self._open_client(kind, public_only=request.public_only), single_use=True)
+                home = Client(self._open_client(kind, public_only=request.public_only), single_use=True)
                 return await self._send_on(home, request)
             return await self._send_or_resend(kind, request)
         except Exception as error:
@@ -253,26 +253,22 @@ class HttpxTransport:
                 raise
             if request.on_resend is not None:
                 request.on_resend()
-        return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
+        return await self._send_on(Client(self._open_client(kind), single_use=True), request)
 
-    async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
+    async def _send_on(self, home: Client, request: HttpRequest) -> HttpReply:
         import httpx
 
+        timeouts = {"timeout": {"connect": request.connect_timeout}}
+        if isinstance(home.pool, httpx.AsyncClient):
+            headers = sendable(request)
+            built = httpx.Request(
+                request.method, request.url, headers=headers, content=request.body, extensions=timeouts
+            )
+            return await send_built(home, home.pool, built)
         home.calls += 1
         try:
             check_sendable(request.headers)
             address = _address_of(request.url)
-            timeouts = {"timeout": {"connect": request.connect_timeout}}
-            if isinstance(home.pool, httpx.AsyncClient):
-                built = httpx.Request(
-                    request.method,
-                    request.url,
-                    headers={**_ACCEPTED, **request.headers},
-                    content=request.body,
-                    extensions=timeouts,
-                )
-                response = await home.pool.send(built, stream=True)
-                return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
             return await self._send_to_pool(home, home.pool, request, address, timeouts)
         except BaseException:
             await _release(home)
@@ -280,7 +276,7 @@ class HttpxTransport:
 
     async def _send_to_pool(
         self,
-        home: _Client,
+        home: Client,
         pool: ConnectionPool,
         request: HttpRequest,
         address: _Address,
@@ -297,12 +293,12 @@ class HttpxTransport:
         body = cast("_Closable", response.stream)  # closing it is what closing the response comes to
         return _Reply(response.status, response.headers, body, body, home)
 
-    def _pick(self, kind: _Kind) -> _Client:
+    def _pick(self, kind: _Kind) -> Client:
         clients = self._clients.setdefault(kind, [])
         for home in clients:
             if home.calls < CALLS_PER_CLIENT:
                 return home
-        home = _Client(self._open_client(kind))
+        home = Client(self._open_client(kind))
         clients.append(home)
         return home
 
@@ -330,7 +326,30 @@ class HttpxTransport:
             await home.pool.aclose()
 
 
-async def _release(home: _Client) -> None:
+def sendable(request: HttpRequest) -> dict[str, str]:
+    """The headers of a request that is to go over an httpx client. Raises what httpx raises of its address."""
+    check_sendable(request.headers)
+    _address_of(request.url)
+    return {**_ACCEPTED, **request.headers}
+
+
+async def send_built(home: Client, client: httpx.AsyncClient, built: httpx.Request) -> HttpReply:
+    """Send over a whole httpx client. Raises what httpx raises."""
+    import httpx
+
+    home.calls += 1
+    try:
+        response = await client.send(built, stream=True, follow_redirects=False)
+    except BaseException:
+        await _release(home)
+        raise
+    if response.is_stream_consumed:  # by a hook of the client, which has unpacked it, too
+        plain = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-encoding"]
+        return _Reply(response.status_code, plain, httpx.ByteStream(response.content), response, home)
+    return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
+
+
+async def _release(home: Client) -> None:
     home.calls -= 1
     if home.single_use:
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
@@ -348,7 +367,7 @@ class _Reply:
         headers: Sequence[tuple[bytes, bytes]],
         stream: object,
         response: _Closable,
-        home: _Client,
+        home: Client,
     ) -> None:
         self.status = status
         self.headers: Mapping[str, str] = _as_dict(headers)

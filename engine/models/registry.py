@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from bus import ConfigurationError
 
 from .entries import AdapterEntry, ModelEntry
 from .nearest_names import nearest
+
+if TYPE_CHECKING:
+    import httpx
 
 _MOST_FOUND = 1024
 """Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
@@ -239,6 +243,12 @@ class ModelRegistry:
             )
         return entry
 
+    def with_http_client(self, client: httpx.AsyncClient) -> ModelRegistry:
+        """This registry, with a client that the adapters use which have none of their own."""
+        fuller = copy.copy(self)
+        fuller.adapters = {name: _with_client(entry, client) for name, entry in self.adapters.items()}
+        return fuller
+
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
         """This registry and one more adapter.
 
@@ -253,3 +263,9 @@ class ModelRegistry:
         fuller.adapters = {**self.adapters, entry.name: entry}
         fuller._found = {}  # a name that was another provider's until now may be this one's
         return fuller
+
+
+def _with_client(entry: AdapterEntry, client: httpx.AsyncClient) -> AdapterEntry:
+    if entry.config.http_client is not None:
+        return entry
+    return msgspec.structs.replace(entry, config=msgspec.structs.replace(entry.config, http_client=client))

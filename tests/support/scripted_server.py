@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
+from anyio.streams.tls import TLSListener
 
 Script = Callable[["Connection"], Awaitable[None]]
 
@@ -97,16 +99,30 @@ class Server:
                 await self.closed.wait()
 
 
+def quiet(listener: anyio.abc.Listener[anyio.abc.SocketStream], tls: ssl.SSLContext) -> TLSListener:
+    """Encrypted connections; those that come to none end without a word."""
+
+    class Quiet(TLSListener):
+        @staticmethod
+        async def handle_handshake_error(exc: BaseException, stream: anyio.abc.AnyByteStream) -> None:
+            await anyio.aclose_forcefully(stream)
+
+    return Quiet(listener, tls, standard_compatible=False)
+
+
 @asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[Server]:
-    """A server on this machine. Each connection follows the script, over and over until it raises EndOfStream."""
+async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    """A server on this machine. Each connection follows the script, over and over until it raises EndOfStream.
+
+    tls: the server's side of encrypted connections.
+    """
     server = Server(script)
     async with (
         await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
         anyio.create_task_group() as tasks,
     ):
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        server.url = f"http://127.0.0.1:{port}/v1/talk"
-        tasks.start_soon(listener.serve, server.serve)
+        server.url = f"http{'' if tls is None else 's'}://127.0.0.1:{port}/v1/talk"
+        tasks.start_soon((listener if tls is None else quiet(listener, tls)).serve, server.serve)
         yield server
         tasks.cancel_scope.cancel()

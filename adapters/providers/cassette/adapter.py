@@ -7,8 +7,9 @@ import msgspec
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.registry import create_adapter
 from adapters.requests.settings import read_options
+from adapters.transport.client_transport import new_transport
 from adapters.transport.key_masking import given_keys
-from adapters.transport.transport import HttpxTransport, Transport
+from adapters.transport.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 from bus.values.json import Json
@@ -35,7 +36,9 @@ def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_
     options = read_options(config.options, CassetteOptions, name=name, type_name="cassette")
     transport: Transport
     if options.record:
-        transport = RecordingTransport(HttpxTransport(), options.file, scenario=name, secrets=given_keys(config))
+        transport = RecordingTransport(
+            new_transport(config.http_client), options.file, scenario=name, secrets=given_keys(config)
+        )
     else:
         try:
             transport = CassetteTransport(options.file)
