@@ -28,6 +28,7 @@ from ..budgets.budget import Budget
 from ..opening import server_store
 from ..rate_limits.permit import LiveGate
 from ..routing.availability import AvailabilityTable
+from .availability.learned_limits import LearnedLimits
 from .availability.part import SharedAvailability
 from .availability.probes import ProbeLeases
 from .bridge.part import EventBridge
@@ -101,11 +102,14 @@ class Node:
         """The connection to the broker; None without one."""
         self.frames: Frames | None = None
         """The streams that are read on other nodes; None without a broker."""
+        self.learned: LearnedLimits | None = None
+        """What nodes learn of rate limits; None without a broker."""
         if cluster.nats is not None:
             self.broker = self._connection(cluster.nats, bus)
             self.frames = self._frames(self.broker, streams)
             shared = SharedAvailability(self.id, cluster.name, self.broker, availability, bus, clock)
-            self.parts = [*self.parts, self.broker, self.frames, shared]
+            self.learned = LearnedLimits(self.id, cluster.name, self.broker)
+            self.parts = [*self.parts, self.broker, self.frames, shared, self.learned]
             if self.ownership is not None:
                 self.parts = [*self.parts, Wishes(self.broker, Subjects(cluster.name), self.ownership)]
             if store is not None:

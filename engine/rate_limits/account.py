@@ -8,17 +8,23 @@
 
 Requests that were sent before a refusal say nothing of the time after it: neither does their success end the
 pause, nor does their refusal begin another one.
+
+In a cluster other nodes tell what they have learned with the same key. Their refusals pause here, too. Of two
+readings of one limit the later one counts, whoever made it.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Literal
 
 from .amounts import MINUTE_US, Declared, Learned, Limit, Reading, Ticket
 
 FIRST_PAUSE_US = 1_000_000
 LONGEST_PAUSE_US = MINUTE_US
+UNDERWAY_US = 2_000_000
+"""The age up to which a request may not be counted yet in what another node was told."""
 
 
 class Account:
@@ -39,6 +45,7 @@ class Account:
         self._held: set[Ticket] = set()
         self._sent: deque[Ticket] = deque()
         self._observed = -1  # the number of the last request whose headers were read
+        self._observed_us = -MINUTE_US  # the moment of the last reading, whoever made it
         self._pauses = 0
         self._flying = 0
         self._peak = 1
@@ -164,8 +171,20 @@ class Account:
                 self.paused_until_us = max(self.paused_until_us, now_us + hint_us)
             return
         pause = min(FIRST_PAUSE_US << min(self._pauses, 10), LONGEST_PAUSE_US) if hint_us is None else hint_us
-        self._peak = max(self._flying + 1, self._peak if self.cap is not None else 1)
-        self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, now_us + pause)
+        self._pause(now_us + pause, self._flying + 1)
+
+    def refused_elsewhere(self, pause_us: int, now_us: int) -> None:
+        """Take in that another node was refused, and how long it leaves the provider alone."""
+        until_us = now_us + min(pause_us, LONGEST_PAUSE_US)
+        if self.cap is None:
+            self._pause(until_us, max(self._flying, 1))
+        else:
+            self.paused_until_us = max(self.paused_until_us, until_us)
+
+    def _pause(self, until_us: int, flying: int) -> None:
+        """Begin a pause. flying: the requests that were under way."""
+        self._peak = max(flying, self._peak if self.cap is not None else 1)
+        self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, until_us)
         self.cap, self._flying = 1, 0
         self.generation += 1
         self._pauses += 1
@@ -188,13 +207,7 @@ class Account:
         """Take in what the headers of a request's reply say of one limit."""
         if ticket.number < self._observed:
             return  # of an older reply
-        learned = self._learned.get(kind)
-        if learned is None or learned.output != output:
-            learned = self._learned[kind] = Learned(kind, output=output)
-            learned.fixed = self._fixed
-            declared = [limit for limit in self.limits if isinstance(limit, Declared)]
-            self.limits = (*declared, *self._learned.values())
-        learned.limit = reading.limit or learned.limit or reading.remaining
+        learned = self._learned_of(kind, reading, output=output)
         pending = 0.0
         for sent in reversed(self._sent):
             if sent.number <= ticket.number:
@@ -202,8 +215,50 @@ class Account:
             pending += learned.amount(sent)
         learned.tell(reading, pending, sum(map(learned.amount, self._held)), now_us)
 
-    def observed(self, ticket: Ticket) -> None:
+    def observed(self, ticket: Ticket, now_us: int) -> None:
         """All that the headers of a request's reply say has been taken in."""
-        self._observed = max(self._observed, ticket.number)
+        if ticket.number >= self._observed:
+            self._observed, self._observed_us = ticket.number, now_us
         if ticket.generation == self.generation:
             self.cap = None
+
+    def observe_elsewhere(
+        self,
+        readings: Mapping[Literal["requests", "tokens"], Reading],
+        observed_us: int,
+        now_us: int,
+        *,
+        output: bool,
+        opens: bool,
+    ) -> None:
+        """Take in what another node was told of the limits.
+
+        Args:
+            readings: What it was told, as of now.
+            observed_us: The moment at which it was told so.
+            now_us: The time.
+            output: Whether the limit of tokens counts those of replies.
+            opens: Whether that was after its last refusal.
+        """
+        if observed_us <= self._observed_us:
+            return
+        self._observed_us = observed_us
+        for kind, reading in readings.items():
+            learned = self._learned_of(kind, reading, output=output or kind == "requests")
+            unseen = [
+                sent for sent in self._sent if sent.state != "over" or sent.sent_us > observed_us - UNDERWAY_US
+            ]
+            pending = sum(map(learned.amount, unseen))
+            learned.tell(reading, pending, sum(map(learned.amount, self._held)), now_us)
+        if opens and self.cap is not None and now_us >= self.paused_until_us:
+            self.cap = None
+
+    def _learned_of(self, kind: Literal["requests", "tokens"], reading: Reading, *, output: bool) -> Learned:
+        learned = self._learned.get(kind)
+        if learned is None or learned.output != output:
+            learned = self._learned[kind] = Learned(kind, output=output)
+            learned.fixed = self._fixed
+            declared = [limit for limit in self.limits if isinstance(limit, Declared)]
+            self.limits = (*declared, *self._learned.values())
+        learned.limit = reading.limit or learned.limit or reading.remaining
+        return learned

@@ -160,12 +160,30 @@ class Gate:
             model.observe(ticket, "requests", headers.requests, now_us, output=True)
         if headers.tokens is not None:
             model.observe(ticket, "tokens", headers.tokens, now_us, output=headers.output)
-        model.observed(ticket)
+        model.observed(ticket, now_us)
 
     def refused(self, ticket: Ticket, hint_us: int | None, now_us: int) -> None:
         """Take in that the provider refused a request for its rate. `hint_us` is how long it wants to be left."""
         self.known = True
         self.models[ticket.model].refused(ticket, hint_us, now_us)
+
+    def refused_elsewhere(self, model: str, pause_us: int, now_us: int) -> None:
+        """Take in that another node with this key was refused, and leaves the provider alone for so long."""
+        self.known = True
+        (self.models.get(model) or self._new_model(model)).refused_elsewhere(pause_us, now_us)
+
+    def answered_elsewhere(
+        self, model: str, headers: Headers, observed_us: int, now_us: int, *, opens: bool
+    ) -> None:
+        """Take in what another node with this key was told, see `Account.observe_elsewhere`."""
+        self.known = True
+        account = self.models.get(model) or self._new_model(model)
+        readings: dict[Literal["requests", "tokens"], Reading] = {}
+        if headers.requests is not None:
+            readings["requests"] = headers.requests
+        if headers.tokens is not None:
+            readings["tokens"] = headers.tokens
+        account.observe_elsewhere(readings, observed_us, now_us, output=headers.output, opens=opens)
 
     def over(self, ticket: Ticket, used: tuple[int, int] | None, now_us: int) -> None:
         """Take in the end of a request.

@@ -23,6 +23,7 @@ from bus.errors import OverloadedError, QuotaExceededError, RateLimitError, Rate
 from .amounts import Ticket
 from .gate import NO_HEADERS, Gate, Headers
 from .headers import read_headers
+from .lessons import Lesson
 
 _LONGEST_NAP_SECONDS = 60.0
 
@@ -39,6 +40,8 @@ class LiveGate:
         """The state."""
         self.on_wait: Callable[[], None] | None = None
         """Told whenever requests wait; None if nobody can do anything for them."""
+        self.on_learned: Callable[[Lesson], None] | None = None
+        """Told what a reply has taught; None if nobody else uses the key."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unseen: dict[Permit, None] = {}
         """The calls under way that were sent before any limit was known."""
@@ -62,6 +65,29 @@ class LiveGate:
         self.gate.known = True
         for permit in unseen:
             permit.force()
+
+    def learned(self, model: str, headers: Headers) -> None:
+        """Tell others of a reply to a request to a model."""
+        if self.on_learned is not None:
+            account = self.gate.models[model]
+            pause_us = 0 if account.cap is None else max(account.paused_until_us - self.now_us(), 0)
+            self.on_learned(Lesson(model, headers, pause_us, account.cap is None))
+
+    def learn(self, lesson: Lesson, observed_us: int) -> None:
+        """Take in what others have learned.
+
+        Args:
+            lesson: What they have learned, as of now.
+            observed_us: The moment at which they did, by `now_us`.
+        """
+        now_us = self.now_us()
+        if not self.gate.known:
+            self.begin_to_count()
+        if lesson.pause_us:
+            self.gate.refused_elsewhere(lesson.model, lesson.pause_us, now_us)
+        if lesson.headers.requests is not None or lesson.headers.tokens is not None:
+            self.gate.answered_elsewhere(lesson.model, lesson.headers, observed_us, now_us, opens=lesson.opens)
+        self.changed()
 
     def changed(self) -> None:
         """Let in all who may go now, and look again when time may let others in."""
@@ -229,6 +255,8 @@ class Permit:
         if self._ticket is not None and self._ticket.state == "sent":
             live.gate.answered(self._ticket, headers, live.now_us())
             live.changed()
+            if headers is not NO_HEADERS:
+                live.learned(self.model, headers)
 
     def _failed(self, error: AdapterError) -> NextAttempt | None:
         self._refused(error)
@@ -250,6 +278,7 @@ class Permit:
         if self._ticket is not None and self._ticket.state == "sent":
             hint = error.retry_after_seconds
             live.gate.refused(self._ticket, None if hint is None else math.ceil(hint * 1e6), live.now_us())
+            live.learned(self.model, NO_HEADERS)
 
     def _over(self, usage: TokenUsage | None) -> None:
         live, ticket = self._live, self._ticket

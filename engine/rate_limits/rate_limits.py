@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
+import anyio
 import msgspec
 
 from ..models.entries import AdapterEntry
 from .gate import Gate
+from .lessons import Lesson, aged
 from .permit import LiveGate, Permit
+
+MOST_HEARD = 256
+"""The number of models of an unused adapter of which is kept what others have learned."""
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,10 @@ class RateLimits:
             share: Has the declared limits of a gate be shared with other engines; None leaves them to this one.
         """
         self._share = share
+        self.on_learned: Callable[[str, str, Lesson], None] | None = None
+        """Told what replies have taught of an adapter and a key; None if nobody else uses them."""
+        self._heard: dict[tuple[str, str], dict[str, tuple[Lesson, int]]] = {}
+        """What others have learned of adapters and keys that were not used here, with the moments, by models."""
         self._gates: dict[tuple[str, str], LiveGate] = {}
         self._entries: dict[tuple[str, str], AdapterEntry] = {}
 
@@ -76,6 +86,26 @@ class RateLimits:
             entry.config.key_pool
         )  # the adapter chooses the key of each attempt, and lets it rest
         return Permit(live, model, order, most, entry.config.max_wait_seconds, learns=not pooled)
+
+    def learn(self, adapter: str, key: str, lesson: Lesson, age_us: int) -> None:
+        """Take in what another engine has learned.
+
+        Args:
+            adapter: The adapter.
+            key: The name of the key.
+            lesson: What it has learned.
+            age_us: Microseconds since then.
+        """
+        name, observed_us = (adapter, key), int(anyio.current_time() * 1e6) - age_us
+        if (live := self._gates.get(name)) is not None:
+            self._teach(live, lesson, observed_us)
+        elif len(heard := self._heard.setdefault(name, {})) < MOST_HEARD:
+            heard[lesson.model] = lesson, observed_us
+
+    @staticmethod
+    def _teach(live: LiveGate, lesson: Lesson, observed_us: int) -> None:
+        if (still := aged(lesson, max(live.now_us() - observed_us, 0))) is not None:
+            live.learn(still, observed_us)
 
     def is_free(self, adapter: str, model: str, key: str = "") -> bool:
         """Whether a small request to a model would go at once."""
@@ -121,6 +151,10 @@ class RateLimits:
         changes = live is None or live.gate.declared != (requests, tokens)
         if live is None:
             live = self._gates[name] = LiveGate(*name, Gate(requests, tokens))
+            if self.on_learned is not None:
+                live.on_learned = partial(self.on_learned, *name)
+            for lesson, observed_us in self._heard.pop(name, {}).values():
+                self._teach(live, lesson, observed_us)
         elif changes:
             live.gate.declare(requests, tokens)
         if changes and self._share is not None and (requests or tokens):

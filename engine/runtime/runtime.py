@@ -76,6 +76,8 @@ class Runtime:
         self.frames = None if self.node is None else self.node.frames
         self.in_flight = InFlight()
         self.rate_limits = RateLimits(None if self.node is None else self.node.share_limits(self.bus, clock))
+        if self.node is not None and self.node.learned is not None:
+            self.node.learned.share(self.rate_limits)
         self.host = make_host(self)
         self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
         ownership = None if self.node is None else self.node.ownership
