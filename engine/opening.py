@@ -83,13 +83,18 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
         StoreError: The driver is not installed.
     """
     from tracestore import TraceShipper
+    from tracestore.shipping.recent import Recent
 
     if not isinstance(store, TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
     dsn = StoreAddress(ship_to).dsn
-    return TraceShipper(
-        store.path, dsn, clock=clock, on_change=bus.publish, prices=prices, adopts=home_folder() / "shipping"
+    recent = Recent()
+    adopts = home_folder() / "shipping"
+    shipper = TraceShipper(
+        *(store.path, dsn), clock=clock, on_change=bus.publish, prices=prices, adopts=adopts, recent=recent
     )
+    store.tell(recent.keep)
+    return shipper
 
 
 def shipped_to(place: TracePlace) -> list[str]:

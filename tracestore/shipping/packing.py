@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,8 +32,9 @@ _IDENTITY = tuple(map(EVENT_COLUMNS.index, IDENTITY))
 def packed(
     read: Read,
     names: Mapping[int, str],
-    after: Position,
+    between: tuple[Position, int],
     content: SessionContent | None = None,
+    projection: Projection | None = None,
     *,
     is_all: bool = True,
     erased: int = 0,
@@ -44,27 +45,30 @@ def packed(
     Args:
         read: The events, one at least.
         names: The names of their runs, by the numbers in the file.
-        after: The place behind which they lie.
+        between: The place behind which they lie, and the number of the last one in the file.
         content: The content that was captured with them.
+        projection: What follows from them; None is to find out.
         is_all: Whether nothing lay behind them when they were read.
         erased: The number of the last deletion in the file when they were read.
         dead: The sessions that were deleted after all that is said of them here.
     """
     runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
-    between = ranges(runs, seqs)
+    of_runs = ranges(runs, seqs)
     sessions = ranges(read.columns[SESSION], moments)
     projected = [place for place, topic in enumerate(read.columns[TOPIC]) if topic in PROJECTED_TOPICS]
-    projection = projection_of(read, projected)
-    projection.complete()
+    if projection is None:
+        projection = projection_of(read, projected)
+        projection.complete()
+    after, last = between
     return Shipment(
         after=after,
-        last=Position(read.numbers[-1], names[runs[-1]], seqs[-1]),
+        last=Position(last, names[runs[-1]], seqs[-1]),
         read=read,
-        events=lines_of(EVENT_COLUMNS, runs, read.columns, may_have_quotes=read.may_have_quotes),
-        runs={run: RunSpan(names[run], *times, between[run][1]) for run, times in ranges(runs, moments).items()},
-        first_seqs={run: first for run, (first, _) in between.items()},
+        events=lines_of(EVENT_COLUMNS, runs, read.columns),
+        runs={run: RunSpan(names[run], *times, of_runs[run][1]) for run, times in ranges(runs, moments).items()},
+        first_seqs={run: first for run, (first, _) in of_runs.items()},
         sessions={name: times for name, times in sessions.items() if name not in dead},
-        days={moment // US_PER_DAY for moment in moments},
+        days=_days(moments),
         projected=projected,
         projection=projection,
         begun=[_begun(of.insert.columns, of.rows) for of in projection.calls if of.begin and of.rows],
@@ -73,6 +77,11 @@ def packed(
         erased=erased,
         dead=dead,
     )
+
+
+def _days(moments: Sequence[int]) -> set[int]:
+    first, last = min(moments) // US_PER_DAY, max(moments) // US_PER_DAY
+    return {first} if first == last else {moment // US_PER_DAY for moment in moments}
 
 
 def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
@@ -153,7 +162,7 @@ def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
     columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}
     return packed(
-        *(Read(read.numbers, read.runs, columns), names, shipment.after, shipment.content),
+        *(Read(read.runs, columns), names, (shipment.after, shipment.last.event), shipment.content),
         is_all=shipment.is_all,
         erased=shipment.erased,
         dead={clean(name) for name in shipment.dead},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -37,23 +36,13 @@ START = Position()
 class Read(msgspec.Struct, frozen=True):
     """Events as they were read, column by column. So thousands of events are few objects."""
 
-    numbers: list[int]
-    """The numbers of the events in the file."""
     runs: list[int]
-    """The numbers of their runs there."""
+    """The numbers of their runs in the file."""
     columns: Sequence[Sequence[Any]]
     """Their values, in the order of `packing.EVENT_COLUMNS`."""
-    may_have_quotes: bool = True
-    """Whether `text.QUOTE` may be in one of them."""
 
     def __len__(self) -> int:
-        return len(self.numbers)
-
-    def up_to(self, number: int) -> Read:
-        """Those up to an event of this number."""
-        count = bisect_right(self.numbers, number)
-        columns = [column[:count] for column in self.columns]
-        return Read(self.numbers[:count], self.runs[:count], columns, self.may_have_quotes)
+        return len(self.runs)
 
 
 class SessionContent(msgspec.Struct, frozen=True):

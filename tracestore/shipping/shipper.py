@@ -22,6 +22,7 @@ from ..sql.connection import Unstorable
 from .adoption import LookForFiles
 from .course import Ask, Course, Rest, Send, ShippingOptions
 from .marks import Mark, Turn, first_mark, mark_path, write_mark
+from .recent import Recent
 from .shipment import START, Origin, Position, Reading, Shipment, Target
 from .source import Source
 
@@ -71,6 +72,7 @@ class TraceShipper:
         prices: The prices for calls of dead processes, whose files are shipped, too.
         adopts: The folder where shippers of this machine say which files they ship. The files of dead ones are
             shipped as well. None is to look at no other file.
+        recent: What is kept of the batches that this process writes to the file, which need not be read again.
 
     Raises:
         StoreError: The DSN is none, or the driver is not installed.
@@ -86,8 +88,9 @@ class TraceShipper:
         on_change: Callable[[Event], object] | None = None,
         prices: PriceTable | None = None,
         adopts: Path | None = None,
+        recent: Recent | None = None,
     ) -> None:
-        self._source = Source(Path(path).expanduser())
+        self._source = Source(Path(path).expanduser(), recent)
         self._target = receiver(to, clock) if isinstance(to, str) else to
         self._clock = clock
         self._options = options
@@ -204,6 +207,7 @@ class TraceShipper:
         if isinstance(step, Rest):
             return step.seconds
         if not (at_once or self._wanted > self._served or self._turn.take()):
+            self._source.recent.forget()
             return self._options.look_seconds
         wanted = self._wanted
         try:

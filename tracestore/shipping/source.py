@@ -13,11 +13,13 @@ from bus.errors import StoreError
 from bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.connection import Row, Statements, placeholders
+from ..sql.projection import Projection, joined
 from ..sql.upkeep.erasures import erased_since, erasures_after, next_boundary
 from ..sql.upkeep.expiry import references_in
 from ..sqlite.database import Database
 from ..sqlite.schema.migrations import migrate
 from .packing import EVENT_COLUMNS, SEQ, SESSION, TOPIC, TS_US, packed
+from .recent import Recent, Written, matching, read_of
 from .shipment import START, Ending, Position, Read, Reading, SessionContent, Shipment
 from .text import QUOTE
 
@@ -35,10 +37,13 @@ class Source:
 
     Args:
         path: The file.
+        recent: What is kept of the batches that this process writes to it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, recent: Recent | None = None) -> None:
         self._database = Database(path, readonly=True)
+        self.recent = recent or Recent()
+        """What was written to the file in this process."""
 
     @property
     def path(self) -> Path:
@@ -68,7 +73,8 @@ class Source:
             StoreError: The file can't be read.
         """
         await self.open()
-        return await self._database.look(lambda statements: _reading(statements, after, limit, erased))
+        recent = self.recent.behind(after)
+        return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
 
     async def confirmed(self, position: Position) -> Position:
         """A position as the target tells it, if it is one of this file; else the beginning. Raises StoreError."""
@@ -112,24 +118,36 @@ async def _checked(database: Database) -> None:
     await migrate(database, 0)
 
 
-def _reading(statements: Statements, after: Position, limit: int, erased: int) -> Reading:
+def _reading(
+    statements: Statements, after: Position, limit: int, erased: int, recent: Sequence[Written]
+) -> Reading:
     statements.run("BEGIN")
     try:
         if erasures := erasures_after(statements, erased, _ERASURES_AT_ONCE):
             return Reading(erasures=erasures)
-        return Reading(_shipment(statements, after, limit, erased))
+        return Reading(_shipment(statements, after, limit, erased, recent))
     finally:
         statements.run("COMMIT")
 
 
-def _shipment(statements: Statements, after: Position, limit: int, erased: int) -> Shipment | None:
-    read, is_all = _events(statements, after.event, limit)
-    if not read.numbers:
+class _Found(NamedTuple):
+    read: Read
+    last: int  # the number of the last event
+    is_all: bool = False  # whether nothing lies behind
+    projection: Projection | None = None
+
+
+def _shipment(
+    statements: Statements, after: Position, limit: int, erased: int, recent: Sequence[Written]
+) -> Shipment | None:
+    ((first,),) = statements.run("SELECT min(id) FROM events WHERE id > ?", (after.event,))
+    if first is None:
         return None
-    boundary = next_boundary(statements, read.numbers[0])
-    if boundary is not None:  # what was said before a deletion and what was said since go apart
-        before = read.up_to(boundary)
-        read, is_all = before, is_all and len(before) == len(read)
+    # What was said before a deletion and what was said since go apart.
+    boundary = next_boundary(statements, first)
+    found = _written(statements, after.event, limit, recent) if recent and boundary is None else None
+    found = found or _events(statements, after.event, boundary, limit)
+    read = found.read
     runs = set(read.runs)
     names: dict[int, str] = dict(
         statements.run(f"SELECT id, run_id FROM runs WHERE id IN ({placeholders(len(runs))})", list(runs))
@@ -138,67 +156,90 @@ def _shipment(statements: Statements, after: Position, limit: int, erased: int) 
     content = _content(statements, _captured(read, names)) if has_content else None
     dead: set[str] = set()
     if boundary is not None:
-        dead = erased_since(statements, read.numbers[-1], set(read.columns[SESSION]) - {None})
-    return packed(read, names, after, content, is_all=is_all, erased=erased, dead=dead)
+        dead = erased_since(statements, found.last, set(read.columns[SESSION]) - {None})
+    return packed(
+        *(read, names, (after, found.last), content, found.projection),
+        is_all=found.is_all,
+        erased=erased,
+        dead=dead,
+    )
 
 
-def _events(statements: Statements, after: int, limit: int) -> tuple[Read, bool]:
-    """The events behind one, and whether those are all."""
+def _written(statements: Statements, after: int, limit: int, recent: Sequence[Written]) -> _Found | None:
+    """The events behind one, if they are those that were written last. The file says whether they are."""
+    ((first_run, last_run, encoded),) = statements.run(_SEQS, {"after": after, "limit": limit, "most": _ANY})
+    if first_run != last_run:
+        return None
+    seqs = _seqs_decoder.decode(encoded)
+    ((run_id,),) = statements.run("SELECT run_id FROM runs WHERE id = ?", (first_run,))
+    batches = matching(recent, first_run, run_id, seqs)
+    if not batches:
+        return None
+    read = read_of(batches)
+    last = (first_run, read.columns[SEQ][-1])
+    ((number,),) = statements.run("SELECT id FROM events WHERE run = ? AND seq = ?", last)
+    projection = joined(batch.projection for batch in batches)
+    return _Found(read, number, len(read) == len(seqs) < limit, projection)
+
+
+def _events(statements: Statements, after: int, boundary: int | None, limit: int) -> _Found:
+    """The events behind one, and not behind the boundary."""
     columns: list[list[Any]] = [[] for _ in _READ]
     size = 0
-    may_have_quotes = is_all = False
+    is_all = False
     while len(columns[0]) < limit and size < _MOST_BYTES and not is_all:
         wanted = min(_AT_ONCE_EVENTS, limit - len(columns[0]))
-        part = _part(statements, after, wanted)
+        part = _part(statements, {"after": after, "limit": wanted, "most": boundary or _ANY})
         for column, more in zip(columns, part.columns, strict=True):
             column += more
         size += part.size
-        may_have_quotes |= part.may_have_quotes
-        after = columns[0][-1] if columns[0] else after
+        after = part.last or after
         is_all = len(part.columns[0]) < wanted
-    return Read(columns[0], columns[1], columns[2:], may_have_quotes), is_all
+    return _Found(Read(columns[0], columns[1:]), after, is_all and boundary is None)
 
 
 class _Part(NamedTuple):
     columns: Sequence[list[Any]]
-    size: int  # of their data
-    may_have_quotes: bool
+    last: int | None = None  # the number of the last one
+    size: int = 0  # of their data
 
 
-def _part(statements: Statements, after: int, limit: int) -> _Part:
+def _part(statements: Statements, which: Mapping[str, int]) -> _Part:
     """The events behind one, column by column.
 
     They come in one row, as JSON and as one long text. For with every row that it fetches the thread gives other
     threads their turn, and in a busy process it waits milliseconds to have its own again.
     """
-    there = {"after": after, "limit": limit}
-    ((encoded, joined),) = statements.run(_EVENTS, there)
+    ((last, encoded, joined_data),) = statements.run(_EVENTS, which)
     columns = _decoder.decode(encoded)
-    if joined is None:
-        return _Part((*columns, []), 0, may_have_quotes=False)
-    data = joined.split(QUOTE)
-    if is_odd := len(data) != len(columns[0]):  # the sign is in the data, too
-        ((encoded_data,),) = statements.run(_DATA, there)
+    if joined_data is None:
+        return _Part((*columns, []))
+    data = joined_data.split(QUOTE)
+    if len(data) != len(columns[0]):  # the sign is in the data, too
+        ((encoded_data,),) = statements.run(_DATA, which)
         data = msgspec.json.decode(encoded_data, type=list[str])
-    return _Part((*columns, data), len(joined), may_have_quotes=is_odd or _ESCAPED_SIGN in encoded)
+    return _Part((*columns, data), last, len(joined_data))
 
 
-_READ = ("id", "run", *EVENT_COLUMNS)
-_TYPES: dict[str, Any] = dict.fromkeys(("id", "run", "seq", "ts_us", "mono_ns"), int) | {"attempt": int | None}
+_READ = ("run", *EVENT_COLUMNS)
+_TYPES: dict[str, Any] = dict.fromkeys(("run", "seq", "ts_us", "mono_ns"), int) | {"attempt": int | None}
 _decoder: msgspec.json.Decoder[tuple[list[Any], ...]] = msgspec.json.Decoder(
     tuple[tuple(list[_TYPES.get(name, str | None)] for name in _READ[:-1])]  # type: ignore[misc]
 )
-_ESCAPED_SIGN = b"\\u00"  # as a control character is written in JSON
+_seqs_decoder = msgspec.json.Decoder(list[int])
+_ANY = (1 << 63) - 1
 _BEHIND = """
       FROM events
      WHERE id > :after
-       AND id <= (SELECT max(id) FROM (SELECT id FROM events WHERE id > :after ORDER BY id LIMIT :limit))
+       AND id <= (SELECT max(id)
+                    FROM (SELECT id FROM events WHERE id > :after AND id <= :most ORDER BY id LIMIT :limit))
 """
 _EVENTS = f"""
-    SELECT CAST(json_array({", ".join(f"json_group_array({name})" for name in _READ[:-1])}) AS BLOB),
+    SELECT max(id), CAST(json_array({", ".join(f"json_group_array({name})" for name in _READ[:-1])}) AS BLOB),
            group_concat(data, char({ord(QUOTE)})) {_BEHIND}
 """
 _DATA = f"SELECT CAST(json_group_array(data) AS BLOB) {_BEHIND}"
+_SEQS = f"SELECT min(run), max(run), CAST(json_group_array(seq) AS BLOB) {_BEHIND}"
 
 
 def _captured(read: Read, names: Mapping[int, str]) -> list[tuple[str, int, int, str | None]]:

@@ -1,8 +1,8 @@
 """Rows as text that a server's COPY takes: CSV with control characters in the place of commas and quotes.
 
-A row is made by Python's ``%`` in one go, where that is possible: every value between quotes, NULL as ``None``,
-which the server is told to take for NULL in quotes, too. Where a text has a quote in it, or is the word ``None``,
-all rows are made value by value instead.
+All values stand between quotes, and NULL as one more control character, which the server is told to take for NULL
+in quotes, too. So rows are made by joining texts, whatever is in them. Where a text has one of those characters in
+it, the rows are made value by value instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..sql.connection import SqlValue
 _BETWEEN = "\x1f"
 QUOTE = "\x02"
 """The sign on both sides of a value. In the value it is doubled."""
-_END = "\n"
 _NULL = "\x1e"
-_OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}'"
+_END = "\n"
+_OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'"
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -31,7 +31,11 @@ class Lines(msgspec.Struct, frozen=True):
     runs: Sequence[int]
     """Of each row the number of its run in the file."""
     rows: list[str]
-    """Of each row the text of the other values."""
+    """Of each row the text of the other values, but for what stands at the begin and at the end of all rows."""
+    begin: str
+    """What stands between the number of the run and the text of a row."""
+    end: str
+    """What stands behind the text of a row."""
 
     def text(self, runs: Mapping[int, int]) -> bytes:
         """The text of all rows, each with the server's number of its run before it. It is UTF-8.
@@ -39,43 +43,67 @@ class Lines(msgspec.Struct, frozen=True):
         Args:
             runs: The server's numbers of the runs, by their numbers in the file.
         """
-        before = {number: f"{there}{_BETWEEN}" for number, there in runs.items()}
-        if len(before) == 1:
-            (start,) = before.values()
-            text = start + start.join(self.rows)
+        before = {number: f"{there}{self.begin}" for number, there in runs.items()}
+        if len(before) > 1:
+            text = "".join([before[run] + row + self.end for run, row in zip(self.runs, self.rows, strict=True)])
         else:
-            text = "".join([before[run] + row for run, row in zip(self.runs, self.rows, strict=True)])
+            (begin,) = before.values()
+            rows = [*self.rows]
+            rows[0] = begin + rows[0]
+            rows[-1] += self.end
+            text = f"{self.end}{begin}".join(rows)
         return text.encode("utf-8", "surrogatepass")  # the server refuses half a surrogate pair
 
 
-def lines_of(
-    names: tuple[str, ...],
-    runs: Sequence[int],
-    columns: Sequence[Sequence[SqlValue]],
-    *,
-    may_have_quotes: bool = True,
-) -> Lines:
+def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:
     """Rows as text.
 
     Args:
         names: The names of the columns.
         runs: Of each row the number of its run in the file.
         columns: The values, column by column.
-        may_have_quotes: Whether `QUOTE` may be in a text, which takes a look at each.
     """
-    some = [place for place, column in enumerate(columns) if column.count(None) < len(column)] or [0]
+    missing = {name: column.count(None) for name, column in zip(names, columns, strict=True)}
+    some = [place for place, name in enumerate(names) if missing[name] < len(runs)] or [0]
     names, columns = tuple(names[place] for place in some), [columns[place] for place in some]
-    pattern = f"{QUOTE}{f'{QUOTE}{_BETWEEN}{QUOTE}'.join(['%s'] * len(names))}{QUOTE}{_END}"
-    rows = [pattern % row for row in zip(*columns, strict=True)]
-    quotes = 2 * len(names) * len(rows)
-    has_quotes = may_have_quotes and "".join(rows).count(QUOTE) > quotes
-    if not has_quotes and not any("None" in column for column in columns):
-        return Lines(names, f"{_OPTIONS}, NULL 'None', FORCE_NULL ({', '.join(names)})", runs, rows)
-    return Lines(names, f"{_OPTIONS}, NULL '{_NULL}'", runs, [_line(row) for row in zip(*columns, strict=True)])
+    with_nulls = [name for name in names if missing[name]]
+    options = f"{_OPTIONS}, FORCE_NULL ({', '.join(with_nulls)})" if with_nulls else _OPTIONS
+    try:
+        texts = [_texts(column, missing[name]) for name, column in zip(names, columns, strict=True)]
+        rows = list(map(f"{QUOTE}{_BETWEEN}{QUOTE}".join, zip(*texts, strict=True)))
+        return Lines(names, options, runs, rows, f"{_BETWEEN}{QUOTE}", f"{QUOTE}{_END}")
+    except (TypeError, _SignInText):  # a column has values of several types
+        return Lines(names, _OPTIONS, runs, list(map(_row, zip(*columns, strict=True))), _BETWEEN, _END)
 
 
-def _line(row: Iterable[SqlValue]) -> str:
-    return _BETWEEN.join(map(_value, row)) + _END
+class _SignInText(Exception):
+    """A text has one of our signs in it."""
+
+
+def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
+    """The values of a column as text. In a column of several types, values that are no text may be left.
+
+    Raises:
+        _SignInText: A sign that stands between values or for NULL is in a text.
+        TypeError: The column has values of several types.
+    """
+    if isinstance(next((value for value in column if value is not None), ""), int):
+        encoded = msgspec.json.encode(column).decode()  # many times as fast as str
+        if '"' in encoded or encoded.count("null") != missing:
+            raise TypeError("not all of them are whole numbers")
+        texts = encoded[1:-1].split(",")
+        return [_NULL if text == "null" else text for text in texts] if missing else texts
+    if missing:
+        if _NULL in column:
+            raise _SignInText
+        column = [_NULL if value is None else value for value in column]
+    if QUOTE in "".join(column):  # type: ignore[arg-type]
+        raise _SignInText
+    return column  # type: ignore[return-value]
+
+
+def _row(values: Iterable[SqlValue]) -> str:
+    return _BETWEEN.join(map(_value, values))
 
 
 def _value(value: SqlValue) -> str:

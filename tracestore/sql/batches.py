@@ -25,10 +25,12 @@ from .projection import PROJECTED, UPSERT_SESSION, Projection, flat, make_storab
 from .run_numbers import RunSpan, ranges
 
 # An envelope is nearly a row already: the columns are its fields, and the topic.
-_EVENT = (*("run" if name == "run_id" else name for name in Envelope.__struct_fields__), "topic")
-_RUN, _DATA, _TAGS = map(_EVENT.index, ("run", "data", "tags"))
-_identity = itemgetter(*map(_EVENT.index, IDENTITY))
-INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT DO NOTHING")
+STORED_COLUMNS = (*("run" if name == "run_id" else name for name in Envelope.__struct_fields__), "topic")
+"""The columns of an event's row in a batch."""
+
+_RUN, _DATA, _TAGS = map(STORED_COLUMNS.index, ("run", "data", "tags"))
+_identity = itemgetter(*map(STORED_COLUMNS.index, IDENTITY))
+INSERT_EVENT = Insert("events", STORED_COLUMNS, "ON CONFLICT DO NOTHING")
 
 _MADE_AT_ONCE = 32
 """Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""
@@ -46,14 +48,14 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        # The values of events, row after row. A run's name stands for its number.
-        self._events: Values = []
+        self.events: Values = []
+        """The values of `STORED_COLUMNS`, row after row. A run's name stands for its number until `write`."""
+        self.projection = Projection()
+        """What follows from them."""
+        self.runs: list[RunSpan] = []
+        """The parts of runs that `complete` found."""
         self._captured: list[Envelope] = []
-        self._projection = Projection()
-        # What `complete` makes of them:
-        self._calls: list[tuple[Insert, Values]] = []
         self._sessions: Values = []
-        self._runs: list[RunSpan] = []
 
     @classmethod
     def of(cls, envelopes: Iterable[Envelope]) -> Self:
@@ -76,23 +78,23 @@ class Batch:
                 and an impossible count is unknown. Without it the database finds out, which costs nothing as long
                 as all is well.
         """
-        self._projection.complete()
+        self.projection.complete()
         moments = self._column("ts_us")
         sessions: dict[str, tuple[int, int]] = ranges(self._column("session_id"), moments)
-        self._sessions = self._projection.sessions(sessions)
+        self._sessions = self.projection.sessions(sessions)
         names = self._column("run")
         seqs: dict[str, tuple[int, int]] = ranges(names, self._column("seq"))
         times: dict[str, tuple[int, int]] = ranges(names, moments)
-        self._runs = [RunSpan(name, *between, seqs[name][1]) for name, between in times.items()]
+        self.runs = [RunSpan(name, *between, seqs[name][1]) for name, between in times.items()]
         if clean is not None:
-            self._projection.make_storable(clean)
-            for run in self._runs:
+            self.projection.make_storable(clean)
+            for run in self.runs:
                 run.run_id = clean(run.run_id)
-            for values in (self._events, self._sessions):
+            for values in (self.events, self._sessions):
                 make_storable(values, clean)
 
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
-        """Execute the statements that store the batch, once.
+        """Execute the statements that store the batch, once. Its rows have the numbers of their runs then.
 
         Args:
             statements: The connection, in a transaction.
@@ -101,20 +103,23 @@ class Batch:
         Returns:
             The numbers of the runs, by name.
         """
-        numbers = {run.run_id: number_of(run) for run in self._runs}
+        numbers = {run.run_id: number_of(run) for run in self.runs}
         if self._captured:
             store_content(statements, self._captured, numbers)
-        calls = ((of.insert, flat(of.rows), RUN) for of in self._projection.calls if of.rows)
-        for insert, values, at in ((INSERT_EVENT, self._events, _RUN), *calls):
-            column = slice(at, None, len(insert.columns))
-            values[column] = [numbers[str(run)] for run in values[column]]
-            statements.insert(insert, values)
+        column = slice(_RUN, None, len(STORED_COLUMNS))
+        self.events[column] = [numbers[str(run)] for run in self.events[column]]
+        statements.insert(INSERT_EVENT, self.events)
+        for insert, rows, _ in self.projection.calls:
+            if rows:
+                for row in rows:
+                    row[RUN] = numbers[str(row[RUN])]
+                statements.insert(insert, flat(rows))
         statements.insert(UPSERT_SESSION, self._sessions)
-        self._projection.write_behind_calls(statements)
+        self.projection.write_behind_calls(statements)
         return numbers
 
     def _column(self, name: str) -> list[Any]:
-        return self._events[_EVENT.index(name) :: len(_EVENT)]
+        return self.events[STORED_COLUMNS.index(name) :: len(STORED_COLUMNS)]
 
     def _add(self, envelope: Envelope) -> None:
         row: Values = list(astuple(envelope))
@@ -123,9 +128,9 @@ class Batch:
         if tags is not None:
             row[_TAGS] = json_text(tags) if tags else None
         row.append(topic_of(data))
-        self._events += row
+        self.events += row
         if type(data) in PROJECTED:
-            self._projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
+            self.projection.add(data, envelope.run_id, envelope.ts_us, list(_identity(row)), tags)
         elif isinstance(data, CapturedMessage | CapturedSetup) and envelope.session_id is not None:
             self._captured.append(envelope)
 

@@ -99,6 +99,7 @@ class Projection:
         self._more_starts: list[Values] = []  # those that came again
         self._completed: list[Values] = []
         self._failed: list[Values] = []
+        self._whole: tuple[list[Values], list[Values]] = [], []  # of others that were taken in: good and bad ends
         self._told: dict[str, _Told] = {}  # of each session the model, the tags and the name
         self.tags: list[Values] = []
         """The tags of calls: tag, value, request and attempt."""
@@ -139,14 +140,30 @@ class Projection:
 
     def complete(self) -> None:
         """Join the rows that belong together. Call it once, after the last `add`."""
+        completed, failed = self._whole
         self.calls = (
-            CallRows(UPSERT_STARTED_COMPLETED, self._joined(self._completed), begin=True),
-            CallRows(UPSERT_STARTED_FAILED, self._joined(self._failed), begin=True),
+            CallRows(UPSERT_STARTED_COMPLETED, completed + self._joined(self._completed), begin=True),
+            CallRows(UPSERT_STARTED_FAILED, failed + self._joined(self._failed), begin=True),
             CallRows(UPSERT_STARTED, list(self._starts.values()), begin=True),
             CallRows(UPSERT_STARTED, self._more_starts, begin=False),
             CallRows(UPSERT_FAILED, self._failed, begin=False),
             CallRows(UPSERT_COMPLETED, self._completed, begin=False),
         )
+
+    def take_in(self, other: Projection) -> None:
+        """Take in what follows from other events, whose projection is complete and stays as it is."""
+        completed, failed, starts, more_starts, failed_alone, completed_alone = (of.rows for of in other.calls)
+        self._whole[0].extend(completed)
+        self._whole[1].extend(failed)
+        for start in starts:
+            self._note_start([*start])  # it is changed when its end comes
+        self._more_starts += more_starts
+        self._failed += failed_alone
+        self._completed += completed_alone
+        self.tags += other.tags
+        self.ended += other.ended
+        for session_id, told in other._told.items():
+            self._note_session(session_id, *told)
 
     def sessions(self, times: Mapping[str, tuple[int, int]]) -> Values:
         """The values for `UPSERT_SESSION`, row after row.
@@ -194,11 +211,7 @@ class Projection:
             identity[ATTEMPT] = 1
         call: Any = (identity[REQUEST], identity[ATTEMPT])
         if isinstance(event, LlmCallStarted):
-            start = started_row(event, identity, run, ts_us)
-            if call in self._starts:
-                self._more_starts.append(start)
-            else:
-                self._starts[call] = start
+            self._note_start(started_row(event, identity, run, ts_us))
         else:
             if isinstance(event, LlmCallCompleted):
                 self._completed.append(completed_row(event, identity, run, ts_us))
@@ -208,6 +221,13 @@ class Projection:
                 self.ended.append((*call, began(event, ts_us)))
         if tags:
             self.tags += [[tag, value, *call] for tag, value in tags.items()]
+
+    def _note_start(self, start: Values) -> None:
+        call: Any = (start[REQUEST], start[ATTEMPT])
+        if call in self._starts:
+            self._more_starts.append(start)
+        else:
+            self._starts[call] = start
 
     def _joined(self, ends: list[Values]) -> list[Values]:
         """Rows of calls that start and end here. They are taken out of the starts and out of `ends`."""
@@ -221,6 +241,15 @@ class Projection:
                 whole.append(whole_row(start, end))
         ends[:] = alone
         return whole
+
+
+def joined(several: Iterable[Projection]) -> Projection:
+    """What follows from the events of several projections, which are complete, as if one had taken them all."""
+    result = Projection()
+    for one in several:
+        result.take_in(one)
+    result.complete()
+    return result
 
 
 def flat(rows: Iterable[Sequence[SqlValue]]) -> Values:

@@ -82,9 +82,14 @@ def ranges(names: Sequence[_Name | None], values: Sequence[int]) -> dict[_Name, 
     """The least and the greatest value of each name; both are of the same length. None is no name."""
     if len(set(names)) == 1 and names[0] is not None:
         return {names[0]: (min(values), max(values))}
-    found: dict[_Name, tuple[int, int]] = {}
+    found: dict[_Name, list[int]] = {}
     for name, value in zip(names, values, strict=True):
         if name is not None:
-            least, greatest = found.get(name, (value, value))
-            found[name] = (min(least, value), max(greatest, value))
-    return found
+            between = found.get(name)
+            if between is None:
+                found[name] = [value, value]
+            elif value > between[1]:
+                between[1] = value
+            elif value < between[0]:
+                between[0] = value
+    return {name: (least, greatest) for name, (least, greatest) in found.items()}

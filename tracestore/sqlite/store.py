@@ -15,6 +15,7 @@ from bus.events.envelope import Envelope
 from ..filters import CallFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
@@ -83,6 +84,10 @@ class TraceStore(SqlStore):
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)
+
+    def tell(self, told: Callable[[Batch], object]) -> None:
+        """Have somebody told each batch when it is committed, in the event loop. There is one at most."""
+        self._file.told = told
 
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0

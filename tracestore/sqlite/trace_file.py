@@ -7,7 +7,7 @@ somebody moved or replaced the file, the next batch opens the file that is then 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -36,6 +36,8 @@ class TraceFile:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.numbers = RunNumbers()
+        self.told: Callable[[Batch], object] | None = None
+        """Told each batch when it is committed."""
         self._database = database
         self._clock = clock
         self._living = Runs(database, clock)
@@ -114,12 +116,15 @@ class TraceFile:
 
     async def _write(self, batch: Batch) -> dict[str, int]:
         try:
-            return await self._database.write(
+            numbers = await self._database.write(
                 lambda statements: batch.write(statements, partial(self.numbers.note, statements))
             )
         except StoreUnavailable as error:
             self._anew = error.reopen
             raise
+        if self.told is not None:
+            self.told(batch)
+        return numbers
 
     async def _open_anew(self) -> None:
         """Open the file that is at the path now: the one that was open can't be written, or isn't there any more.

@@ -15,6 +15,7 @@ from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
 from tracestore import PostgresStore, TraceStore
+from tracestore.shipping import source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -42,6 +43,22 @@ async def test_a_trace_is_on_the_server_when_the_engine_has_ended(postgres_dsn: 
     async with PostgresStore(postgres_dsn, path=tmp_path / "shared") as store:
         ((ended,),) = (await store.sql("SELECT count(*) FROM runs WHERE ending = 'closed'")).rows
     assert ended == 1
+
+
+async def test_an_engine_ships_what_it_has_just_written_without_reading_it(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(source, "_events", lambda *arguments: read.append(arguments))
+    path = tmp_path / "trace.db"
+    async with Engine(
+        models=registry(Say("One."), Say("Two.")), store=path, ship_to=postgres_dsn, ship="before_reply"
+    ) as engine:
+        session = engine.session(model="s:m")
+        await session.send("Hi")
+        await session.send("Hi")
+    assert read == []
+    assert await seqs(postgres_dsn, tmp_path) == await local_seqs(path)
 
 
 async def test_an_answer_is_on_the_server_before_it_is_handed_over(postgres_dsn: str, tmp_path: Path) -> None:
