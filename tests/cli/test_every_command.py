@@ -79,6 +79,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "stats": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", "operation,status"))),
     "errors": ((), ("--error-class", HOSTILE), ("--error-class", "")),
     "sql": (
+        *(("--schema",), ("--schema", "calls"), ("--schema", HOSTILE), ()),
         *(("select * from calls",), ("select data from events",), ("select * from no\x1b[2J_table",)),
         *(("select cast(x'ff1b' as text), x'1bff', 9e999, -9223372036854775808, null, char(27, 8238)",),),
         *(("select 1 as \"\x1b[2J\u202e\", '=1+1', '-5', '+a', char(10)",), ("select * from calls where 0",)),

@@ -6,14 +6,17 @@ import argparse
 import sys
 
 import anyio
+import msgspec
 
+from bus import ConfigurationError
 from tracestore import SqlResult
+from tracestore.described import BOOKKEEPING, TABLES
 
 from ...opening import store_to_read
 from ..common.arguments import add_trace, chosen_trace, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note
-from ..common.output import add_format, write_records
+from ..common.output import add_format, write, write_records
 from ..common.screen import make_console
 from ..common.words import plural
 
@@ -22,11 +25,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "sql",
         help="one read-only SQL statement",
-        description="Runs one SQL statement that can only read. Tables: calls, call_tags, call_cost, sessions, "
-        "runs, events, price_version, price_row, reprice_run, current_run. Times are microseconds since the "
-        "epoch (UTC), money is nano-USD.",
+        description="Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
+        "money is nano-USD. --schema shows the tables.",
     )
-    parser.add_argument("statement", help="the statement, or - for stdin")
+    parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
+    parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")
     add_trace(parser, "as for traces")
     parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="at most N rows (default 1000)")
     parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="at most S seconds (default 10)")
@@ -36,6 +39,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
+    if arguments.schema:
+        return show_schema(arguments)
+    if arguments.statement is None:
+        raise ConfigurationError("there is no statement; `callboard sql --schema` shows the tables")
     statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
 
     async def read() -> SqlResult:
@@ -50,6 +57,51 @@ def run(arguments: argparse.Namespace) -> int:
         _show(found)
     if found.truncated:
         note(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit")
+    return 0
+
+
+class SchemaColumn(msgspec.Struct, frozen=True):
+    """A line of `callboard sql --schema --json`."""
+
+    table: str
+    """The name of the table."""
+    column: str
+    """The name of the column."""
+    in_python: str
+    """The name that it has in Python, and in the JSON of `callboard traces --json`."""
+    meaning: str
+    """What it holds."""
+
+
+def show_schema(arguments: argparse.Namespace) -> int:
+    """Raises ConfigurationError, if there is no such table."""
+    named: str | None = arguments.statement
+    if named is not None and named not in TABLES:
+        raise ConfigurationError(f"there is no table {named!r}: they are {', '.join(TABLES)}")
+    chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
+    if arguments.format != "table":
+        rows = [
+            SchemaColumn(name, column, said.in_python or column, said.meaning)
+            for name, table in chosen.items()
+            for column, said in table.columns.items()
+        ]
+        write(arguments.format, SchemaColumn, rows)
+        return 0
+    console = make_console()
+    for name, table in chosen.items():
+        console.print(f"{name}: {table.meaning}", style="bold", soft_wrap=True)
+        shown = FittingTable()
+        shown.add_column("column")
+        shown.add_column("in Python and JSON", may_go=1)
+        shown.add_column("meaning", folds=True)
+        for column, said in table.columns.items():
+            shown.add_row(column, said.in_python or "the same", said.meaning)
+        console.print(shown)
+        console.print()
+    if named is None:
+        console.print("Callboard's own, which may change with any version:", style="bold")
+        for name, meaning in BOOKKEEPING.items():
+            console.print(f"  {name}: {meaning}", soft_wrap=True)
     return 0
 
 

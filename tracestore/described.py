@@ -1,0 +1,313 @@
+"""The tables of a trace in words, the same for a file and for a server: what `callboard sql --schema` shows.
+
+A column has the name that `CallRow` has for it in Python and in JSON, or `Column.in_python` says the other one: a
+row is nested where a table is flat, and a table counts money in columns named ``…_nano``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    meaning: str
+    """What it holds, in a sentence."""
+    in_python: str | None = None
+    """Its name in Python and JSON where it is another one."""
+
+
+class Table(NamedTuple):
+    """One table of a trace."""
+
+    meaning: str
+    """What a row is, in a sentence."""
+    columns: Mapping[str, Column]
+    """The columns by name, in their order."""
+
+
+def _same(**meanings: str) -> dict[str, Column]:
+    return {name: Column(meaning) for name, meaning in meanings.items()}
+
+
+_WHOSE = _same(
+    session_id="The session of the call.",
+    turn_id="The turn of the call.",
+    message_id="The message that the reply became.",
+    caused_by="The request before it, such as the one whose reply called a tool.",
+    tags="The tags of the call or of its session, as a JSON object.",
+)
+
+_CALLS = {
+    "id": Column("The number of the attempt in the trace, in the order of storing.", "call_id"),
+    **_same(request_id="The call, with all its attempts.", attempt="The number of the attempt, from 1."),
+    "run": Column("The run that the call belongs to, as `runs.id`.", "run_id"),
+    **_WHOSE,
+    "ts_us": Column("The moment of which its price is, in microseconds UTC.", "started_us"),
+    "day": Column("The day (UTC) of that moment, in days since 1970-01-01.", "the dimension day"),
+    **_same(
+        started_us="The start of the attempt, in microseconds UTC.",
+        finished_us="The end of the attempt, in microseconds UTC.",
+        first_token_ms="Milliseconds from the call's begin to its first content, with all waits and attempts.",
+        latency_ms="Milliseconds from the call's begin to the attempt's end, with all waits and attempts.",
+        status="How it stands: started, completed, failed or cancelled.",
+        reason="Why the attempt was made: first, retry, repair, or key after a refused key.",
+        provider="The adapter's name.",
+        model="The model as routed, provider:name.",
+        requested_model="The model as the caller named it.",
+        served_model="The model that the provider says it ran.",
+        streamed="Whether the reply was asked for as a stream, 1 or 0.",
+        routing="The way by which the call came to its model, as a JSON object.",
+        estimated_input_tokens="Our estimate of the input before it was sent.",
+        stop_reason="The reason why the reply ended.",
+        raw_stop_reason="The provider's own word for it.",
+        warnings="Codes of warnings, as a JSON array.",
+        response_id="The provider's identifier of the response.",
+        provider_request_id="The provider's identifier of the request.",
+        error_class="The class of the error that ended a failed attempt.",
+        error_type="The type of that error.",
+        error_message="The text of that error.",
+        provider_status="The HTTP status of the provider's error.",
+        provider_code="The provider's own code of the error.",
+        retry_count="The retries before this attempt.",
+        will_retry="Whether another attempt followed, 1 or 0.",
+        delay_seconds="The wait before that attempt, in seconds.",
+        retry_after_seconds="The wait that the provider asked for, in seconds.",
+    ),
+    "input_tokens": Column("Input tokens that were billed as fresh.", "usage.input_tokens"),
+    "output_tokens": Column("Output tokens, those of reasoning included.", "usage.output_tokens"),
+    "cached_input_tokens": Column(
+        "Input tokens that were read from the provider's cache.", "usage.cached_input_tokens"
+    ),
+    "cache_creation_input_tokens": Column(
+        "Input tokens that were written to the provider's cache.", "usage.cache_creation_input_tokens"
+    ),
+    "cache_creation_1h_input_tokens": Column(
+        "Those of them that are kept for an hour.", "usage.cache_creation_1h_input_tokens"
+    ),
+    "reasoning_tokens": Column("Those of the output tokens that are thinking.", "usage.reasoning_tokens"),
+    "usage_source": Column(
+        "How the tokens are known: reported, partial or estimated; NULL without usage.", "usage.source"
+    ),
+    "usage_raw": Column("The provider's own account of the tokens, as JSON.", "usage.raw"),
+    "cost_nano": Column(
+        "The cost when it was called, in nano-USD; NULL if it isn't known.", "at_call_time.nano_usd"
+    ),
+    "cost_source": Column("Whose cost that is: computed, provider or unpriced.", "at_call_time.source"),
+    "cost_version": Column("The version of the prices it was computed under.", "at_call_time.pricing_version"),
+    "cost_reason": Column("Why it is unpriced, or what was assumed.", "at_call_time.reason"),
+    **_same(
+        priced_as="The provider:name whose prices apply, if another's do.",
+    ),
+    "service_tier": Column("The tier of service that was billed.", "usage.service_tier"),
+    "usage_details": Column("Further counts of tokens and units, as a JSON object.", "usage.details"),
+    "cost_computed_nano": Column(
+        "What our prices say where the provider stated the cost, in nano-USD.", "at_call_time.computed_nano_usd"
+    ),
+    **_same(
+        operation="What was asked for: chat, embeddings, image, video_create or video.",
+        resent="Whether the request was sent twice, since a kept connection had been closed, 1 or 0.",
+        reserved_nano="What budgets reserved for it, in nano-USD.",
+        reserved_tokens="The tokens that budgets reserved for it.",
+        key="The name of the key that was sent; NULL for the adapter's own, which has no name.",
+    ),
+}
+
+TABLES: Mapping[str, Table] = {
+    "calls": Table("An attempt of a call: tokens, times, outcome, and the cost when it was called.", _CALLS),
+    "call_tags": Table(
+        "A tag of a call, for questions by tag.",
+        {
+            **_same(key="The name of the tag.", value="The value of the tag."),
+            "call_id": Column("The attempt, as `calls.id`."),
+        },
+    ),
+    "call_cost": Table(
+        "What an attempt costs under a repricing.",
+        {
+            "run": Column("The repricing, as `reprice_run.id`."),
+            "call_id": Column("The attempt, as `calls.id`."),
+            "cost_nano": Column("The cost in nano-USD; NULL if it is unpriced.", "cost.nano_usd"),
+            "reason": Column("Why it is unpriced, or what was assumed.", "cost.reason"),
+        },
+    ),
+    "current_run": Table(
+        "A repricing whose costs are current; the first that has a row for a call decides.",
+        _same(position="The order in which they are asked, from the first.", run="The repricing."),
+    ),
+    "reprice_run": Table(
+        "A repricing: which calls it covered, under which prices, and what it came to.",
+        _same(
+            id="The number of the repricing.",
+            version="The version of its prices.",
+            filter="Which calls it covered, as JSON.",
+            started_us="Its start, in microseconds UTC.",
+            finished_us="Its end, in microseconds UTC; NULL while it goes on.",
+            calls="The attempts that it covered.",
+            unpriced="Those of them without a price.",
+            sum_before="What they cost before, in nano-USD.",
+            sum_after="What they cost after it, in nano-USD.",
+            last_call="The attempt that it has come to, as `calls.id`.",
+            done="The attempts that are done.",
+            by_session="Whether sessions are compared, 1 or 0.",
+            replaced="The repricings that were current before it, as JSON.",
+            undone_us="When it was taken back, in microseconds UTC; NULL if it stands.",
+            estimated="The attempts whose usage was estimated.",
+            unknown="The attempts of which not even the usage is known.",
+            base="The repricing whose costs it compares with.",
+            finished_no="The order in which repricings ended.",
+            in_flight="The attempts without an end when it ended.",
+            add_up_again="Whether its sums are still to be made, 1 or 0.",
+        ),
+    ),
+    "price_version": Table(
+        "A price table. Its version is the hash of its rows.",
+        _same(
+            version="The first 12 digits of the hash.",
+            label="Its name for people.",
+            loaded_us="When it came into the trace, in microseconds UTC.",
+        ),
+    ),
+    "price_row": Table(
+        "A row of a price table: rates in pico-USD for a token, by model and time.",
+        _same(
+            version="The price table.",
+            position="The place of the row in it.",
+            model="The model, provider:name, with '*' at the end for many.",
+            valid_from="From when it holds, in microseconds UTC.",
+            valid_to="Until when it holds, in microseconds UTC.",
+            above="The input tokens above which it holds.",
+            input="The rate of fresh input.",
+            output="The rate of output.",
+            reasoning="The rate of thinking, if it isn't that of output.",
+            cache_read="The rate of input read from the cache.",
+            cache_write_5m="The rate of input written to the cache for 5 minutes.",
+            cache_write_1h="The rate of input written to the cache for an hour.",
+            per_request="The price of a request, in nano-USD.",
+            note="A remark, such as its source.",
+            extra="Rates of further units, as JSON.",
+            service_tier="The tier of service for which it holds.",
+            daily_from="From which time of the day it holds.",
+            daily_to="Until which time of the day it holds.",
+            reference="Whether the row only says what others cost, 1 or 0.",
+        ),
+    ),
+    "price_alias": Table(
+        "A name whose prices are those of another model.",
+        _same(
+            version="The price table.",
+            position="The place in it.",
+            pattern="The name, with '*' at the end for many.",
+            target="The model whose prices apply.",
+            reference="Whether it is of the published prices, 1 or 0.",
+        ),
+    ),
+    "sessions": Table(
+        "A session, as its events tell it.",
+        _same(
+            session_id="The session.",
+            first_us="Its first event, in microseconds UTC.",
+            last_us="Its latest event, in microseconds UTC.",
+            model="The model that it asked last.",
+            tags="Its tags, as a JSON object.",
+            name="Its name.",
+        ),
+    ),
+    "runs": Table(
+        "A run of an engine, from its start to its end or its loss.",
+        _same(
+            id="The number of the run in this trace.",
+            run_id="The run.",
+            first_us="Its first event, in microseconds UTC.",
+            last_us="Its latest event, in microseconds UTC.",
+            committed_seq="The number of its latest event that is stored.",
+            ended_us="Its end, in microseconds UTC; NULL while it lives.",
+            ending="How it ended: closed, or lost.",
+            shipped_from="The trace file that it was copied from; only in a trace on a server.",
+        ),
+    ),
+    "events": Table(
+        "An event of the bus, as it was published. Nothing changes it.",
+        {
+            "id": Column("The number of the event in the trace, in the order of storing."),
+            "run": Column("The run, as `runs.id`.", "run_id"),
+            **_same(
+                seq="The number of the event in its run.",
+                topic="What it is, such as llm.response_completed.",
+                ts_us="When it was published, in microseconds UTC.",
+                mono_ns="The same by a clock that never steps back, in nanoseconds.",
+                session_id="The session that it is about.",
+                turn_id="The turn that it is about.",
+                request_id="The call that it is about.",
+                attempt="The attempt that it is about.",
+                message_id="The message that it is about.",
+                caused_by="The request before it.",
+                tags="Tags, as a JSON object.",
+                data="The rest of it, as a JSON object.",
+            ),
+        },
+    ),
+    "session_messages": Table(
+        "A message of a session, if content is captured.",
+        _same(
+            session_id="The session.",
+            position="The place of the message in it, from 0.",
+            run="The run that said it, as `runs.id`.",
+            seq="The number of that event in its run.",
+            ts_us="When it was said, in microseconds UTC.",
+            hash="The hash of its body in `content`; NULL if it may not be stored.",
+            message_id="The message.",
+            metadata="Model, usage and cost of a reply, as JSON.",
+            withheld="Why its body is not stored.",
+            epoch="The ownership of the session in a cluster under which it was said.",
+        ),
+    ),
+    "session_setups": Table(
+        "The latest setup of a session, if content is captured.",
+        _same(
+            session_id="The session.",
+            run="The run that said it, as `runs.id`.",
+            seq="The number of that event in its run.",
+            ts_us="When it was said, in microseconds UTC.",
+            history="The number of messages before it.",
+            hash="The hash of its body in `content`.",
+            withheld="Why its system prompt is not stored.",
+            epoch="The ownership of the session in a cluster under which it was said.",
+        ),
+    ),
+    "content": Table(
+        "A body of captured content, once for each hash.",
+        _same(
+            id="The number of the body.",
+            hash="The SHA-256 of the body.",
+            last_us="When it was last said, in microseconds UTC.",
+            body="The body: JSON, or the bytes of an image, a sound or a document.",
+        ),
+    ),
+}
+"""The tables that are for questions, the most asked ones first."""
+
+BOOKKEEPING: Mapping[str, str] = {
+    "call_sums": "Sums of `calls` by day and model, kept in step; `callboard cost` reads them.",
+    "repriced_sums": "Sums of `call_cost` by day and model, kept in step.",
+    "reprice_sum": "Sums of a repricing by model, day and session, for its report.",
+    "summed_calls": "How far the sums have come.",
+    "erasures": "What content was deleted on purpose, so that no copy brings it back.",
+    "events_before": "The events that were written before the table had partitions.",
+    "events_after": "The events that are written since.",
+    "ledger_accounts": "Budgets that nodes share.",
+    "ledger_slices": "What nodes have taken of a shared budget.",
+    "ledger_spent": "What was spent of a shared budget.",
+    "nodes": "The nodes of a cluster.",
+    "provider_probes": "Which node asks whether a provider is back.",
+    "run_leases": "Which runs live.",
+    "session_owners": "Which node has a session.",
+    "shipping": "What came from which trace file.",
+    "turn_endings": "How turns of a cluster ended.",
+    "pruned": "What was deleted for its age.",
+    "pruning": "The moment before which rows were deleted.",
+    "schema_history": "The steps that the schema has taken.",
+}
+"""The tables that Callboard keeps for itself. Their columns may change with any version."""
