@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
+import msgspec
+
 from adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
@@ -51,6 +53,8 @@ class EmbeddingOptions(CallOptions, total=False):
     """The purpose for which the texts are embedded."""
     truncate: bool
     """Whether a text that is too long is cut. Otherwise it is an error, if the provider can be asked to say so."""
+    batch_size: int | None
+    """The largest number of texts in a batch; None is the largest that the provider takes."""
     at_once: int
     """The largest number of batches under way side by side."""
     on_progress: OnProgress | None
@@ -94,6 +98,8 @@ async def embed(
     texts = (texts,) if isinstance(texts, str) else tuple(texts)
     calls = PlainCalls("embeddings", runtime, model, options, _that_embeds)
     require_same_space(calls.plan)
+    if (size := options.get("batch_size")) is not None and size < 1:
+        raise ValueError(f"batch_size={size}: must be at least 1")
     if not texts:
         await runtime.host.start()
         nothing = Cost(0, CostSource.COMPUTED)
@@ -141,6 +147,9 @@ class _Embedding:
 
     async def run(self) -> EmbeddingResult:
         first, limits = self._first_and_limits()
+        size = self._options.get("batch_size")
+        if size is not None:
+            limits = msgspec.structs.replace(limits, max_inputs=min(size, limits.max_inputs))
         adapter, model = self._calls.adapter(first), first.entry.wire_name
         self._estimates = [adapter.estimate_text_tokens(text, model=model) for text in self._texts]
         gathered = await run_batches(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from bus.values.usage import usd_of
 
 from .filters import CallFilter
 
@@ -49,6 +52,16 @@ class RepriceSums(msgspec.Struct, frozen=True, kw_only=True):
     def compared(self) -> int:
         """The number of calls that the two sums are over."""
         return self.calls - self.unpriced - self.newly_priced
+
+    @property
+    def before_usd(self) -> Decimal:
+        """The sum before in US dollars, exactly."""
+        return usd_of(self.before_nano_usd)
+
+    @property
+    def after_usd(self) -> Decimal:
+        """The sum after in US dollars, exactly."""
+        return usd_of(self.after_nano_usd)
 
     @property
     def all_before_nano_usd(self) -> int:
@@ -129,6 +142,16 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
     """The price version that was current before. `undo_reprice()` goes back to it."""
     run_id: int | None = None
     """The number in the history; None if the repricing was only tried."""
+
+    @property
+    def before_usd(self) -> Decimal:
+        """The sum before in US dollars, exactly."""
+        return usd_of(self.sum_before_nano_usd)
+
+    @property
+    def after_usd(self) -> Decimal:
+        """The sum after in US dollars, exactly."""
+        return usd_of(self.sum_after_nano_usd)
 
     @property
     def total(self) -> RepriceSums:

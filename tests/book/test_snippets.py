@@ -23,7 +23,17 @@ from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import own_server, program, why_not
 
 README = "../README.md"
-PAGES = [README, *sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))]
+RUN_ELSEWHERE = {"how-to/fourteen-programs.md": "tests/test_fourteen_programs.py"}
+"""Pages whose blocks are files of examples/, and the tests that run those."""
+
+PAGES = [
+    README,
+    *sorted(
+        name
+        for page in DOCS.rglob("*.md")
+        if blocks(page) and (name := page.relative_to(DOCS).as_posix()) not in RUN_ELSEWHERE
+    ),
+]
 
 CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",

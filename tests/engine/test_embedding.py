@@ -386,6 +386,15 @@ async def test_progress_is_told_after_each_batch_and_ends_with_all_texts() -> No
         assert told == []
 
 
+async def test_batches_may_be_smaller_than_the_provider_takes_and_not_larger() -> None:
+    """So that progress is told more often."""
+    async with engine_of(serving(small("a"), a=embedder_type("Sized"))) as (engine, _):
+        assert len((await engine.embed(["x"] * 6, model="a:small", batch_size=2)).calls) == 3
+        assert len((await engine.embed(["x"] * 6, model="a:small", batch_size=100)).calls) == 2
+        with pytest.raises(ValueError, match="batch_size=0"):
+            await engine.embed(["x"], model="a:small", batch_size=0)
+
+
 async def test_progress_that_fails_ends_the_work() -> None:
     """It is the host's own code, so its exception is the host's."""
 

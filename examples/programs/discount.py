@@ -1,0 +1,5 @@
+# The last month, if Anthropic had been 20 % cheaper; nothing is changed.
+from callboard import reprice_sync
+
+report = reprice_sync(discount={"anthropic:*": "0.8"}, since="30d", dry_run=True)
+print(report.before_usd, report.after_usd)
