@@ -18,6 +18,7 @@ from tracestore.timestamps import read_moment
 
 from ..opening import existing_store, store_to_read
 from ..pricing.pricing import load_prices
+from ..runtime.process import engines
 from ..store_address import StoreAddress, TracePlace, is_address
 from .sync_host import run_sync
 
@@ -157,12 +158,19 @@ def _place(trace: Path | str | None) -> TracePlace:
     return Path(trace)
 
 
+async def _settled(place: TracePlace) -> TracePlace:
+    """The place of a trace, in which the calls of this process are that have ended."""
+    if isinstance(place, Path):
+        await engines().flush(place)
+    return place
+
+
 @contextlib.asynccontextmanager
 async def _reading(trace: Trace | None) -> AsyncIterator[Store]:
     if trace is not None and not isinstance(trace, Path | str):
         yield trace
         return
-    async with store_to_read(_place(trace)) as store:
+    async with store_to_read(await _settled(_place(trace))) as store:
         yield store
 
 
@@ -171,5 +179,5 @@ async def _writing(trace: Trace | None) -> AsyncIterator[Store]:
     if trace is not None and not isinstance(trace, Path | str):
         yield trace
         return
-    async with await existing_store(_place(trace)) as store:
+    async with await existing_store(await _settled(_place(trace))) as store:
         yield store

@@ -46,7 +46,7 @@ from ..sessions.manager import ApplyCosts, SessionManager
 from .admission import Admission
 from .event_loops import require_asyncio, require_loop
 from .host import Startable
-from .process import LivingBus, engines
+from .process import LivingEngine, engines
 from .running_adapter import RunningAdapter, come_up
 from .runtime import Runtime
 
@@ -90,7 +90,7 @@ class Life:
         self._started = 0
         self._waited: dict[str, float] = {}  # for the shared store, in seconds, by the turns that run
         self.writer: WriterCore | None = None
-        self._noted: LivingBus | None = None  # as one of the process's engines
+        self._noted: LivingEngine | None = None  # as one of the process's engines
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
@@ -241,7 +241,7 @@ class Life:
                 budget = runtime.timeouts.shutdown
                 try:
                     await self._start_children(root)
-                    self._noted = engines().note(runtime.bus)
+                    self._noted = engines().note(LivingEngine(runtime.bus, self.loop, runtime.store, self.flush))
                     self._up.set()
                     await self._stop.wait()
                     began = anyio.current_time()

@@ -1,4 +1,4 @@
-"""The engines that live in this process, each on its own event loop, for whoever watches all of them.
+"""The engines that live in this process, each on its own event loop, for whoever watches them or reads a trace.
 
 An engine is noted when it has come up, and forgotten with its life. Nothing is kept alive from here, and an engine
 pays for it once.
@@ -7,29 +7,48 @@ pays for it once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeAlias
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakMethod, WeakSet, WeakValueDictionary
 
-from bus import Bus
+import anyio.to_thread
+
+from bus import Bus, StoreError
+from tracestore import Store
+
+_FLUSH_SECONDS = 0.5
 
 
-class LivingBus:
-    """The bus of an engine that has come up. The engine's life holds it.
+class LivingEngine:
+    """An engine that has come up. The engine's life holds it.
 
     Args:
-        bus: The bus.
-        loop: The event loop on which the bus is used.
+        bus: The engine's bus.
+        loop: The event loop on which it lives.
+        store: Its trace; None without one.
+        flush: Commits what was published, on that loop. It is held weakly, as the life's own method.
     """
 
-    def __init__(self, bus: Bus, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, bus: Bus, loop: asyncio.AbstractEventLoop, store: Store | None, flush: Callable[[], Awaitable[None]]
+    ) -> None:
         self.bus = bus
         self.loop = loop
+        self.store = store
+        self._flush = WeakMethod(flush)
+
+    async def flush(self) -> None:
+        """Return when everything published so far is committed. It runs on the engine's loop. StoreError."""
+        flush = self._flush()
+        if flush is not None:
+            await flush()
 
 
-Newcomer: TypeAlias = Callable[[LivingBus], object]
+Newcomer: TypeAlias = Callable[[LivingEngine], object]
 """Is told of each engine of the process, in any thread, and for one that comes up on the engine's own loop."""
 
 
@@ -38,16 +57,15 @@ class Living:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buses: WeakValueDictionary[str, LivingBus] = WeakValueDictionary()
+        self._engines: WeakValueDictionary[str, LivingEngine] = WeakValueDictionary()
         self._watchers: WeakSet[Watcher] = WeakSet()
 
-    def note(self, bus: Bus) -> LivingBus:
+    def note(self, living: LivingEngine) -> LivingEngine:
         """Note that an engine has come up on the loop that runs here. Before anything is asked of it, whoever
         watches learns of it.
         """
-        living = LivingBus(bus, asyncio.get_running_loop())
         with self._lock:
-            self._buses[bus.run_id] = living
+            self._engines[living.bus.run_id] = living
             watchers = list(self._watchers)
         for watcher in watchers:
             watcher.tell(living)
@@ -58,10 +76,43 @@ class Living:
         watcher = Watcher(tell)
         with self._lock:
             self._watchers.add(watcher)
-            buses = list(self._buses.values())
-        for living in buses:
+            engines = list(self._engines.values())
+        for living in engines:
             tell(living)
         return watcher
+
+    async def flush(self, path: Path) -> None:
+        """Have the engines that write to this file commit what they have published, as far as they can now.
+
+        A loop that somebody holds up, perhaps while waiting for this, is waited for half a second.
+        """
+        for each in self._writing_to(path):
+            with contextlib.suppress(StoreError, RuntimeError, TimeoutError):
+                await _on_its_loop(each)
+
+    def _writing_to(self, path: Path) -> list[LivingEngine]:
+        with self._lock:
+            found = list(self._engines.values())
+        place = path.resolve()
+        return [each for each in found if each.store is not None and each.store.path.resolve() == place]
+
+
+async def _on_its_loop(living: LivingEngine) -> None:
+    """Flush an engine, and wait for it for a while. RuntimeError if its loop has ended, TimeoutError if it is held
+    up.
+    """
+    if _running_loop() is living.loop:
+        await living.flush()
+    elif living.loop.is_running():
+        flushing = asyncio.run_coroutine_threadsafe(living.flush(), living.loop)
+        await anyio.to_thread.run_sync(flushing.result, _FLUSH_SECONDS)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class Watcher:

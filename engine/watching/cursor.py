@@ -23,7 +23,7 @@ import msgspec
 
 from bus import DropOldest, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Subscription
 
-from ..runtime.process import LivingBus, engines
+from ..runtime.process import LivingEngine, engines
 from .ended_call import CallsOfEngine, EndedCall
 
 _TOPICS = tuple(event.topic_of() for event in (LlmCallStarted, LlmCallCompleted, LlmCallFailed))
@@ -129,7 +129,7 @@ class _Followed:
         cursor: Gets the calls.
     """
 
-    def __init__(self, living: LivingBus, events: Subscription, cursor: ref[CallCursor]) -> None:
+    def __init__(self, living: LivingEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
         self.living = living
         self._events = events
         self._cursor = cursor
@@ -188,7 +188,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _follow(cursor: ref[CallCursor], living: LivingBus) -> None:
+def _follow(cursor: ref[CallCursor], living: LivingEngine) -> None:
     """Begin to read an engine's bus. Any thread may call this."""
     if _running_loop() is living.loop:
         _begin(cursor, living)
@@ -197,7 +197,7 @@ def _follow(cursor: ref[CallCursor], living: LivingBus) -> None:
             living.loop.call_soon_threadsafe(_begin, cursor, living)
 
 
-def _begin(cursor: ref[CallCursor], living: LivingBus) -> None:
+def _begin(cursor: ref[CallCursor], living: LivingEngine) -> None:
     """Begin on the engine's loop."""
     calls = cursor()
     if calls is None or calls.closed:
