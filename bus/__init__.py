@@ -73,6 +73,14 @@ if TYPE_CHECKING:
         WrongLoop,
     )
     from .events.actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent
+    from .events.batches import (
+        BatchCompleted,
+        BatchPartEnded,
+        BatchPlanned,
+        BatchProgress,
+        BatchSubmitted,
+        BatchSubmitting,
+    )
     from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
     from .events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
     from .events.catalogue import CatalogueEvent
@@ -224,6 +232,14 @@ else:
                 "ActorStarted",
                 "ActorStoppedEvent",
             ),
+            ".events.batches": (
+                "BatchCompleted",
+                "BatchPartEnded",
+                "BatchPlanned",
+                "BatchProgress",
+                "BatchSubmitted",
+                "BatchSubmitting",
+            ),
             ".events.budgets": ("BudgetLow", "BudgetRefused", "BudgetReserved", "BudgetSettled"),
             ".events.calls": ("LlmCallCompleted", "LlmCallFailed", "LlmCallStarted"),
             ".events.catalogue": ("CatalogueEvent",),
@@ -325,6 +341,12 @@ __all__ = [
     "AdmissionError",
     "AudioBlock",
     "AuthError",
+    "BatchCompleted",
+    "BatchPartEnded",
+    "BatchPlanned",
+    "BatchProgress",
+    "BatchSubmitted",
+    "BatchSubmitting",
     "BudgetLow",
     "BudgetRefused",
     "BudgetReserved",

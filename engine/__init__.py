@@ -11,6 +11,10 @@ from bus._lazy_names import later
 
 if TYPE_CHECKING:
     from .abort import AbortController, AbortSignal
+    from .batches.handle import BatchHandle
+    from .batches.plan import BatchState
+    from .batches.results import BatchResult, BatchResults
+    from .batches.submitting import BatchOptions
     from .budgets.account import AccountState, Amount
     from .budgets.budget import Budget
     from .budgets.exceeded import BudgetExceededError
@@ -90,6 +94,10 @@ else:
         __name__,
         {
             ".abort": ("AbortController", "AbortSignal"),
+            ".batches.handle": ("BatchHandle",),
+            ".batches.plan": ("BatchState",),
+            ".batches.results": ("BatchResult", "BatchResults"),
+            ".batches.submitting": ("BatchOptions",),
             ".budgets.account": ("AccountState", "Amount"),
             ".budgets.budget": ("Budget",),
             ".budgets.exceeded": ("BudgetExceededError",),
@@ -182,6 +190,11 @@ __all__ = [
     "Approved",
     "AttachedView",
     "Availability",
+    "BatchHandle",
+    "BatchOptions",
+    "BatchResult",
+    "BatchResults",
+    "BatchState",
     "Bridge",
     "Budget",
     "BudgetExceededError",

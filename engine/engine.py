@@ -13,6 +13,7 @@ import anyio.to_thread
 from bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
 from tracestore import Capture, PriceTable, Redact, Store
 
+from .batches.engine_methods import BatchMethods
 from .budgets.account import AccountState
 from .budgets.budget import Budget
 from .generation.engine_methods import GenerationMethods
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from .nodes.cluster import Cluster
 
 
-class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods, WatchingMethods):
+class Engine(
+    SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, BatchMethods, PricingMethods, WatchingMethods
+):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
     Without an event loop it is `with Engine(...) as engine`, see `Session.send_sync`. Or let the first turn start

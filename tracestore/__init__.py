@@ -28,12 +28,15 @@ from .reports import (
 from .rows import (
     CallRow,
     CostRow,
+    CountedCall,
     ErrorRow,
     Percentiles,
     SavedSession,
     SessionRow,
     StatisticsRow,
+    StoredBatch,
     StoredJob,
+    StoredSubmission,
 )
 from .sqlite.database import Durability
 from .sqlite.store import TraceStore
@@ -72,6 +75,7 @@ __all__ = [
     "Capture",
     "Component",
     "CostRow",
+    "CountedCall",
     "CurrentPrices",
     "DayReprice",
     "Durability",
@@ -99,8 +103,10 @@ __all__ = [
     "StatisticsRow",
     "Store",
     "StoreState",
+    "StoredBatch",
     "StoredEvents",
     "StoredJob",
+    "StoredSubmission",
     "TraceShipper",
     "TraceStore",
     "TraceWriter",

@@ -53,7 +53,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_cost_nano_usd: int | None = None
     """The least cost in nano-USD, the current one or that of the version asked for."""
     operation: str | None = None
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     key: str | None = None
     """The name of the key that was sent."""
     unknown: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 import msgspec
@@ -57,7 +58,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     priced_as: str | None = None
     """The ``provider:name`` whose prices apply, if another's do."""
     operation: str = "chat"
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     key: str | None = None
     """The name of the key that was sent; None for the adapter's own key, which has no name."""
     streamed: bool | None = None
@@ -326,3 +327,64 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the key that it was created with."""
     counted: Cost | None = None
     """The cost of the job, as soon as a call of its own says so."""
+
+
+class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a batch, as far as it was sent."""
+
+    call_id: str
+    """The call that creates the job."""
+    began_at: int
+    """When it was sent, in seconds since the epoch."""
+    job_id: str | None = None
+    """The provider's id of the job; None if no answer came to the creation."""
+    key: str | None = None
+    """The name of the key that the job was created with."""
+    certain: bool = True
+    """Whether it is known that the job is this part."""
+    ended: bool = False
+    """Whether all results of the part are counted."""
+
+
+class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as far as the trace knows it."""
+
+    batch_id: str
+    """The batch's id."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    parts: tuple[int, ...]
+    """The number of requests in each part."""
+    digest: str
+    """The beginning of the hash of all requests."""
+    planned_us: int
+    """When the batch was planned, in microseconds since the epoch."""
+    request_ids: tuple[str, ...] = ()
+    """The caller's ids of the requests; empty if the caller gave none."""
+    key: str | None = None
+    """The name of the key that the caller wants."""
+    tags: dict[str, str] | None = None
+    """The tags of the batch's calls."""
+    submissions: Mapping[int, StoredSubmission] = {}
+    """The parts that were sent, by their numbers."""
+    status: str | None = None
+    """How the batch was last seen to stand."""
+    succeeded: int = 0
+    """The number of requests that were answered, as it was last seen."""
+    failed: int = 0
+    """The number of requests that came to nothing, as it was last seen."""
+    completed: bool = False
+    """Whether all results are counted."""
+
+
+class CountedCall(msgspec.Struct, frozen=True):
+    """A call that is in the trace already."""
+
+    cost: Cost | None
+    """Its cost; None if it has none."""
+    usage: TokenUsage | None
+    """Its tokens; None if none are known."""
+    error_type: str | None = None
+    """The class of the error that its last attempt ended in; None if it ended well."""

@@ -18,7 +18,17 @@ from bus.values.messages import Message
 from .filters import CallFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
-from .rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
+from .rows import (
+    CallRow,
+    CostRow,
+    CountedCall,
+    ErrorRow,
+    SavedSession,
+    SessionRow,
+    StatisticsRow,
+    StoredBatch,
+    StoredJob,
+)
 from .spending import Spending, SpendingQuery
 
 
@@ -196,6 +206,18 @@ class Queries(Protocol):
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
         """A job at a provider, such as a video's, as far as it is known."""
+        ...
+
+    async def batch(self, batch_id: str) -> StoredBatch | None:
+        """A batch as far as it is known; None if nothing is."""
+        ...
+
+    async def batches(self, limit: int = 100) -> list[StoredBatch]:
+        """The latest batches, the latest first, up to a limit."""
+        ...
+
+    async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
+        """Those of some calls that have ended in the trace, by their ids."""
         ...
 
     async def sql(

@@ -252,7 +252,9 @@ class HttpAdapter:
     async def find_batch(
         self, model: str, mark: str, count: int, since: int, *, key: str | None = None, known: Sequence[str] = ()
     ) -> BatchJob | None:
-        """See `BatchAdapter.find_batch`."""
+        """The job with a mark, a count of requests and a moment since which it was created; see
+        `BatchAdapter.find_batch`.
+        """
         batches = self._that_has(self._batches, "take batches")
         return await batches.find(self._wire_name(model), mark, count, since, key, known)
 

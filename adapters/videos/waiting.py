@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -60,6 +61,30 @@ async def wait_for_video(
     random: Callable[[], float],
     on_look: Callable[[VideoJob], object] | None = None,
 ) -> VideoJob:
+    """The video's job when it is over; see `wait_for_job`."""
+    return await wait_for_job(retrieve, job, policy=policy, random=random, on_look=on_look)
+
+
+class Job(Protocol):
+    """A job of any kind, as it was seen once."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has come to its end, good or bad."""
+        ...
+
+
+J = TypeVar("J", bound=Job)
+
+
+async def wait_for_job(
+    retrieve: Callable[[], Awaitable[J]],
+    job: J,
+    *,
+    policy: PollPolicy = USUAL_POLLING,
+    random: Callable[[], float],
+    on_look: Callable[[J], object] | None = None,
+) -> J:
     """The job when it is over, completed or not. Cancelling ends the waiting, and not the job.
 
     Args:

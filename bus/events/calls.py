@@ -21,7 +21,9 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_starte
     """An attempt is about to be sent.
 
     An operation other than ``chat`` has no stop reason of its own; ``end_turn`` stands for it. A call of the
-    operation ``video_create`` makes a job. The job's end is a call of its own, of the operation ``video``.
+    operation ``video_create`` makes a job. The job's end is a call of its own, of the operation ``video``. In the
+    same way ``batch_create`` makes a batch, and each request of the batch is a call of the operation ``batch``,
+    told when its result is read.
     """
 
     requested_model: str
@@ -37,7 +39,7 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_starte
     priced_as: str | None = None
     """The ``provider:name`` whose published prices apply, if it is not `model`."""
     operation: str = "chat"
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     settings: CallSettings | None = None
     """The settings that the attempt is sent with."""
     trace_parent: str | None = None

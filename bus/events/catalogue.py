@@ -11,6 +11,14 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from .actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStopped
+from .batches import (
+    BatchCompleted,
+    BatchPartEnded,
+    BatchPlanned,
+    BatchProgress,
+    BatchSubmitted,
+    BatchSubmitting,
+)
 from .budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
 from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
@@ -60,6 +68,12 @@ CatalogueEvent: TypeAlias = (
     | JobProgress
     | JobCompleted
     | JobFailed
+    | BatchPlanned
+    | BatchSubmitting
+    | BatchSubmitted
+    | BatchProgress
+    | BatchPartEnded
+    | BatchCompleted
     | PricingTableLoaded
     | PricingProgress
     | PricingRepriced

@@ -35,6 +35,8 @@ class Priced(msgspec.Struct, frozen=True):
     """The time of the call, in microseconds since the Unix epoch."""
     priced_as: str | None = None
     """The provider whose published prices the model has."""
+    service_tier: str | None = None
+    """The service tier; None is the usual one."""
 
     def nano_usd(self, usage: TokenUsage) -> int | None:
         """The cost of a usage in nano-USD; None if it is unknown."""
@@ -112,7 +114,7 @@ _DAY_US = 86_400_000_000
 def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
     """The dearest price of these tokens or fewer in nano-USD, rounded up; None if it is unknown."""
     most: int | None = None
-    for rates in _rates(priced.table, priced.model, priced.priced_as):
+    for rates in _rates(priced.table, priced.model, priced.priced_as, priced.service_tier):
         if rates.applies(priced.at_us, sent):
             pico = rates.most_pico(sent, said)
             if pico is None:
@@ -122,7 +124,7 @@ def _most_nano(priced: Priced, sent: int, said: int) -> int | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _rates(table: PriceTable, model: str, priced_as: str | None) -> tuple[_Rates, ...]:
+def _rates(table: PriceTable, model: str, priced_as: str | None, service_tier: str | None) -> tuple[_Rates, ...]:
     """The dearest rates of a model, for each segment of the table."""
     return tuple(
         _Rates(
@@ -130,7 +132,7 @@ def _rates(table: PriceTable, model: str, priced_as: str | None) -> tuple[_Rates
             _dearest(segment.row, "input", "cache_read", "cache_write_5m", "cache_write_1h"),
             _dearest(segment.row, "output", "reasoning"),
         )
-        for segment in table.segments(model, priced_as=priced_as)
+        for segment in table.segments(model, priced_as=priced_as, service_tier=service_tier)
     )
 
 

@@ -98,6 +98,10 @@ class Served(Protocol):
     def warnings(self) -> tuple[CallWarning, ...]: ...
 
 
+_CREATING_JOBS = frozenset({"video_create", "batch_create"})
+"""Operations that create jobs. What they reserve is kept until the job's own end."""
+
+
 class CallEvents:
     """The events of one call."""
 
@@ -218,7 +222,7 @@ class CallEvents:
         )
         if context.runtime.budgets and not isinstance(event, LlmCallStarted):
             name = self._reservation()
-            if self.operation == "video_create" and isinstance(event, LlmCallCompleted):
+            if self.operation in _CREATING_JOBS and isinstance(event, LlmCallCompleted):
                 context.runtime.budgets.keep(name, job_of(context.request_id))  # the job's end has the cost
             else:
                 context.runtime.budgets.settle(name, self.payer, event, seq)

@@ -54,8 +54,8 @@ class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A call of any kind, as middleware sees it before and after it is made."""
 
     operation: str
-    """The kind of call: ``chat``, ``embeddings``, ``image``, ``video_create``, or ``video`` for the end of a
-    video's job."""
+    """The kind of call: ``chat``, ``embeddings``, ``image``, ``video_create``, ``video`` for the end of a video's
+    job, ``batch_create``, or ``batch`` for one result of a batch."""
     model: str
     """The model as ``provider:name``."""
     request_id: str

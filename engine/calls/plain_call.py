@@ -17,7 +17,8 @@ from adapters.contract import ProviderAdapter
 from bus import Cost, LlmCallCompleted
 from bus.values.json import Json
 
-from ..budgets.worst_case import worst_case
+from ..budgets.account import Amount
+from ..budgets.worst_case import Priced, worst_case
 from ..models.entries import ModelEntry
 from ..models.nearest_names import nearest
 from ..models.published_prices import published_name
@@ -34,6 +35,9 @@ from .slots import arrival
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
 A = TypeVar("A")
+
+MostOf = Callable[[Priced], Amount]
+"""Gives the most that a call can cost, where its price is looked up there."""
 
 Models = str | Sequence[str] | None
 """A model by any of its names, or several in the order in which they may serve. None is the configured default."""
@@ -92,7 +96,7 @@ class PlainCall(AdapterCall, Generic[S]):
         operation: str,
         context: CallContext,
         *,
-        most: Sequence[TokenUsage] = (),
+        most: Sequence[TokenUsage] | MostOf = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
     ) -> None:
@@ -101,7 +105,8 @@ class PlainCall(AdapterCall, Generic[S]):
         Args:
             operation: The kind of call.
             context: The facts about the call.
-            most: The usages that it can come to at most, as in `budgets.worst_case`.
+            most: The usages that it can come to at most, as in `budgets.worst_case`; or a function that gives the
+                amount.
             grace: Seconds for which a cancelled call still waits for an answer, because the answer tells what is
                 paid for.
             on_answer: Is given the answer, also the answer of a cancelled call.
@@ -120,7 +125,8 @@ class PlainCall(AdapterCall, Generic[S]):
             AdapterError: The call failed.
             BudgetExceededError: The call doesn't fit into a budget. It was not made.
         """
-        await self.reserve(lambda priced: worst_case(priced, self._most))
+        most = self._most
+        await self.reserve(most if callable(most) else lambda priced: worst_case(priced, most))
         self.begin()
         in_flight = self.context.runtime.in_flight
         in_flight.plain[self] = None
@@ -303,7 +309,7 @@ class PlainCalls(Generic[A]):
         work: Callable[[A, AttemptObserver], Awaitable[S]],
         *,
         estimated_input_tokens: int | None = None,
-        most: Sequence[TokenUsage] = (),
+        most: Sequence[TokenUsage] | MostOf = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
     ) -> tuple[S, Cost]:

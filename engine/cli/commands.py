@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "a session over three wire protocols on a local model, its trace, and what it would cost",
     ),
     "ask": CommandEntry("ask.ask:add_command", "ask a model, from here or a pipe"),
-    "chat": CommandEntry("chat.chat:add_command", "talk to a model; swap it in mid-conversation"),
+    "chat": CommandEntry("ask.chat:add_command", "talk to a model; swap it in mid-conversation"),
     "embed": CommandEntry("ask.embed:add_command", "texts to vectors, one JSON object a line"),
     "image": CommandEntry("ask.image:add_command", "an image from a prompt, as a file"),
     "video": CommandEntry("ask.video:add_command", "a video from a prompt, as a file"),

@@ -36,7 +36,7 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """``turn``; or ``call`` for a call without a turn, such as embeddings. Such a call belongs to the task that
     made it, and can't be cancelled from elsewhere."""
     operation: str
-    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
     stage: Stage
     """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
     the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""

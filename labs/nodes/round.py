@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -58,15 +57,18 @@ class Round:
         self._servers.write_configuration(self._folder)
         async with anyio.create_task_group() as group:
             try:
-                await _of_all(partial(node.start, group) for node in self._nodes)
+                for node in self._nodes:
+                    await node.start(group)
                 await self._scene.play(self._nodes, group)
-                # the next process on a file ends what the killed one had under way
-                await _of_all(partial(node.start, group) for node in self._nodes if node.killed)
-            except* AssertionError as errors:
-                self.failures += map(str, errors.exceptions)
+                for node in self._nodes:
+                    if node.killed:
+                        await node.start(group)  # it ends what the killed one had under way
+            except AssertionError as error:
+                self.failures.append(str(error))
             finally:
                 with anyio.CancelScope(shield=True):
-                    await _of_all(node.stop for node in self._nodes)
+                    for node in self._nodes:
+                        await node.stop()
                 group.cancel_scope.cancel()
         await self._examine()
 
@@ -77,10 +79,3 @@ class Round:
         self.failures += self._scene.failures_of_provider(served)
         self.failures += await failures_of(traces, self._servers.dsn, self._folder, served, self._scene.whole)
         self.failures += await self._scene.failures_of_store(self._folder)
-
-
-async def _of_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Do something of several nodes at once."""
-    async with anyio.create_task_group() as group:
-        for step in steps:
-            group.start_soon(step)

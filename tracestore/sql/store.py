@@ -13,7 +13,17 @@ from bus.values.messages import Message
 from ..filters import CallFilter
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, RepriceRun
-from ..rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
+from ..rows import (
+    CallRow,
+    CostRow,
+    CountedCall,
+    ErrorRow,
+    SavedSession,
+    SessionRow,
+    StatisticsRow,
+    StoredBatch,
+    StoredJob,
+)
 from ..spending import Spending, SpendingQuery
 from ..store import Store
 from ..timestamps import to_us
@@ -24,6 +34,7 @@ from .connection import Database
 from .content import load_session, was_answered
 from .events import RUN_EVENTS, RUN_POSITIONS, envelope, events_query
 from .jobs import job
+from .provider_batches import batch, batches, counted_calls
 from .repricing import history, prices
 from .session_owner import owner
 
@@ -115,6 +126,15 @@ class SqlStore(Store, Protocol):
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
         return await job(self._database, provider, job_id)
+
+    async def batch(self, batch_id: str) -> StoredBatch | None:
+        return await batch(self._database, batch_id)
+
+    async def batches(self, limit: int = 100) -> list[StoredBatch]:
+        return await batches(self._database, limit)
+
+    async def counted_calls(self, request_ids: Sequence[str]) -> dict[str, CountedCall]:
+        return await counted_calls(self._database, request_ids)
 
     async def costs(
         self,

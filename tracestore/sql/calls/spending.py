@@ -96,7 +96,9 @@ def _under_way(row: str) -> str:
     return (
         f"({row}.operation = 'video_create' AND {row}.status = 'completed' AND NOT EXISTS"
         " (SELECT 1 FROM calls AS e WHERE e.operation IN ('video_create', 'video') AND e.operation = 'video'"
-        f" AND e.provider = {row}.provider AND e.response_id = {row}.response_id))"
+        f" AND e.provider = {row}.provider AND e.response_id = {row}.response_id)"
+        f" OR {row}.operation = 'batch_create' AND {row}.status = 'completed' AND NOT EXISTS"
+        f" (SELECT 1 FROM events AS e WHERE e.request_id = {row}.request_id AND e.topic = 'batch.part_ended'))"
     )
 
 

@@ -1,0 +1,46 @@
+"""What the trace knows of batches, where an engine has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracestore import CountedCall, Store, StoredBatch
+
+from ..runtime.runtime import Runtime
+
+
+async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
+    """A batch as the trace knows it; None if it doesn't.
+
+    Raises:
+        StoreError: The trace can't be read.
+    """
+    store = await _readable(runtime)
+    return None if store is None else await store.batch(batch_id)
+
+
+async def stored_batches(runtime: Runtime, limit: int) -> list[StoredBatch]:
+    """The latest batches of the trace, the latest first.
+
+    Raises:
+        StoreError: The trace can't be read.
+    """
+    store = await _readable(runtime)
+    return [] if store is None else await store.batches(limit)
+
+
+async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
+    """Those of some calls that are in the trace already, by their ids.
+
+    Raises:
+        StoreError: The trace can't be read.
+    """
+    store = await _readable(runtime)
+    return {} if store is None else await store.counted_calls(call_ids)
+
+
+async def _readable(runtime: Runtime) -> Store | None:
+    if runtime.store is None:
+        return None
+    await runtime.host.flush()
+    return runtime.store if runtime.store.is_open else None

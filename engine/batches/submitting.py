@@ -1,0 +1,425 @@
+"""Batches are created, and come back to. Nothing is sent twice, unless the first time surely came to nothing.
+
+What is about to be sent is in the trace before it is sent. So a process that dies between the sending of a part
+and its answer leaves its intention, and the next one looks for the job: by its mark, in the provider's list. Only
+if the list has no such job for `settle_seconds` after the sending was it never created, and it is sent again.
+An engine without a trace remembers its own intentions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import anyio
+import msgspec
+
+from adapters import AdapterError, AttemptObserver, CanonicalRequest
+from adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchRequest
+from adapters.videos import PollPolicy
+from bus import BatchPlanned, BatchSubmitted, BatchSubmitting, RoutingDecision
+from bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from tracestore import StoredBatch, StoredSubmission
+
+from ..budgets.account import Amount
+from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
+from ..models.published_prices import published_name
+from ..routing.candidates import Named, Route, expand
+from ..routing.model_choice import overridden
+from ..runtime.runtime import Runtime
+from .adapter import taker, with_adapter
+from .calls import FoundCreation, JobAsAnswer
+from .handle import USUAL_BATCH_POLLING, BatchHandle, Submission
+from .plan import BatchPlan, call_id, check_id, digest_of, ids_of
+from .stored import counted_calls, stored_batch
+
+GRACE_SECONDS = 10.0
+"""Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
+
+SETTLE_SECONDS = 30.0
+"""Seconds after which a job is listed, if it was ever created."""
+
+_LOOK_EVERY = 2.0
+"""Seconds between two looks for a job whose creation was never confirmed."""
+
+_MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
+"""The ends of creations of which nobody knows what became of them."""
+
+
+class BatchOptions(CallOptions, total=False):
+    """The options of a batch. Retries and the time limit are those of the creation of each job.
+
+    `fallback` and `provider_options` have no effect: a batch is for one model, and each request has its own
+    options.
+    """
+
+    polling: PollPolicy
+    """The policy for looking at the batch."""
+    settle_seconds: float
+    """Seconds after which a job is listed, if it was ever created."""
+
+
+async def create_batch(
+    runtime: Runtime,
+    requests: Sequence[CanonicalRequest],
+    model: Models,
+    batch_id: str | None,
+    options: BatchOptions,
+) -> BatchHandle:
+    """See `BatchMethods.create_batch`."""
+    require_known(options, BatchOptions)
+    name = batch_id or runtime.clock.new_id("batch")
+    check_id(name)
+    if not requests:
+        raise InvalidRequestError("a batch has no requests")
+    asked: Models = model or [request.model for request in requests if request.model][:1] or None
+    common = cast("CallOptions", {**options, "fallback": ()})
+    calls = PlainCalls("batch_create", runtime, asked, common, taker)
+    creation = _Creation(runtime, tuple(requests), calls, name, options)
+    return await calls.run(creation.run)
+
+
+class _Creation:
+    """The creation of one batch, or what is left of it to do."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        requests: tuple[CanonicalRequest, ...],
+        calls: PlainCalls[BatchAdapter],
+        batch_id: str,
+        options: BatchOptions,
+    ) -> None:
+        self._runtime = runtime
+        self._calls = calls
+        self._options = options
+        self._batch_id = batch_id
+        self._named = calls.plan.named[0]
+        self._requests = requests
+        self._digest = digest_of([msgspec.structs.replace(each, model=self._named.model) for each in requests])
+
+    async def run(self) -> BatchHandle:
+        """The batch, with all parts sent."""
+        runtime = self._runtime
+        self._require_one_model()
+        begun = _begun(runtime).get(self._batch_id) or await self._begin()
+        plan, submissions = begun
+        self._require_same(plan.digest)
+        items = self._items(plan)
+        for part in plan.parts():
+            before = submissions.get(part)
+            if before is None or before.job is None:
+                submissions[part] = await self._sent(plan, part, items, before)
+        known = _handles(runtime).get(self._batch_id)
+        if known is not None:
+            return known
+        polling = self._options.get("polling", USUAL_BATCH_POLLING)
+        return _known(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
+
+    async def _begin(self) -> _Begun:
+        """The batch as the trace knows it, or as it is planned now."""
+        stored = await stored_batch(self._runtime, self._batch_id)
+        if stored is not None:
+            self._require_same(stored.digest)
+            begun = plan_of(self._runtime, self._named, stored), submissions_of(stored)
+        else:
+            begun = self._planned(), {}
+            await self._tell_plan(begun[0])
+        return _begun(self._runtime).setdefault(self._batch_id, begun)
+
+    def _require_one_model(self) -> None:
+        registry = self._runtime.registry
+        for request in self._requests if len(self._calls.plan.named) == 1 else ():
+            if request.model and expand(registry, request.model, ()).named[0].model != self._named.model:
+                raise InvalidRequestError(
+                    f"a batch is for one model: {request.model!r} is another than {self._named.model!r}"
+                )
+
+    def _require_same(self, digest: str) -> None:
+        if digest != self._digest:
+            raise InvalidRequestError(
+                f"batch {self._batch_id!r} was created with other requests; give these another batch_id"
+            )
+
+    # -- the plan
+
+    def _planned(self) -> BatchPlan:
+        named, runtime, options = self._named, self._runtime, self._options
+        items = self._items_of(self._batch_id)
+        tags = dict(options.get("tags", {})) or None
+        return BatchPlan(
+            batch_id=self._batch_id,
+            decision=decision_of(self._named, self._calls.plan.requested),
+            wire_model=named.entry.wire_name,
+            priced_as=published_name(runtime.registry.adapter_of(named.entry), named.entry),
+            sizes=self._calls.adapter(named).split_batch(items),
+            digest=self._digest,
+            request_ids=ids_of(self._batch_id, self._requests),
+            key=options.get("key"),
+            tags=tags,
+        )
+
+    async def _tell_plan(self, plan: BatchPlan) -> None:
+        given = any(request.request_id for request in self._requests)
+        event = BatchPlanned(
+            **_about(plan),
+            parts=plan.sizes,
+            digest=plan.digest,
+            request_ids=plan.request_ids if given else (),
+            key=plan.key,
+        )
+        self._runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
+        await self._runtime.host.secure()
+
+    def _items(self, plan: BatchPlan) -> list[BatchItem]:
+        return self._items_of(plan.batch_id)
+
+    def _items_of(self, batch_id: str) -> list[BatchItem]:
+        entry = self._named.entry
+        adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(entry))
+        can = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
+        ids = ids_of(batch_id, self._requests)
+        return [
+            BatchItem(
+                call_id(batch_id, place),
+                msgspec.structs.replace(
+                    request,
+                    request_id=ids[place],
+                    model=f"{entry.adapter}:{entry.wire_name}",
+                    capabilities=request.capabilities or can,
+                    stream=False,
+                ),
+            )
+            for place, request in enumerate(self._requests)
+        ]
+
+    # -- sending
+
+    async def _sent(
+        self, plan: BatchPlan, part: int, items: Sequence[BatchItem], before: Submission | None
+    ) -> Submission:
+        """A part, sent now or found to have been sent before."""
+        if before is not None:
+            settle = self._options.get("settle_seconds", SETTLE_SECONDS)
+            found = await find_part(self._runtime, plan, part, before, settle)
+            if found is not None:
+                return found
+        places = plan.places(part)
+        mine = tuple(items[places.start : places.stop])
+
+        async def call(route: Route, request_id: str, caused_by: str | None) -> Submission:
+            return await self._send(plan, part, mine, route, request_id, caused_by)
+
+        def check(adapter: BatchAdapter, named: Named) -> None:
+            adapter.get_batch_limits(named.entry.wire_name)
+
+        try:
+            return await self._calls.first_that_works(check, call)
+        except Exception as error:
+            if part > 1:
+                error.add_note(f"batch {plan.batch_id}: {part - 1} of its {len(plan.sizes)} parts were sent")
+            raise
+
+    async def _send(
+        self,
+        plan: BatchPlan,
+        part: int,
+        items: tuple[BatchItem, ...],
+        route: Route,
+        request_id: str,
+        caused_by: str | None,
+    ) -> Submission:
+        runtime = self._runtime
+        sent = Submission(request_id, runtime.clock.now_us() // 1_000_000)
+        basics = self._calls.basics(self._named.entry, request_id)
+        request = BatchRequest(model=plan.model, mark=plan.mark(part), items=items, **basics)
+
+        async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAsAnswer:
+            _begun(runtime)[plan.batch_id][1][part] = sent
+            intent = BatchSubmitting(**_about(plan), part=part, call_id=request_id, began_at=sent.began_at)
+            runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
+            await runtime.host.secure()  # before it is sent: the next process must know what to look for
+            return JobAsAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
+
+        def publish(answer: JobAsAnswer) -> None:
+            sent.job = answer.job
+            tell_submitted(runtime, plan, part, request_id, answer.job)
+
+        most = partial(self._most, items)
+        try:
+            await self._calls.ask(
+                route, request_id, caused_by, work, most=most, grace=GRACE_SECONDS, on_answer=publish
+            )
+        except AdapterError as error:
+            if type(error).__name__ not in _MAYBE_SENT:
+                _begun(runtime)[plan.batch_id][1].pop(part, None)
+            raise
+        await runtime.host.secure()
+        return sent
+
+    def _most(self, items: Sequence[BatchItem], priced: Priced) -> Amount:
+        """The most that a part can cost: the sum of the worst cases of its requests, at the prices of batches."""
+        adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(self._named.entry))
+        at_batch_prices = msgspec.structs.replace(priced, service_tier="batch")
+        money: int | None = 0
+        tokens = 0
+        for item in items:
+            request = item.request
+            estimate = adapter.estimate_input_tokens(
+                request.messages, request.tools, request.system_prompt, model=request.wire_model
+            )
+            fees = tool_fees(request.provider_options)
+            most = worst_case_of_reply(at_batch_prices, estimate, request.max_output_tokens, fees)
+            money = None if money is None or most.nano_usd is None else money + most.nano_usd
+            tokens += most.tokens
+        return Amount(money, tokens)
+
+
+async def resume_batch(
+    runtime: Runtime,
+    batch_id: str,
+    requests: Sequence[CanonicalRequest] | None,
+    polling: PollPolicy,
+    settle_seconds: float,
+) -> BatchHandle:
+    """See `BatchMethods.resume_batch`."""
+    await runtime.host.start()
+    runtime.pricing.notice()
+    known = _handles(runtime).get(batch_id)
+    if known is not None:
+        await known.refresh()
+        return known
+    if runtime.store is None:
+        raise ConfigurationError("batches are found in the trace, and this engine has none: Engine(trace=True)")
+    stored = await stored_batch(runtime, batch_id)
+    if stored is None:
+        raise NotFoundError(f"the trace knows no batch {batch_id!r}")
+    named = expand(runtime.registry, stored.model, ()).named[0]
+    taker(runtime.adapters.consult(runtime.registry.adapter_of(named.entry)), named)
+    if requests is not None:
+        digest = digest_of([msgspec.structs.replace(each, model=named.model) for each in requests])
+        if digest != stored.digest:
+            raise InvalidRequestError(f"batch {batch_id!r} was created with other requests")
+    plan = plan_of(runtime, named, stored)
+    submissions = submissions_of(stored)
+    for part, sent in list(submissions.items()):
+        if sent.job is None:
+            submissions[part] = await find_part(runtime, plan, part, sent, settle_seconds) or sent
+    handle = _known(runtime, BatchHandle(runtime, plan, requests, polling, submissions))
+    await handle.refresh()
+    return handle
+
+
+async def find_part(
+    runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, settle_seconds: float
+) -> Submission | None:
+    """A part whose creation was never confirmed, as the provider lists it. None if it surely was never created."""
+    before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
+    if before is not None and before.error_type is not None and before.error_type not in _MAYBE_SENT:
+        return None  # the provider refused it
+    others = runtime_jobs(runtime)
+
+    async def find(adapter: BatchAdapter) -> BatchJob | None:
+        size = plan.sizes[part - 1]
+        return await adapter.find_batch(
+            plan.wire_model, plan.mark(part), size, sent.began_at, key=plan.key, known=others
+        )
+
+    while True:
+        job = await with_adapter(runtime, plan.decision.provider, find)
+        if job is not None:
+            break
+        left = sent.began_at + settle_seconds - runtime.clock.now_us() / 1e6
+        if left <= 0:
+            return None
+        await anyio.sleep(min(left, _LOOK_EVERY))
+    FoundCreation(runtime, plan, sent.call_id, None).tell(JobAsAnswer(job, plan.model), job.key)
+    tell_submitted(runtime, plan, part, sent.call_id, job)
+    await runtime.host.secure()
+    return Submission(sent.call_id, sent.began_at, job)
+
+
+def runtime_jobs(runtime: Runtime) -> list[str]:
+    """The ids of the jobs of all batches that this engine has in hand."""
+    return [job.id for handle in _handles(runtime).values() for job in handle.jobs if job is not None]
+
+
+def tell_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
+    """Publish that a provider has a part."""
+    event = BatchSubmitted(
+        **_about(plan), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
+    )
+    runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
+
+
+def decision_of(named: Named, requested: str) -> RoutingDecision:
+    """The decision for a batch's model, among which there was no choice."""
+    return RoutingDecision(
+        requested=requested,
+        model=named.model,
+        provider=named.entry.adapter,
+        resolved_by=named.resolved_by,
+        candidates=(),
+    )
+
+
+def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
+    """The plan of a batch that is in the trace."""
+    ids = stored.request_ids or tuple(call_id(stored.batch_id, place) for place in range(sum(stored.parts)))
+    return BatchPlan(
+        batch_id=stored.batch_id,
+        decision=decision_of(named, stored.model),
+        wire_model=named.entry.wire_name,
+        priced_as=published_name(runtime.registry.adapter_of(named.entry), named.entry),
+        sizes=stored.parts,
+        digest=stored.digest,
+        request_ids=ids,
+        key=stored.key,
+        tags=stored.tags,
+    )
+
+
+def submissions_of(stored: StoredBatch) -> dict[int, Submission]:
+    """The parts of a batch that were sent, as the trace knows them."""
+
+    def job_of(sent: StoredSubmission) -> BatchJob | None:
+        if sent.job_id is None:
+            return None
+        return BatchJob(
+            id=sent.job_id, provider=stored.provider, status="queued", key=sent.key, certain=sent.certain
+        )
+
+    return {
+        part: Submission(sent.call_id, sent.began_at, job_of(sent)) for part, sent in stored.submissions.items()
+    }
+
+
+def _about(plan: BatchPlan) -> dict[str, str]:
+    return {"batch_id": plan.batch_id, "provider": plan.decision.provider, "model": plan.decision.model}
+
+
+_Begun: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
+"""A batch that was planned, and its parts as far as they were sent."""
+
+_BEGUN: WeakKeyDictionary[Runtime, dict[str, _Begun]] = WeakKeyDictionary()
+
+
+def _begun(runtime: Runtime) -> dict[str, _Begun]:
+    """The batches that this engine has begun to create."""
+    return _BEGUN.setdefault(runtime, {})
+
+
+_HANDLES: WeakKeyDictionary[Runtime, WeakValueDictionary[str, BatchHandle]] = WeakKeyDictionary()
+
+
+def _handles(runtime: Runtime) -> WeakValueDictionary[str, BatchHandle]:
+    """The handles that are in use, by batch."""
+    return _HANDLES.setdefault(runtime, WeakValueDictionary())
+
+
+def _known(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
+    """The one handle of a batch in this engine, so that its end is published once."""
+    return _handles(runtime).setdefault(handle.id, handle)

@@ -1,0 +1,1 @@
+"""Batches as an engine has them, at a server that keeps books."""

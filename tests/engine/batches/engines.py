@@ -1,0 +1,75 @@
+"""Engines that make batches at the server of `tests.support.batch_server`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from adapters import CanonicalRequest, Message
+from adapters.videos import PollPolicy
+from engine import Budget, Engine, ModelRegistry
+from tests.adapters.batches.wires import MODELS, config_of, type_of
+from tests.support.batch_server import tokens_of
+from tests.support.engines import entry, model, serving
+from tracestore import PriceRow, PriceTable
+
+OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
+
+RATES = {wire: (333_333 + number, 1_777_777 + number) for number, wire in enumerate(MODELS)}
+"""The rates of each wire's model in batches, in pico-USD per input and per output token."""
+
+PRICES = PriceTable(
+    [
+        row
+        for wire, (sent, said) in RATES.items()
+        for row in (
+            PriceRow(model=f"{wire}:{MODELS[wire]}", input=sent, output=said, service_tier="batch"),
+            PriceRow(model=f"{wire}:{MODELS[wire]}", input=10**9, output=10**9),
+        )
+    ]
+)
+"""Prices of batches that don't come out even, and others that nobody must take for them."""
+
+
+def nano_of(wire: str, *texts: str) -> int:
+    """What these requests cost when they are answered: worked out here, each rounded half up by itself."""
+    sent_rate, said_rate = RATES[wire]
+    total = 0
+    for text in texts:
+        sent, said = tokens_of(text)
+        total += (sent * sent_rate + said * said_rate + 500) // 1000
+    return total
+
+
+def registry(url: str) -> ModelRegistry:
+    adapters = {wire: entry(wire, type_of(wire), config_of(wire, url)) for wire in MODELS}
+    return serving(*[model(name_of(wire)) for wire in MODELS], **adapters)
+
+
+def name_of(wire: str) -> str:
+    return f"{wire}:{MODELS[wire]}"
+
+
+@asynccontextmanager
+async def engine_at(
+    url: str, store: Path | str | None = None, budgets: Sequence[Budget] = (), **options: Any
+) -> AsyncIterator[Engine]:
+    engine = Engine(
+        models=registry(url), store=store, trace=store is not None, prices=PRICES, budgets=budgets, **options
+    )
+    async with engine:
+        yield engine
+
+
+def requests_of(wire: str, *texts: str, ids: bool = True) -> list[CanonicalRequest]:
+    return [
+        CanonicalRequest(
+            request_id=f"r{place}" if ids else "",
+            model=name_of(wire),
+            messages=(Message.user(text),),
+            max_output_tokens=500,
+        )
+        for place, text in enumerate(texts)
+    ]

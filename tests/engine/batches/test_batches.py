@@ -1,0 +1,309 @@
+"""Batches on every wire: results, prices, books, and nothing paid twice, whatever becomes of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.batches import BatchLimits, http
+from bus import Envelope
+from bus.errors import CancelledError, InvalidRequestError, NotFoundError, OutcomeUnknownError
+from engine import Budget, BudgetExceededError, Engine
+from tests.adapters.batches.wires import MODELS
+from tests.engine.batches.engines import OFTEN, engine_at, name_of, nano_of, requests_of
+from tests.support.batch_server import BatchServer, batch_server
+from tests.support.virtual_time import backend
+from tracestore import CallFilter, CallRow
+
+pytestmark = pytest.mark.anyio
+
+WIRES = pytest.mark.parametrize("wire", MODELS)
+
+
+@pytest.fixture
+def anyio_backend() -> object:
+    return backend("asyncio")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
+    with batch_server(tmp_path_factory.mktemp("batches")) as running:
+        yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "trace.db"
+
+
+async def rows_of(engine: Engine, operation: str) -> list[CallRow]:
+    assert engine.store is not None
+    await engine.flush()
+    return list(await engine.store.calls(CallFilter(operation=operation), limit=None))
+
+
+def sum_of(rows: Iterable[CallRow]) -> int:
+    """The cost of some calls in nano-USD."""
+    return sum(row.cost.nano_usd or 0 for row in rows if row.cost)
+
+
+def billed(server: BatchServer, batch_id: str) -> list[str]:
+    """The requests of a batch that the server bills."""
+    return [key for key in server.books()["billed"] if key.startswith(f"{batch_id}-")]
+
+
+def jobs_of(server: BatchServer, batch_id: str) -> list[dict[str, Any]]:
+    """The jobs that the server has made of a batch."""
+    return [job for job in server.books()["jobs"] if job["mark"].startswith(f"{batch_id}/")]
+
+
+@WIRES
+async def test_each_request_is_a_row_of_the_trace_at_batch_prices(
+    server: BatchServer, store: Path, wire: str
+) -> None:
+    """To the nano-dollar, and nothing for what came to nothing."""
+    async with engine_at(server.url, store) as engine:
+        requests = requests_of(wire, "one", "fail", "a third one")
+        batch = await engine.create_batch(requests, batch_id=f"rows-{wire}", polling=OFTEN)
+        results = await batch.wait()
+        assert [each.request_id for each in results] == ["r0", "r1", "r2"]
+        assert results[0].text == "answer to one"
+        assert isinstance(results[1].error, InvalidRequestError)
+        assert results.cost.nano_usd == nano_of(wire, "one", "a third one")
+        assert results.cost.complete
+        rows = {row.request_id: row for row in await rows_of(engine, "batch")}
+        assert set(rows) == {f"rows-{wire}-{place}" for place in range(3)}
+        assert sum(row.cost.nano_usd or 0 for row in rows.values() if row.cost) == nano_of(
+            wire, "one", "a third one"
+        )
+        assert rows[f"rows-{wire}-0"].usage is not None
+        assert rows[f"rows-{wire}-0"].usage.service_tier == "batch"
+        assert rows[f"rows-{wire}-1"].status == "failed"
+        (creation,) = await rows_of(engine, "batch_create")
+        assert creation.cost is not None
+        assert creation.cost.nano_usd == 0
+
+
+@WIRES
+async def test_another_process_resumes_and_counts_nothing_twice(
+    server: BatchServer, store: Path, wire: str
+) -> None:
+    """One engine creates, the next waits, a third looks again."""
+    name = f"resumed-{wire}"
+    async with engine_at(server.url, store) as engine:
+        await engine.create_batch(requests_of(wire, "one", "two"), batch_id=name)
+    for _ in range(2):
+        async with engine_at(server.url, store) as engine:
+            batch = await engine.resume_batch(name, polling=OFTEN)
+            results = await batch.wait()
+            assert [each.text for each in results] == ["answer to one", "answer to two"]
+            assert [each.request_id for each in results] == ["r0", "r1"]
+            assert results.cost.nano_usd == nano_of(wire, "one", "two")
+            rows = await rows_of(engine, "batch")
+            assert len(rows) == 2
+            assert sum_of(rows) == nano_of(wire, "one", "two")
+    assert billed(server, name) == [f"{name}-0", f"{name}-1"]
+
+
+@WIRES
+async def test_a_lost_answer_makes_no_second_job(server: BatchServer, store: Path, wire: str) -> None:
+    """The job that was made all the same is found, with a warning."""
+    async with engine_at(server.url, store) as engine:
+        server.fail("lose create")
+        padding = ["padding"] * (len(wire) + 20)
+        batch = await engine.create_batch(requests_of(wire, *padding), batch_id=f"lost-{wire}", polling=OFTEN)
+        assert [warning.code for warning in batch.warnings] == ["found_again"]
+        await batch.wait()
+        assert len(billed(server, f"lost-{wire}")) == len(padding)
+
+
+async def test_the_same_batch_created_again_is_the_same_batch(server: BatchServer, store: Path) -> None:
+    """In one engine and in the next; with other requests it is refused."""
+    requests = requests_of("openai", "one", "two", ids=False)
+    async with engine_at(server.url, store) as engine:
+        first = await engine.create_batch(requests, batch_id="again", polling=OFTEN)
+        assert await engine.create_batch(requests, batch_id="again") is first
+        with pytest.raises(InvalidRequestError, match="other requests"):
+            await engine.create_batch(requests_of("openai", "three"), batch_id="again")
+    async with engine_at(server.url, store) as engine:
+        batch = await engine.create_batch(requests, batch_id="again", polling=OFTEN)
+        results = await batch.wait()
+        assert [each.request_id for each in results] == ["again-0", "again-1"]
+    assert len(jobs_of(server, "again")) == 1
+
+
+async def test_a_creation_that_surely_came_to_nothing_is_sent_when_it_is_asked_for_again(
+    server: BatchServer, store: Path
+) -> None:
+    """The answer was lost, and the list has no such job after the time to settle."""
+    requests = requests_of("mistral", "one")
+    async with engine_at(server.url, store) as engine:
+        server.fail("drop create")
+        with pytest.raises(OutcomeUnknownError):
+            await engine.create_batch(requests, batch_id="dropped")
+        assert jobs_of(server, "dropped") == []
+        batch = await engine.create_batch(requests, batch_id="dropped", settle_seconds=0.0, polling=OFTEN)
+        assert (await batch.wait())[0].text == "answer to one"
+    assert len(jobs_of(server, "dropped")) == 1
+
+
+@pytest.mark.parametrize("store_kind", ["trace", "no trace"])
+async def test_a_job_that_is_listed_late_is_found_when_it_is_asked_for_again(
+    server: BatchServer, store: Path, store_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody found it at first; creating the batch again looks before it sends, with a trace or without."""
+    monkeypatch.setattr(http, "_LOOKS", 0)
+    name = f"late-{store_kind[:2]}"
+    requests = requests_of("groq", "one")
+    async with engine_at(server.url, store if store_kind == "trace" else None) as engine:
+        server.fail("lose create")
+        with pytest.raises(OutcomeUnknownError):
+            await engine.create_batch(requests, batch_id=name)
+        batch = await engine.create_batch(requests, batch_id=name, settle_seconds=0.0, polling=OFTEN)
+        assert (await batch.wait())[0].text == "answer to one"
+    assert len(jobs_of(server, name)) == 1
+
+
+async def test_a_large_batch_goes_in_several_jobs(
+    server: BatchServer, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results are in one row all the same; a second process goes on with what was sent."""
+    monkeypatch.setattr(http.HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
+    monkeypatch.setattr(
+        http.HttpBatches,
+        "split",
+        lambda _, items: tuple(min(2, len(items) - n) for n in range(0, len(items), 2)),
+    )
+    texts = ["one", "two", "three", "four", "five"]
+    requests = requests_of("openai", *texts)
+    async with engine_at(server.url, store) as engine:
+        batch = await engine.create_batch(requests, batch_id="large", polling=OFTEN)
+        assert len(batch.jobs) == 3
+    async with engine_at(server.url, store) as engine:
+        batch = await engine.resume_batch("large", polling=OFTEN)
+        results = await batch.wait()
+        assert [each.text for each in results] == [f"answer to {text}" for text in texts]
+        assert results.cost.nano_usd == nano_of("openai", *texts)
+
+
+@WIRES
+async def test_a_cancelled_batch_is_billed_for_what_was_done(server: BatchServer, store: Path, wire: str) -> None:
+    """And its other requests are cancelled errors that cost nothing."""
+    async with engine_at(server.url, store) as engine:
+        batch = await engine.create_batch(
+            requests_of(wire, "one", "half", "three"), batch_id=f"ended-{wire}", polling=OFTEN
+        )
+        assert await batch.cancel()
+        results = await batch.wait()
+        assert results.status == "cancelled"
+        assert isinstance(results[2].error, CancelledError)
+        assert results.cost.nano_usd == nano_of(wire, "one", "half")
+        assert results.cost.complete
+        assert not await batch.cancel()
+
+
+async def test_looks_that_fail_are_waited_out(server: BatchServer) -> None:
+    """Lost connections tell nothing of the batch."""
+    async with engine_at(server.url) as engine:
+        batch = await engine.create_batch(requests_of("anthropic", "one"), polling=OFTEN)
+        server.fail("lose look", "lose look")
+        seen: list[str] = []
+        results = await batch.wait(on_progress=lambda progress: seen.append(progress.status))
+        assert results[0].text == "answer to one"
+        assert seen[-1] == "completed"
+
+
+async def test_a_budget_holds_the_worst_case_until_the_results_are_counted(
+    server: BatchServer, store: Path
+) -> None:
+    """A batch that doesn't fit is not sent; another process knows what is under way; then the cost counts."""
+    requests = requests_of("openai", "one", "two")
+    small, large = Budget(max_cost_usd="0.000001"), Budget(max_cost_usd="1")
+    async with engine_at(server.url, store, [small]) as engine:
+        with pytest.raises(BudgetExceededError):
+            await engine.create_batch(requests, batch_id="too-dear")
+        assert jobs_of(server, "too-dear") == []
+    async with engine_at(server.url, store, [large]) as engine:
+        await engine.create_batch(requests, batch_id="fits")
+        (state,) = await engine.budgets()
+        held = state.held.nano_usd
+        assert held is not None
+        assert held > nano_of("openai", "one", "two") // 2
+    async with engine_at(server.url, store, [large]) as engine:
+        (state,) = await engine.budgets()
+        assert held in (state.held.nano_usd, state.unknown.nano_usd)
+        batch = await engine.resume_batch("fits", polling=OFTEN)
+        await batch.wait()
+    async with engine_at(server.url, store, [large]) as engine:
+        (state,) = await engine.budgets()
+        assert state.spent.nano_usd == nano_of("openai", "one", "two")
+        assert state.unknown.nano_usd == 0
+        batch = await engine.create_batch(requests_of("openai", "three"), batch_id="after", polling=OFTEN)
+        await batch.wait()
+        (state,) = await engine.budgets()
+        assert state.spent.nano_usd == nano_of("openai", "one", "two", "three")
+        assert state.held.nano_usd == 0
+
+
+async def test_events_tell_of_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
+    """In this order."""
+    async with engine_at(server.url) as engine:
+        told: list[Envelope] = []
+        with engine.bus.subscribe("batch.*") as events:
+            batch = await engine.create_batch(requests_of("gemini", "one"), polling=OFTEN, tags={"job": "night"})
+            await batch.wait()
+            while len(told) < 7:
+                told.append(await anext(events))
+                if told[-1].topic == "batch.completed":
+                    break
+        topics = [envelope.topic for envelope in told]
+        assert topics[:3] == ["batch.planned", "batch.submitting", "batch.submitted"]
+        assert topics[-2:] == ["batch.progress", "batch.completed"] or topics[-1] == "batch.completed"
+        assert "batch.part_ended" in topics
+        assert {envelope.tags["job"] for envelope in told if envelope.tags} == {"night"}
+
+
+async def test_batches_are_listed_the_latest_first(server: BatchServer, store: Path) -> None:
+    """With how they were last seen."""
+    async with engine_at(server.url, store) as engine:
+        await engine.create_batch(requests_of("openai", "one"), batch_id="first")
+        batch = await engine.create_batch(requests_of("openai", "one"), batch_id="second", polling=OFTEN)
+        await batch.wait()
+        listed = await engine.batches()
+        assert [(each.batch_id, each.completed) for each in listed] == [("second", True), ("first", False)]
+        with pytest.raises(NotFoundError):
+            await engine.resume_batch("third")
+
+
+async def test_what_is_no_batch_is_refused_before_anything_is_sent(server: BatchServer) -> None:
+    """No requests, an impossible id, one id twice, and two models."""
+    before = len(server.books()["jobs"])
+    async with engine_at(server.url) as engine:
+        one, two = requests_of("openai", "one", "two")
+        with pytest.raises(InvalidRequestError, match="no requests"):
+            await engine.create_batch([])
+        with pytest.raises(InvalidRequestError, match="batch id"):
+            await engine.create_batch([one], batch_id="a/b")
+        with pytest.raises(InvalidRequestError, match="r0"):
+            await engine.create_batch([one, one])
+        with pytest.raises(InvalidRequestError, match="one model"):
+            await engine.create_batch([two, *requests_of("gemini", "one")])
+        await engine.create_batch([one], model=name_of("openai"))
+    assert len(server.books()["jobs"]) == before + 1
+
+
+async def test_postgresql_knows_batches_as_well(server: BatchServer, postgres_dsn: str) -> None:
+    """A batch is created by one engine, resumed and counted by the next, and listed."""
+    async with engine_at(server.url, postgres_dsn) as engine:
+        await engine.create_batch(requests_of("groq", "one", "two"), batch_id="on-server")
+    for _ in range(2):
+        async with engine_at(server.url, postgres_dsn) as engine:
+            batch = await engine.resume_batch("on-server", polling=OFTEN)
+            await batch.wait()
+            rows = await rows_of(engine, "batch")
+            assert (len(rows), sum_of(rows)) == (2, nano_of("groq", "one", "two"))
+            (listed,) = await engine.batches()
+            assert (listed.batch_id, listed.completed, listed.submissions[1].ended) == ("on-server", True, True)
