@@ -3,6 +3,8 @@
     python scripts/release.py 0.2.0          say what would be done, and whether anything stands in its way
     python scripts/release.py 0.2.0 --do     do it
 
+The package names the repository by $CALLBOARD_REPOSITORY, else by git's `origin`.
+
 Nothing leaves the machine. Afterwards, push the tag and upload what is in `dist/`.
 """
 
@@ -141,6 +143,8 @@ def check(dist: Path, version: str) -> None:
         raise CannotRelease(f"the wheel has {', '.join(sorted(tops))}")
     if f"\nVersion: {version}\n" not in metadata:
         raise CannotRelease("the wheel says another version")
+    if "\nProject-URL: Repository, https://" not in metadata:
+        raise CannotRelease("the package names no repository: set CALLBOARD_REPOSITORY to its address on the web")
     with tarfile.open(sdist) as packed:
         if any("/tests/" in name for name in packed.getnames()):
             raise CannotRelease("the sdist has tests")

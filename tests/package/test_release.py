@@ -20,6 +20,7 @@ build-backend = "hatchling.build"
 name = "callboard"
 version = "0.1.0"
 requires-python = ">=3.11"
+urls = {Repository = "https://git.example.org/us/callboard"}
 """
 CHANGELOG = """# Changelog
 
@@ -104,6 +105,11 @@ def fail_the_tests(project: Path) -> None:
     commit(project)
 
 
+def name_no_repository(project: Path) -> None:
+    (project / "pyproject.toml").write_text(PROJECT.replace("urls =", "# urls ="))
+    commit(project)
+
+
 def add_a_folder(project: Path) -> None:
     (project / "pyproject.toml").write_text(
         f'{PROJECT}\n[tool.hatch.build.targets.wheel]\ninclude = ["callboard", "tests"]\n'
@@ -121,6 +127,7 @@ def add_a_folder(project: Path) -> None:
         ("0.2.0", leave_a_change, "has changes"),
         ("0.2.0", tag, "is a tag already"),
         ("0.2.0", fail_the_tests, "make"),
+        ("0.2.0", name_no_repository, "set CALLBOARD_REPOSITORY"),
         ("0.2.0", add_a_folder, "the wheel has callboard, callboard-0.2.0.dist-info, tests"),
     ],
 )

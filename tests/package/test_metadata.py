@@ -1,0 +1,64 @@
+"""What PyPI shows of the package: README's links, and the project's addresses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.metadata_hook import on_the_web, repository, urls, with_absolute_links
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "https://git.example.org/us/callboard"
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        ADDRESS,
+        f"{ADDRESS}.git",
+        f"{ADDRESS}/",
+        "https://somebody:secret@git.example.org/us/callboard.git",
+        "git@git.example.org:us/callboard.git",
+        "ssh://git@git.example.org/us/callboard",
+    ],
+)
+def test_a_remote_has_an_address_on_the_web(remote: str) -> None:
+    """Without a password that may stand in it."""
+    assert on_the_web(remote) == ADDRESS
+
+
+@pytest.mark.parametrize("remote", ["", "../callboard", "/home/somebody/callboard", "file:///home/callboard.git"])
+def test_a_folder_has_none(remote: str) -> None:
+    """So that no path of a machine gets into a package."""
+    assert on_the_web(remote) is None
+
+
+def test_the_repository_is_that_of_the_variable_of_git_or_of_the_sdist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order; and there may be none."""
+    monkeypatch.delenv("CALLBOARD_REPOSITORY", raising=False)
+    assert repository(tmp_path) is None
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    assert repository(tmp_path) is None
+    subprocess.run(["git", "remote", "add", "origin", f"{ADDRESS}.git"], cwd=tmp_path, check=True)
+    assert repository(tmp_path) == ADDRESS
+    (tmp_path / "PKG-INFO").write_text(f"Name: callboard\nProject-URL: Repository, {ADDRESS}-packed\n")
+    assert repository(tmp_path) == f"{ADDRESS}-packed"
+    monkeypatch.setenv("CALLBOARD_REPOSITORY", "https://git.example.org/them/fork")
+    assert repository(tmp_path) == "https://git.example.org/them/fork"
+
+
+def test_readme_leads_somewhere_wherever_it_is_shown() -> None:
+    """Pages and pictures of that version; each of them is a file of the checkout."""
+    readme = (ROOT / "README.md").read_text()
+    shown = with_absolute_links(readme, ADDRESS, "1.2.3")
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert all(link.startswith(("https://", "#")) for link in links)
+    own = [link.partition("/v1.2.3/")[2].partition("#")[0] for link in links if link.startswith(ADDRESS)]
+    assert [path for path in own if not (ROOT / path).exists()] == []
+    assert f"]({ADDRESS}/raw/v1.2.3/docs/live-view/now.png)" in shown
+    assert set(urls(ADDRESS)) == {"Repository", "Documentation", "Changelog", "Issues"}
