@@ -1,8 +1,8 @@
 """Hatchling's hook for what PyPI shows: README with links that lead somewhere from there, and addresses.
 
 Both follow from one address, that of the repository: $CALLBOARD_REPOSITORY, else git's `origin` if it is on the
-web, else, in an unpacked sdist, what its PKG-INFO says. Without one, as in a clone of a folder, README's links stay
-as they are and the package names no addresses.
+web, else, in an unpacked sdist, what its PKG-INFO says. Without one, as in a clone of a folder, README's links
+stay as they are and the package names no addresses.
 """
 
 from __future__ import annotations
