@@ -23,6 +23,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "ask": CommandEntry("ask.ask:add_command", "ask a model, from here or a pipe"),
     "chat": CommandEntry("ask.chat:add_command", "talk to a model; swap it in mid-conversation"),
     "embed": CommandEntry("ask.embed:add_command", "texts to vectors, one JSON object a line"),
+    "collections": CommandEntry("ask.collections:add_command", "texts kept as vectors, for `similar`"),
+    "similar": CommandEntry("ask.collections:add_similar", "what in a collection is like a text"),
     "image": CommandEntry("ask.image:add_command", "an image from a prompt, as a file"),
     "video": CommandEntry("ask.video:add_command", "a video from a prompt, as a file"),
     "doctor": CommandEntry("manage.doctor:add_command", "check configuration, keys, providers and the trace"),

@@ -28,6 +28,8 @@ from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 from tracestore import PostgresStore, TraceStore
+from tracestore.collections.collection_file import CollectionFile, Item
+from tracestore.collections.similarity import packed
 from tracestore.filters import DIMENSIONS
 from tracestore.prices.snapshot import SHIPPED
 
@@ -52,6 +54,18 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("--model", HOSTILE),
     ),
     "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
+    "collections add": (
+        ("words", "--model", "words"),
+        *(
+            (HOSTILE, "--model", "words"),
+            (HOSTILE, "--model", HOSTILE),
+            ("c", "-m", "words", "-f", "{folder}/no\x1b[2J"),
+        ),
+    ),
+    "collections list": ((),),
+    "collections delete": (("hostile",), (HOSTILE,)),
+    "collections path": ((),),
+    "similar": (("hostile", HOSTILE), ("hostile", "-c", HOSTILE), (HOSTILE, "x")),
     "image": (
         ("--model", "draw", "-o", "{folder}/i.png", HOSTILE),
         ("--model", "failing", "-o", "{folder}/i", "x"),
@@ -204,6 +218,12 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     (home / "templates").mkdir()
     (home / "templates" / "hostile.yaml").write_text(json.dumps({"prompt": HOSTILE}))
     write_private(home / "keys.json", json.dumps({"A_KEY": "sk-1", f"B {HOSTILE}": "sk-2"}).encode())
+    with CollectionFile(home / "embeddings.db") as file:
+        items = [
+            Item(name, b"", packed([1.0, 0.5]), HOSTILE, json.dumps({HOSTILE: HOSTILE})) for name in (HOSTILE, "x")
+        ]
+        file.put("hostile", items, model=f"toy:{HOSTILE}", space=HOSTILE)
+        file.put(HOSTILE, items, model="toy:words", space="words")
     (home / "list.json").write_text(json.dumps({HOSTILE: {"mode": "chat", "litellm_provider": HOSTILE}}))
     return home
 

@@ -67,11 +67,21 @@ def _plugins() -> Iterable[str]:
     return [plugin.name for plugin in plugins("callboard.commands")]
 
 
+def _collections() -> Iterable[str]:
+    from tracestore.collections.collection_file import CollectionFile
+
+    from ..collections.place import collections_file
+
+    with CollectionFile(collections_file(), readonly=True) as file:
+        return [each.name for each in file.collections()]
+
+
 _READ: dict[Source, Callable[[], Iterable[str]]] = {
     "models": _models,
     "sessions": _sessions,
     "templates": _templates,
     "keys": _keys,
     "plugins": _plugins,
+    "collections": _collections,
     "files": lambda: (),
 }

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "plugins", "files"]
+Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "plugins", "collections", "files"]
 """Where values come from that no parser knows."""
 
 _BY_OPTION: dict[str, Source] = {
@@ -19,7 +19,7 @@ _BY_OPTION: dict[str, Source] = {
     "--resume": "sessions",
     "--template": "templates",
 }
-_BY_METAVAR: dict[str, Source] = {"SESSION": "sessions", "MODEL": "models"}
+_BY_METAVAR: dict[str, Source] = {"SESSION": "sessions", "MODEL": "models", "COLLECTION": "collections"}
 _BY_COMMAND: dict[str, Source] = {
     **dict.fromkeys(("templates show", "templates edit", "templates path"), "templates"),
     **dict.fromkeys(("keys set", "keys get", "keys remove"), "keys"),

@@ -1,0 +1,238 @@
+"""`callboard collections` and `callboard similar`: texts as vectors that are kept, and what is like a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import reduce
+from operator import add as plus
+from pathlib import Path
+
+import msgspec
+
+from adapters.embeddings import InputType
+from bus import CallboardError, ConfigurationError
+from bus.values.cost_sum import CostSum
+from engine import EmbeddingResult, Engine
+from tracestore.collections.collection_file import Collection, CollectionFile, Similar
+from tracestore.collections.similarity import packed
+
+from ..collections.adding import Added, Into, add, destination
+from ..collections.place import collections_file
+from ..collections.records import KINDS, Fields, Record, records_in, records_of
+from ..common.arguments import add_key, add_models_file, positive
+from ..common.engine import on_engine, tell_warnings
+from ..common.fitting import FittingTable
+from ..common.harmless import note, one_line, say
+from ..common.money import sum_text
+from ..common.output import add_format, write
+from ..common.screen import make_console
+from ..common.words import plural
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "collections",
+        help="texts kept as vectors, for `similar`",
+        description="Collections of vectors, in $CALLBOARD_HOME/embeddings.db.",
+    )
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_adding(inner)
+    listing = inner.add_parser("list", help="all of them", description="Lists the collections.")
+    add_format(listing, "for each collection")
+    listing.set_defaults(run=list_collections)
+    delete = inner.add_parser("delete", help="delete one", description="Deletes a collection, or items of it.")
+    delete.add_argument("collection", metavar="COLLECTION", help="the collection")
+    delete.add_argument("id", nargs="*", metavar="ID", help="only these items")
+    delete.set_defaults(run=delete_collection)
+    path = inner.add_parser("path", help="where they are", description="Writes the path of the file.")
+    path.set_defaults(run=show_path)
+
+
+def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = inner.add_parser(
+        "add",
+        help="embed what is new or changed",
+        description="Embeds texts into a collection, and skips those that it has already. A file is one text "
+        "under its path, but for .csv, .tsv, .json and .jsonl, whose rows have a text and an id each; the other "
+        "fields are kept beside the vector.",
+    )
+    parser.add_argument("collection", metavar="COLLECTION", help="made if it isn't there")
+    parser.add_argument(
+        *("-f", "--from"),
+        dest="files",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="files, or folders of files (default: the lines of stdin)",
+    )
+    parser.add_argument("-m", "--model", metavar="NAME", help="of a new collection; it keeps its model")
+    parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, whatever they are called")
+    parser.add_argument("--id", default="id", metavar="FIELD", help="the field of a row's id (default: id)")
+    parser.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="a field of its text (default: text); repeatable",
+    )
+    parser.add_argument("--keep-text", action="store_true", help="keep the texts, too, and show them in `similar`")
+    parser.add_argument("--dimensions", type=positive, metavar="N", help="of a new collection's vectors")
+    add_key(parser)
+    add_models_file(parser)
+    parser.set_defaults(run=add_to_collection)
+
+
+def add_similar(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "similar",
+        help="what in a collection is like a text",
+        description="The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's.",
+    )
+    parser.add_argument("collection", metavar="COLLECTION", help="the collection")
+    parser.add_argument("id", nargs="?", metavar="ID", help="like this item, which is left out")
+    parser.add_argument("-c", "--content", metavar="TEXT", help="like this text (default: stdin)")
+    parser.add_argument(
+        "-n", "--limit", type=positive, default=10, metavar="N", help="at most N items (default 10)"
+    )
+    add_key(parser)
+    add_models_file(parser)
+    add_format(parser, "for each item")
+    parser.set_defaults(run=similar)
+
+
+def add_to_collection(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError. Whatever was embedded before an error is kept."""
+    records = _records(arguments)
+    name: str = arguments.collection
+
+    async def work(engine: Engine) -> Added:
+        with CollectionFile(collections_file()) as file:
+            into = destination(engine.registry, file.collection(name), name, arguments.model, arguments.dimensions)
+            into = msgspec.structs.replace(into, keep_text=arguments.keep_text)
+
+            async def embed(texts: Sequence[str]) -> EmbeddingResult:
+                return await _embedded(engine, into, texts, "document", arguments.key)
+
+            return await add(file, into, records, embed)
+
+    added = on_engine(arguments, work)
+    tell_warnings({warning: None for result in added.results for warning in result.warnings})
+    cost = reduce(
+        plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
+    )
+    beside = f"; {sum_text(cost)}" if added.results else ""
+    note(f"{name}: {plural(added.embedded, 'text')} embedded, {added.unchanged:,} unchanged{beside}")
+    return 0
+
+
+async def _embedded(
+    engine: Engine, into: Into, texts: Sequence[str], kind: InputType, key: str | None
+) -> EmbeddingResult:
+    return await engine.embed(texts, model=into.model, dimensions=into.dimensions, input_type=kind, key=key)
+
+
+def _records(arguments: argparse.Namespace) -> list[Record]:
+    fields = Fields(arguments.id, tuple(arguments.text))
+    if arguments.files:
+        return [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
+    return list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
+
+
+def similar(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    name: str = arguments.collection
+    with CollectionFile(collections_file(), readonly=True) as file:
+        known = file.collection(name)
+        if known is None:
+            raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+        found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
+    if arguments.format != "table":
+        write(arguments.format, Similar, found)
+        return 0
+    console = make_console()
+    table = FittingTable()
+    table.add_column("score", justify="right")
+    table.add_column("id", folds=True)
+    table.add_column("text", folds=True, may_go=1)
+    for each in found:
+        beside = each.text or ("" if each.metadata is None else bytes(each.metadata).decode())
+        table.add_row(f"{each.score:.4f}", each.id, one_line(beside)[:200])
+    console.print(table)
+    return 0
+
+
+def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
+    """The vector to compare with: an item's, or that of a text, by the collection's own model."""
+    if arguments.id is not None and arguments.content is not None:
+        raise ConfigurationError("like what? Give an ID or a text, not both")
+    if arguments.id is not None:
+        vector = file.vector(known.name, arguments.id)
+        if vector is None:
+            raise CallboardError(f"collection {known.name!r} has no item {arguments.id!r}")
+        return vector
+    text: str = sys.stdin.read().strip() if arguments.content is None else arguments.content
+    if not text:
+        raise ConfigurationError("like what? Give an ID, a text with -c, or one on stdin")
+
+    async def work(engine: Engine) -> bytes:
+        into = destination(engine.registry, known, known.name, None, None)
+        result = await _embedded(engine, into, [text], "query", arguments.key)
+        return packed(result.vectors[0])
+
+    vector = on_engine(arguments, work)
+    if len(vector) != 4 * known.dimensions:
+        raise ConfigurationError(
+            f"{known.model} gives {len(vector) // 4} dimensions now, and collection {known.name!r} has "
+            f"{known.dimensions}: embed it anew"
+        )
+    return vector
+
+
+def list_collections(arguments: argparse.Namespace) -> int:
+    """Raises StoreError."""
+    with CollectionFile(collections_file(), readonly=True) as file:
+        found = file.collections()
+    if arguments.format != "table":
+        write(arguments.format, Collection, found)
+        return 0
+    console = make_console()
+    if not found:
+        console.print(f"No collections in {collections_file()}.", soft_wrap=True)
+        return 0
+    table = FittingTable()
+    table.add_column("collection")
+    table.add_column("model", folds=True, may_go=1)
+    table.add_column("dimensions", justify="right", may_go=2)
+    table.add_column("items", justify="right")
+    for each in found:
+        table.add_row(each.name, each.model, f"{each.dimensions:,}", f"{each.items:,}")
+    console.print(table)
+    return 0
+
+
+def delete_collection(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError if there is no such collection, or none of the items."""
+    name: str = arguments.collection
+    with CollectionFile(collections_file(), readonly=True) as file:
+        known = file.collection(name) is not None
+    if not known:
+        raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+    with CollectionFile(collections_file()) as file:
+        gone = file.delete(name, arguments.id or None)
+    if arguments.id and not gone:
+        raise CallboardError(f"collection {name!r} has none of these items")
+    say(
+        f"{plural(gone, 'item')} deleted from {name}."
+        if arguments.id
+        else f"{name} is deleted: {plural(gone, 'item')}."
+    )
+    return 0
+
+
+def show_path(arguments: argparse.Namespace) -> int:
+    say(str(collections_file()))
+    return 0

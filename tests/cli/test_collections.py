@@ -1,0 +1,195 @@
+"""Collections: what goes in and what doesn't go in twice, whose vectors they are, and what is found in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus import CallboardError, StoreError
+from engine.cli.collections.records import Fields, records_of
+from tracestore.collections.collection_file import CollectionFile, Item
+from tracestore.collections.similarity import packed, plain_scores, scores_with, unpacked
+
+from .running import call
+
+MODELS = """
+adapters:
+  toy: {type: scripted, options: {replies: ["-"]}}
+  poor: {type: "tests.cli.adapters:PoorEmbedder"}
+models:
+  "toy:words": {adapter: toy, kind: embedding, aliases: [words]}
+  "toy:others": {adapter: toy, kind: embedding, aliases: [others]}
+  "poor:words": {adapter: poor, kind: embedding}
+"""
+VECTORS = st.lists(st.integers(-100, 100).map(lambda number: number / 8), min_size=3, max_size=3)
+
+
+@pytest.fixture
+def embedding(home: Path) -> Path:
+    """A home folder with models that embed."""
+    (home / "models.yaml").write_text(MODELS)
+    return home
+
+
+def rows(*words: str, home: Path, said: str = "") -> list[dict[str, object]]:
+    out = call(*words, "--json", home=home, said=said, exits=0).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_lines_are_embedded_once_and_found_again(embedding: Path) -> None:
+    """An unchanged line costs nothing; what is like a text comes first; the file is private."""
+    add = ("collections", "add", "animals", "--keep-text", "--model", "words")
+    first = call(*add, home=embedding, said="red cat\nred dog\nblue sky\n", exits=0)
+    again = call(*add, home=embedding, said="red cat\nblue sky\ngreen sea\n", exits=0)
+    assert "3 texts embedded, 0 unchanged" in first.stderr
+    assert "1 text embedded, 2 unchanged" in again.stderr
+    found = rows("similar", "animals", "-c", "blue sky", "-n", "2", home=embedding)
+    assert found[0]["text"] == "blue sky"
+    assert found[0]["score"] == pytest.approx(1, abs=1e-6)
+    assert len(found) == 2
+    (known,) = rows("collections", "list", home=embedding)
+    assert (known["name"], known["model"], known["items"]) == ("animals", "toy:words", 4)
+    assert stat.S_IMODE((embedding / "embeddings.db").stat().st_mode) == 0o600
+    asked = [row for row in rows("traces", home=embedding) if row["operation"] == "embeddings"]
+    assert len(asked) == 3
+
+
+def test_rows_and_files_come_with_their_ids(embedding: Path, tmp_path: Path) -> None:
+    """CSV, JSON, JSON lines, and files below a folder; further fields are kept beside the vector."""
+    (tmp_path / "a.csv").write_text("id,text,colour\n1,red cat,red\n2,blue sky,blue\n")
+    (tmp_path / "b.jsonl").write_text('{"key": 3, "title": "green", "body": "sea"}\n\n')
+    (tmp_path / "c.json").write_text('[{"id": "4", "text": "grey rock"}]')
+    (tmp_path / "docs" / ".hidden").mkdir(parents=True)
+    (tmp_path / "docs" / "d.md").write_text("white snow")
+    (tmp_path / "docs" / ".hidden" / "e.md").write_text("nobody's")
+    add = ("collections", "add", "all", "-m", "words")
+    call(*add, "-f", str(tmp_path / "a.csv"), str(tmp_path / "c.json"), home=embedding, exits=0)
+    call(*add, "-f", str(tmp_path / "docs"), home=embedding, exits=0)
+    fields = ("--id", "key", "--text", "title", "--text", "body")
+    call(*add, *fields, "-f", str(tmp_path / "b.jsonl"), home=embedding, exits=0)
+    found = rows("similar", "all", "1", home=embedding)
+    assert {row["id"] for row in found} == {"2", "3", "4", str(tmp_path / "docs" / "d.md")}
+    assert {json.dumps(row["metadata"]) for row in found} == {"null", '{"colour": "blue"}'}
+    assert all(row["text"] is None for row in found)
+
+
+def test_a_changed_text_replaces_the_one_of_its_id(embedding: Path) -> None:
+    """Its vector is the new text's."""
+    add = ("collections", "add", "c", "-m", "words", "--as", "jsonl", "--keep-text")
+    call(*add, home=embedding, said='{"id": 1, "text": "red cat"}\n', exits=0)
+    done = call(*add, home=embedding, said='{"id": 1, "text": "blue sky", "n": 1}\n', exits=0)
+    assert "1 text embedded" in done.stderr
+    (found,) = rows("similar", "c", home=embedding, said="blue sky")
+    assert (found["text"], found["metadata"]) == ("blue sky", {"n": 1})
+    done = call(*add, home=embedding, said='{"id": 1, "text": "blue sky", "n": 2}\n', exits=0)
+    assert "0 texts embedded, 1 unchanged" in done.stderr
+    assert rows("similar", "c", home=embedding, said="blue sky")[0]["metadata"] == {"n": 2}
+
+
+def test_a_collection_keeps_its_model(embedding: Path) -> None:
+    """Another one is refused before anything is sent; a new collection must be told one."""
+    done = call("collections", "add", "c", home=embedding, said="x\n", exits=2)
+    assert "say by which model" in done.stderr
+    call("collections", "add", "c", "-m", "words", home=embedding, said="x\n", exits=0)
+    done = call("collections", "add", "c", "-m", "others", home=embedding, said="y\n", exits=2)
+    assert "can't be compared" in done.stderr
+    call("collections", "add", "c", home=embedding, said="y\n", exits=0)
+    call("collections", "add", "c", "-m", "poor:words", home=embedding, said="z\n", exits=0)  # the same model
+    assert rows("collections", "list", home=embedding)[0]["items"] == 3
+
+
+def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:
+    """The next run embeds the rest."""
+    done = call("collections", "add", "c", "-m", "poor:words", home=embedding, said="good\nbad\nfine\n", exits=1)
+    assert "1 of 3 texts were not embedded" in done.stderr
+    assert rows("collections", "list", home=embedding)[0]["items"] == 2
+    done = call("collections", "add", "c", home=embedding, said="good\nfine\n", exits=0)
+    assert "0 texts embedded, 2 unchanged" in done.stderr
+
+
+def test_a_deleted_collection_leaves_no_bytes(embedding: Path) -> None:
+    """Nor does a deleted item."""
+    add = ("collections", "add", "c", "-m", "words", "--keep-text", "--as", "csv")
+    call(*add, home=embedding, said="id,text\n1,a very secret text\n2,another\n", exits=0)
+    call("collections", "delete", "c", "1", home=embedding, exits=0)
+    assert b"secret" not in (embedding / "embeddings.db").read_bytes()
+    assert "has none" in call("collections", "delete", "c", "1", home=embedding, exits=1).stderr
+    assert "1 item" in call("collections", "delete", "c", home=embedding, exits=0).stdout
+    assert b"another" not in (embedding / "embeddings.db").read_bytes()
+    assert "no collection" in call("collections", "delete", "c", home=embedding, exits=1).stderr
+    assert rows("collections", "list", home=embedding) == []
+
+
+def test_looking_makes_no_file(home: Path) -> None:
+    """A list of nothing is empty."""
+    assert rows("collections", "list", home=home) == []
+    assert "there is no collection 'c'" in call("similar", "c", "-c", "x", home=home, exits=1).stderr
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "fault"),
+    [
+        ('{"text": "x"}', "jsonl", "row 1 has no id"),
+        ('{"id": 1}', "jsonl", "row 1 has no text"),
+        ("[1]", "json", "row 1 is no object"),
+        ("no json", "json", "is no JSON"),
+        ("a,b\n1,2\n", "csv", "row 1 has no id"),
+    ],
+)
+def test_a_row_that_lacks_something_is_named(text: str, kind: str, fault: str) -> None:
+    """By its source and its number."""
+    with pytest.raises(CallboardError, match=f"here: {fault}"):
+        list(records_of(text, kind, Fields(), "here"))  # type: ignore[arg-type]
+
+
+def test_no_half_of_a_batch_is_kept(tmp_path: Path) -> None:
+    """Vectors of another length, or of another model, are refused as a whole."""
+    with CollectionFile(tmp_path / "e.db") as file:
+        file.put("c", [Item("1", b"1", packed([1, 0]))], model="a:m", space="m")
+        with pytest.raises(StoreError, match="have 2 dimensions"):
+            file.put("c", [Item("2", b"2", packed([1, 0])), Item("3", b"3", packed([1]))], model="a:m", space="m")
+        with pytest.raises(StoreError, match="be compared"):
+            file.put("c", [Item("2", b"2", packed([1, 0]))], model="a:n", space="n")
+        assert file.hashes("c") == {"1": b"1"}
+
+
+def test_another_database_is_not_touched(tmp_path: Path) -> None:
+    """A trace file is no file of collections."""
+    path = tmp_path / "trace.db"
+    import sqlite3
+
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE calls (id)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="is no file of collections"), CollectionFile(path):
+        pass
+    assert path.read_bytes() == before
+
+
+@given(VECTORS)
+def test_a_vector_comes_back_as_it_was(vector: list[float]) -> None:
+    """All its bits."""
+    assert list(unpacked(packed(vector))) == vector
+
+
+@given(VECTORS, st.lists(VECTORS, max_size=4))
+def test_the_similarity_is_the_cosine(one: list[float], others: list[list[float]]) -> None:
+    """From -1 to 1, whoever is compared with whom; with numpy and without."""
+    expected = [cosine(one, other) for other in others]
+    stored = [packed(other) for other in others]
+    for scores in (plain_scores(packed(one)), scores_with(packed(one))):
+        assert scores(stored) == pytest.approx(expected, abs=1e-5)
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
