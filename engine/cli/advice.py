@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -38,7 +40,7 @@ def advice(error: AdapterError) -> str:
         case AccessDeniedError():
             return "the key is good, but may not do this: use another with --key, or ask for the right"
         case AuthError():
-            return f"put a good key into {_key_of(error.provider)}; `callboard doctor` tries it"
+            return f"{_new_key(error.provider)}; `callboard doctor` tries it"
         case NotFoundError():
             return "`callboard models` shows the models there are, -m names one"
         case QuotaExceededError():
@@ -55,9 +57,13 @@ def advice(error: AdapterError) -> str:
             return ""
 
 
-def _key_of(provider: str | None) -> str:
-    """Where an adapter's key is expected."""
+def _new_key(provider: str | None) -> str:
+    """How to give an adapter another key."""
     from adapters.provider import providers
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())
-    return f"{variables[0]}" if variables else "models.yaml, or the variable that it names"
+    if not variables:
+        return "put a good key into the variable that models.yaml names"
+    if os.environ.get(variables[0]):  # which goes before the file of keys
+        return f"put a good key into {variables[0]}"
+    return f"`callboard keys set {provider}` takes a good one"

@@ -47,10 +47,10 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "-a",
         "--attach",
         dest="attachments",
-        metavar="FILE|URL|-",
+        metavar="FILE",
         action="append",
         default=[],
-        help="an image, a PDF, audio or text; - is the pipe; may be repeated",
+        help="an image, a PDF, audio or text: a file, a URL, or - for the pipe; may be repeated",
     )
     parser.add_argument(
         "--at",

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from bus import ConfigurationError
-from engine import ModelRegistry
+from engine import ModelRegistry, get_latest_model
+from engine.models.config import FROM_ENVIRONMENT
+
+from ..common.harmless import note
+
+VARIABLE = "CALLBOARD_MODEL"
+"""The environment variable that names a model for those who name none with ``-m``."""
 
 
 def first_model(registry: ModelRegistry) -> str:
-    """The default model, or else the first that could be called.
+    """The model of $CALLBOARD_MODEL, else the default one, else the first that could be called.
+
+    Without a models.yaml that is the latest model of the provider whose key is set. At a terminal it is named,
+    because nobody has chosen it.
 
     Raises:
-        ConfigurationError: None could.
+        ConfigurationError: None could be called.
     """
-    if registry.default_model:
-        return registry.default_model
-    for model in registry.models.values():
-        if model.kind == "chat" and registry.adapters[model.adapter].state == "configured":
-            return model.aliases[0] if model.aliases else model.id
+    chosen = os.environ.get(VARIABLE) or registry.default_model
+    if chosen:
+        return chosen
+    if registry.source == FROM_ENVIRONMENT and registry.default_provider is not None:
+        latest = get_latest_model(registry.default_provider)
+        if latest is not None:
+            model = f"{registry.default_provider}:{latest.id}"
+            if sys.stderr.isatty():
+                note(f"({model}; -m names another model, {VARIABLE} another one for always)")
+            return model
+    for entry in registry.models.values():
+        if entry.kind == "chat" and registry.adapters[entry.adapter].state == "configured":
+            return entry.aliases[0] if entry.aliases else entry.id
     raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")

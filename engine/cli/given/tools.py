@@ -22,6 +22,7 @@ from types import ModuleType
 from bus import ConfigurationError
 from engine import Tool, mcp_tools
 from engine.tools import ToolLike, as_tools
+from engine.tools.plugins import plugin_tools
 
 _COMMAND = "mcp:"
 
@@ -67,9 +68,9 @@ def _of_code(word: str) -> list[ToolLike]:
     if place.endswith(".py"):
         module = _loaded(Path(place).expanduser())
     else:
-        plugin = _of_plugin(word)
-        if plugin is not None:
-            return plugin
+        offered = plugin_tools(word)
+        if offered is not None:
+            return list(offered)
         module = _imported(place)
     if name:
         if not hasattr(module, name):
@@ -124,8 +125,3 @@ def _imported(name: str) -> ModuleType:
         ) from None
     except Exception as error:
         raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
-
-
-def _of_plugin(name: str) -> list[ToolLike] | None:
-    """The tools of a plugin; None if no plugin has that name."""
-    return None
