@@ -1,7 +1,7 @@
 """Faults while a trace file is shipped, by seeds.
 
     python -m labs.shipping [--rounds N] [--seed N]
-    python -m labs.shipping --stopped SECONDS | --hanging SECONDS | --full-server
+    python -m labs.shipping --stopped SECONDS | --hanging SECONDS | --full-server | --full-log
 
 A round is a file that a writer fills with calls and captured content, and one or two shippers of it: processes
 that are killed with -9, or shippers here whose connections are cut and whose server is restarted between copy and
@@ -11,7 +11,7 @@ Afterwards the shared store must have each event once, the sums of the file, tho
 alone, and all content, and none that was deleted. Exits with 1 if a round failed.
 
 The long ones are played by name: an engine makes calls while its server is stopped, or hangs, for so long; and a
-server has no room left for anything, its write-ahead log included.
+server has no room left for anything, its write-ahead log included, or for that log alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import logging
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -42,9 +43,10 @@ def main() -> int:
     parser.add_argument("--stopped", type=float, metavar="SECONDS", help="only this: the server is gone so long")
     parser.add_argument("--hanging", type=float, metavar="SECONDS", help="only this: it doesn't answer so long")
     parser.add_argument("--full-server", action="store_true", help="only this: the server's whole disk is full")
+    parser.add_argument("--full-log", action="store_true", help="only this: there is no room for its log")
     options = parser.parse_args()
     logging.getLogger("callboard").setLevel(logging.CRITICAL)
-    if options.stopped or options.hanging or options.full_server:
+    if options.stopped or options.hanging or options.full_server or options.full_log:
         return _play_long(options)
     total, failed = play(options.seed, options.rounds)
     for what, number in sorted(total.items()):
@@ -56,8 +58,9 @@ def main() -> int:
 def _play_long(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="callboard-shipping-") as folder:
         trace = Path(folder) / "trace.db"
-        if options.full_server:
-            seen, failures = anyio.run(run_full_server, options.seed, trace)
+        if options.full_server or options.full_log:
+            full = partial(run_full_server, options.seed, trace, log_only=options.full_log)
+            seen, failures = anyio.run(full)
         else:
             with own_server() as server, server.database() as dsn:
                 kind = "stopped" if options.stopped else "hanging"

@@ -1,8 +1,11 @@
-"""A server whose whole disk is full, its write-ahead log included: it may go down, and come up only with room."""
+"""A server whose whole disk is full, or that of its write-ahead log alone: for want of it the server ends (PANIC).
+It comes up only with room.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -20,18 +23,38 @@ from .checks import failures_of
 from .round import AFTERWARDS, _write
 from .shipper import EAGER
 
-SIZE = "180m"
+SIZE, LOG_SIZE = "180m", "96m"
 
 
-async def run_full_server(seed: int, trace: Path) -> tuple[Counter[str], list[str]]:
-    """Play one round. Returns what befell, and what was wrong. Without a small disk nothing happens."""
+async def run_full_server(seed: int, trace: Path, *, log_only: bool) -> tuple[Counter[str], list[str]]:
+    """Play one round. Without a small disk nothing happens.
+
+    Args:
+        seed: The seed.
+        trace: The trace file to be made.
+        log_only: Whether only the write-ahead log is on the disk that is full.
+
+    Returns:
+        What befell, and what was wrong.
+    """
     seen: Counter[str] = Counter()
-    with _small_disk() as disk:
+    with _small_disk(LOG_SIZE if log_only else SIZE) as disk:
         if disk is None:
             seen["full server: no small disk can be mounted"] += 1
             return seen, []
-        with own_server(disk) as server, server.database() as dsn:
+        with own_server(None if log_only else disk) as server, server.database() as dsn:
+            if log_only:
+                _move_log(server, disk)
             return seen, await _fill_up(seed, server, dsn, disk, trace, seen)
+
+
+def _move_log(server: StartedServer, disk: Path) -> None:
+    server.stop()
+    log = server.data / "pg_wal"
+    subprocess.run(("cp", "-a", str(log), str(disk / "log")), check=True)
+    shutil.rmtree(log)
+    log.symlink_to(disk / "log")
+    server.start()
 
 
 async def _fill_up(
@@ -46,12 +69,15 @@ async def _fill_up(
             _fill(junk)
             for number in range(1, 6):
                 await _write(store, seed + number * 1_000_000, 40)
+                with suppress(Exception):
+                    server.execute("SELECT pg_switch_wal()")  # the log needs room now
                 try:
                     await shipper.ship()
                 except StoreError as error:
                     seen[f"full server: {_kind(str(error))}"] += 1
                 await anyio.sleep(EAGER.longest_retry)
             seen["full server: it went down"] += server.process_id is None
+            seen["full server: PANIC"] += server.log.read_text(errors="replace").count("PANIC")
             junk.unlink()
             if server.process_id is None:
                 server.start()
@@ -77,12 +103,12 @@ def _fill(junk: Path) -> None:
 
 
 @contextmanager
-def _small_disk() -> Iterator[Path | None]:
+def _small_disk(size: str) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory(prefix="callboard-disk-") as folder:
         os.chmod(folder, 0o755)
         disk = Path(folder) / "disk"
         disk.mkdir()
-        options = f"size={SIZE},uid={NOBODY},mode=711"
+        options = f"size={size},uid={NOBODY},mode=711"
         mounted = subprocess.run(
             ("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)), check=False, capture_output=True
         )

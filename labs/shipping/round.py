@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from bus.errors import StoreError
 from bus.events.calls import LlmCallCompleted, LlmCallStarted
@@ -24,10 +25,11 @@ from bus.values.messages import Message, SessionSetup
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tests.support.postgres_server import StartedServer
 from tests.support.virtual_time import FakeClock
-from tracestore import Capture, TraceShipper, TraceStore
+from tracestore import Capture, ShippingOptions, TraceShipper, TraceStore
 from tracestore.postgres.database import Database
 from tracestore.postgres.receiving.receiver import Receiver
 from tracestore.postgres.statements import Statements
+from tracestore.shipping.recent import Recent
 
 from .checks import failures_of
 from .shipper import EAGER
@@ -131,7 +133,7 @@ async def run_round(seed: int, server: StartedServer, dsn: str, trace: Path) -> 
         if dice.random() < 0.5:
             await _killed_shippers(dice, server, dsn, trace, seen)
         else:
-            await _faulty_shippers(dice, server, dsn, trace, seen)
+            await _faulty_shippers(dice, server, dsn, store, seen)
     with contextlib.suppress(subprocess.CalledProcessError):
         server.start()  # if it is stopped
     shipper = TraceShipper(trace, dsn, options=EAGER)
@@ -149,7 +151,7 @@ async def run_round(seed: int, server: StartedServer, dsn: str, trace: Path) -> 
 
 async def _write(store: TraceStore, seed: int, batches: int) -> None:
     dice = random.Random(f"writer {seed}")
-    runs = [Run(f"run_{seed}_{number}", dice) for number in range(3)]
+    runs = [Run(f"run_{seed}_{number}", dice) for number in range(dice.choice((1, 3)))]
     for _ in range(batches):
         events = [event for _ in range(dice.randrange(1, 12)) for event in dice.choice(runs).call()]
         await store.write(events)
@@ -204,9 +206,15 @@ def _trouble(server: StartedServer, what: str, seconds: float) -> None:
 
 
 async def _faulty_shippers(
-    dice: random.Random, server: StartedServer, dsn: str, trace: Path, seen: Counter[str]
+    dice: random.Random, server: StartedServer, dsn: str, store: TraceStore, seen: Counter[str]
 ) -> None:
-    """One or two shippers here, whose batches meet with trouble at places that the seed decides."""
+    """One or two shippers here, whose batches meet with trouble at places that the seed decides.
+
+    They take from memory what was just written, but for what they have to read.
+    """
+    recents = [Recent() for _ in range(dice.choice((1, 2)))]
+    store.tell(lambda batch: [recent.keep(batch) for recent in recents])
+    options = msgspec.structs.replace(EAGER, batch_events=dice.choice((EAGER.batch_events, 500)))
 
     def befall(place: str) -> None:
         if dice.random() < 0.12:
@@ -215,19 +223,23 @@ async def _faulty_shippers(
             _trouble(server, what, 0.2)
 
     async with contextlib.AsyncExitStack() as stack, anyio.create_task_group() as group:
-        for _ in range(dice.choice((1, 2))):
-            group.start_soon((await stack.enter_async_context(_shipper(trace, dsn, befall))).run)
+        for recent in recents:
+            group.start_soon(
+                (await stack.enter_async_context(_shipper(store.path, dsn, befall, options, recent))).run
+            )
         await anyio.sleep(1 + dice.random() * 4)
         group.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def _shipper(trace: Path, dsn: str, befall: Callable[[str], None]) -> AsyncIterator[TraceShipper]:
+async def _shipper(
+    trace: Path, dsn: str, befall: Callable[[str], None], options: ShippingOptions, recent: Recent
+) -> AsyncIterator[TraceShipper]:
     receiver = Receiver(dsn)
     faulty = FaultyDatabase(dsn, single=True)
     faulty.befall = befall
     receiver._database = faulty
-    shipper = TraceShipper(trace, receiver, options=EAGER)
+    shipper = TraceShipper(trace, receiver, options=options, recent=recent)
     try:
         yield shipper
     finally:

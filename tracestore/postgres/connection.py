@@ -1,4 +1,12 @@
-"""Connections to PostgreSQL: how they are made, and the types of values on them.
+"""Connections to PostgreSQL: what an address says of them, how they are made, and the types of values on them.
+
+An address may say to Callboard itself which schema the tables are in, and that a pooler is on the way:
+
+    postgresql://user@host/database?schema=team_a
+    postgresql://user@pooler:6432/database?pooler=transaction
+
+libpq knows neither word and would refuse the address. In libpq's other form of an address they are words as well:
+``host=… dbname=… schema=team_a``.
 
 Every whole number goes over as a bigint, a flag among them as 0 or 1, so that a statement is prepared once. The
 sum of bigints is numeric; it comes back as an int where it is whole, else as a float.
@@ -7,12 +15,49 @@ sum of bigints is numeric; it comes back as an int where it is whole, else as a 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.adapt import AdaptersMap
+
+_IN_URL = re.compile(r"(?<=[?&])(schema|pooler)=([^&#]*)&?")
+_IN_WORDS = re.compile(r"(?:(?<=\s)|^)(schema|pooler)\s*=\s*(\S+)\s*")
+
+
+class Address(NamedTuple):
+    """An address, taken apart."""
+
+    dsn: str
+    """What is left for libpq."""
+    schema: str | None
+    """The schema of the tables; None if the address names none."""
+    pooled: bool
+    """Whether each transaction may be on another connection of the server's."""
+
+
+def address_of(text: str) -> Address:
+    """Take an address apart.
+
+    Raises:
+        ValueError: There is no such pooler.
+    """
+    said: dict[str, str] = {}
+
+    def taken(found: re.Match[str]) -> str:
+        said[found[1]] = found[2]
+        return ""
+
+    is_url = text.startswith(("postgresql://", "postgres://"))
+    dsn = (_IN_URL if is_url else _IN_WORDS).sub(taken, text)
+    if is_url and said:
+        dsn = dsn.rstrip("?&")
+    if (pooler := said.get("pooler", "transaction")) != "transaction":
+        raise ValueError(f"the only pooler that needs to be named is pooler=transaction, not {pooler!r}")
+    return Address(dsn, said.get("schema"), "pooler" in said)
+
 
 _MAX_INT64 = (1 << 63) - 1
 
@@ -46,33 +91,64 @@ def connect(
         made: Told the connection before anything is said on it, as the server may hang.
     """
     import psycopg
-    from psycopg import sql
     from psycopg.conninfo import conninfo_to_dict
 
-    asked = conninfo_to_dict(dsn)
+    address = address_of(dsn)
+    asked = conninfo_to_dict(address.dsn)
     connection = psycopg.connect(**{**_DEFAULTS, **asked}, autocommit=True, context=_Context(_adapters(), None))
     made(connection)
     try:
-        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
-        connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
-        for setting in _SERVER_SIDE:
-            connection.execute(f"SET {setting}".encode())
-        connection.execute("SET TIME ZONE 'UTC'")
-        connection.execute("SET jit = off")  # compiling takes longer than any statement here
-        connection.execute("SET standard_conforming_strings = on")
+        if address.pooled:
+            connection.prepare_threshold = None  # it would be prepared on one of the server's connections only
+            _check_role(connection, schema)
+        else:
+            _set_up(connection, schema)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def name_of(dsn: str) -> str:
-    """The name of a database in messages: host, port and database, without user and password."""
+def _set_up(connection: psycopg.Connection, schema: str) -> None:
+    from psycopg import sql
+
+    connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
+    connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
+    for setting in _SERVER_SIDE:
+        connection.execute(f"SET {setting}".encode())
+    connection.execute("SET TIME ZONE 'UTC'")
+    connection.execute("SET jit = off")  # compiling takes longer than any statement here
+    connection.execute("SET standard_conforming_strings = on")
+
+
+def _check_role(connection: psycopg.Connection, schema: str) -> None:
+    """Check that the role has the settings that are needed. Behind a pooler ours would be somebody else's, too."""
+    import psycopg
+
+    ((user, path, zone),) = connection.execute(
+        "SELECT current_user, current_setting('search_path'), current_setting('TimeZone')"
+    ).fetchall()
+    if path.strip('"') != schema or zone not in ("UTC", "Etc/UTC", "GMT"):
+        role = user.replace('"', '""')
+        raise psycopg.OperationalError(
+            f"behind a pooler the role's own settings count, and they are search_path {path}, time zone {zone}: "
+            f"""ALTER ROLE "{role}" SET search_path = {schema}; ALTER ROLE "{role}" SET timezone = 'UTC'; then """
+            "let the pooler connect anew"
+        )
+
+
+def name_of(dsn: str, schema: str | None = None) -> str:
+    """The name of a database in messages: host, port and database, without user and password.
+
+    Args:
+        dsn: The database.
+        schema: The schema of the tables, where that is to be said.
+    """
     from psycopg.conninfo import conninfo_to_dict
 
-    asked = conninfo_to_dict(dsn)
+    asked = conninfo_to_dict(address_of(dsn).dsn)
     host, port, database = (str(asked.get(part) or "") for part in ("host", "port", "dbname"))
-    return f"postgresql://{host}{f':{port}' if port else ''}/{database}"
+    return f"postgresql://{host}{f':{port}' if port else ''}/{database}{f'?schema={schema}' if schema else ''}"
 
 
 class _Context:

@@ -26,7 +26,7 @@ from bus.errors import StoreError
 
 from ..sql.connection import Row, SqlValue
 from ..sql.uninterrupted import Patience, bounded, uninterrupted
-from .connection import name_of
+from .connection import Address, address_of, name_of
 from .dialect import POSTGRES
 from .errors import translated_errors
 from .link import Link, Reach
@@ -56,15 +56,16 @@ class Database:
     """One database. Connections are made when they are needed.
 
     Args:
-        dsn: The database, as a URL or as libpq's ``key=value`` words.
-        schema: The schema of the tables.
+        dsn: The database, as a URL or as libpq's ``key=value`` words. It may name a schema and a pooler.
+        schema: The schema of the tables, where the DSN names none.
         readonly: Whether nothing is to be written.
         single: Whether all work shares one connection, so that temporary tables are there for all of it.
         patience: The time that each piece of work has.
 
     Raises:
         StoreError: This is no DSN, or the driver is not installed.
-        ValueError: The schema has a name of other signs than small letters, digits and underscores.
+        ValueError: The schema has a name of other signs than small letters, digits and underscores, or is another
+            one than that of the DSN.
     """
 
     dialect = POSTGRES
@@ -78,12 +79,18 @@ class Database:
         single: bool = False,
         patience: Patience = PATIENCE,
     ) -> None:
+        address = _address(dsn)
+        if address.schema is not None and schema not in (SCHEMA, address.schema):
+            raise ValueError(f"the schema is {schema}, and the address says {address.schema}")
+        schema = address.schema or schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
             raise ValueError(f"the schema must be small letters, digits and underscores, not {schema!r}")
         self.dsn = dsn
         self.schema = schema
         self.readonly = readonly
-        self.name = _named(dsn)
+        self.pooled = address.pooled
+        """Whether each transaction may be on another connection of the server's."""
+        self.name = _named(dsn, None if schema == SCHEMA else schema)
         self._patience = patience
         reach = Reach()
         self._writer = Link(dsn, schema, "callboard-postgres-writer", reach)
@@ -168,13 +175,20 @@ class Database:
             raise StoreError(f"{self.name} is not open: call open() first")
 
 
-def _named(dsn: str) -> str:
+def _address(dsn: str) -> Address:
+    try:
+        return address_of(dsn)
+    except ValueError as error:
+        raise StoreError(str(error)) from None
+
+
+def _named(dsn: str, schema: str | None) -> str:
     try:
         import psycopg
     except ImportError as error:
         raise StoreError("a trace in PostgreSQL needs psycopg: pip install 'callboard[postgres]'") from error
     try:
-        return name_of(dsn)
+        return name_of(dsn, schema)
     except psycopg.Error:
         # The error's own words quote the DSN, and with it a password.
         raise StoreError("this is no DSN of PostgreSQL, such as postgresql://user@host/database") from None

@@ -83,7 +83,8 @@ def _rows(
     """The columns and the first rows of one statement."""
     query = cast("Any", translated(sql) if parameters else sql)
     if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
-        cursor: Any = connection.execute(query, parameters or None, prepare=True)  # prepared: one statement only
+        cursor: Any = connection.cursor(binary=True)  # binary: so that it may be one statement only
+        cursor.execute(query, parameters or None, prepare=False)
         return [column.name for column in cursor.description or ()], cursor.fetchmany(limit)
     with connection.cursor(name="typed") as several:  # a cursor of the server: a SELECT, and nothing else
         several.execute(query, parameters or None)

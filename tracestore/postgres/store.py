@@ -29,6 +29,7 @@ from ..sql.store import SqlStore
 from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
 from .clean import clean_envelope, clean_text
+from .connection import name_of
 from .database import EVER_US, SCHEMA, Database
 from .errors import unstorable
 from .nodes.ledger import SLICES, slice_rows
@@ -292,5 +293,5 @@ class PostgresStore(SqlStore):
 
 
 def _default_path(database: Database) -> Path:
-    where = f"{database.name}#{database.schema}"
+    where = f"{name_of(database.dsn)}#{database.schema}"
     return home_folder() / "postgres" / f"trace-{hashlib.sha256(where.encode()).hexdigest()[:12]}"

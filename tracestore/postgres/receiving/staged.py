@@ -18,7 +18,7 @@ _NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
 _STAGE = f"""
     CREATE TEMP TABLE IF NOT EXISTS shipped_events (
         run bigint, {", ".join(f"{name} {'bigint' if name in _NUMBERS else 'text'}" for name in EVENT_COLUMNS)}
-    ) ON COMMIT DELETE ROWS
+    ) ON COMMIT DROP
 """
 _ENTER_EVENTS = f"""
     INSERT INTO events (run, {", ".join(EVENT_COLUMNS)})
