@@ -258,6 +258,8 @@ class Turn(TurnContext):
                     await self.runtime.sessions.commit()
             finally:
                 self._close_log(error)
+                if self.runtime.frames is not None:
+                    await self.runtime.frames.hand_over(self.id)
 
     async def _to_its_end(self) -> Reply:
         """The turn, and in a cluster the question whether it is still this node that says how it ended."""

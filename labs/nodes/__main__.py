@@ -1,6 +1,6 @@
 """Faults of a cluster, by seeds.
 
-    python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget|both]
+    python -m labs.nodes [--rounds N] [--seed N] [--fault kill|stop|postgres|nats|clock|budget|both|late]
 
 A round is three nodes in processes of their own, each with a trace file, one PostgreSQL server, one broker. They
 hold a conversation whose turns are read on other nodes. At a random piece of text the owner is killed with -9, or

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import anyio
 import anyio.abc
 
 from .checks import conversation_failures
@@ -14,6 +15,9 @@ from .process import NodeProcess
 from .provider import DELTAS, TEXT, Served
 from .reading import Reading
 from .servers import Servers
+
+LATE_SECONDS = 0.1
+"""The time behind the last piece of text within which an owner is killed at its end."""
 
 
 class Conversation:
@@ -36,13 +40,14 @@ class Conversation:
         self._befalls = dice.choice(("kill", "nothing")) if fault == "clock" else fault
         self._lease = lease
         self._asked: list[str] = []
+        self._end = ""  # of the turn of the fault, as the first reader was told
         self._said: dict[int, str] = {}  # what was read of replies, by their place
         self._may_lack: list[int] = []  # the places of turns that only the broker had, the last one first
 
     @property
     def whole(self) -> bool:
         """Whether each call comes to its own end."""
-        return self._befalls not in ("kill", "stop", "both")
+        return self._befalls not in ("kill", "late", "stop", "both")
 
     def environment(self) -> Mapping[str, str]:
         """What nodes are told besides."""
@@ -55,18 +60,21 @@ class Conversation:
         if self._dice.random() < 0.5:
             await self._turn(owner, [])
         asked, stream = await self._ask(owner)
-        place, frame = len(self._asked) - 1, self._dice.randrange(1, DELTAS - 2)
+        place, late = len(self._asked) - 1, self._befalls == "late"
+        frame = DELTAS if late else self._dice.randrange(1, DELTAS - 2)
         readings = [await Reading("a reader", stream).begin(node) for node in (second, third)]
         hopper, there = self._dice.sample((second, third), 2)
         hopping = await Reading("a reader who moved", stream).begin(hopper, self._dice.randrange(1, frame + 1))
         await owner.until(asked, lambda _: owner.pieces(asked) >= frame)
         self.told = f"owner {owner.name}, frame {frame}, lease {self._lease} s, {self._befalls}"
+        await anyio.sleep(self._dice.random() * LATE_SECONDS if late else 0)
         await self._befall(owner)
         readings.append(await Reading("a late reader", stream).begin(self._dice.choice((second, third))))
         await hopping.go_on(there)
         if not self.whole and self._dice.random() < 0.5:  # taken over before readers see the end
             await self._turn(second, [third])
         texts = [await self._read(reading) for reading in (*readings, hopping)]
+        self.told += f", caller told {owner.count(asked, 'done')} end, readers {self._end}"
         if self.whole:
             self._check("the owner's turn", (await owner.end(asked))[:2])
         await self._turn(second, [third])
@@ -110,7 +118,10 @@ class Conversation:
     async def _read(self, reading: Reading) -> str:
         """The text of a reader of the turn of the fault."""
         text, end = await reading.end()
-        self._check(reading.who, (text, end), "completed" if self.whole else "outcome_unknown")
+        due = "completed" if self.whole else "outcome_unknown"
+        if self._befalls == "late":  # the first one says how it was
+            due = self._end = self._end or ("completed" if end == "completed" else due)
+        self._check(reading.who, (text, end), due)
         return text
 
     def _check(self, who: str, got: tuple[str, str], due: str = "completed") -> None:
@@ -139,7 +150,7 @@ class Conversation:
         away = self._dice.random() * 2
         if self._befalls == "stop":
             owner.send_signal(signal.SIGSTOP)
-        if self._befalls in ("kill", "both"):
+        if self._befalls in ("kill", "late", "both"):
             await owner.kill()
         if self._befalls in ("nats", "both"):
             await self._servers.wipe_nats(away)

@@ -15,7 +15,7 @@ from .process import NodeProcess
 from .servers import Servers
 from .spending import Spending
 
-FAULTS = ("kill", "stop", "postgres", "nats", "clock", "budget", "both")
+FAULTS = ("kill", "stop", "postgres", "nats", "clock", "budget", "both", "late")
 
 
 class Round:

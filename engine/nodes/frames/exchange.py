@@ -180,6 +180,9 @@ class FrameBroker(Protocol):
     async def forget(self, subject: str) -> None:
         """Have the broker keep no frame of a subject that was sent until now. It never raises."""
 
+    async def let_go(self) -> None:
+        """Return when what was published goes out whatever becomes of this process, if it can. It never raises."""
+
     async def drain(self) -> None:
         """Have everything sent that was published."""
 

@@ -81,6 +81,14 @@ class Frames:
         await self.drain()
         await self._broker.forget(self._subjects.of_session(session_id))
 
+    async def hand_over(self, stream_id: str) -> None:
+        """Let go of all that a stream of this node has said. After that no death of this process has others
+        believe in another end than the one that is handed over here.
+        """
+        if self.sender.say_now(stream_id):
+            with anyio.CancelScope(shield=True):
+                await self._broker.let_go()
+
     async def run(self) -> None:
         """Send, answer and fill mirrors until cancelled."""
         questions = [await self._broker.subscribe(subject, self.sender.asked) for subject in self._asked]

@@ -142,11 +142,15 @@ class FrameSender:
             self._timer = None
         news, self._news = self._news, {}
         for stream_id, followed in news.items():
-            try:
-                self._say(stream_id, followed)
-            except Exception as error:  # of one stream; the others go on
-                _log.error("frames_not_made", stream_id=stream_id, error=f"{type(error).__name__}: {error}")
-                self._open.pop(stream_id, None)
+            self._try_to_say(stream_id, followed)
+
+    def say_now(self, stream_id: str) -> bool:
+        """Say at once what one stream has to say. Returns whether it is followed here."""
+        self._news.pop(stream_id, None)
+        if (followed := self._open.get(stream_id)) is None:
+            return False
+        self._try_to_say(stream_id, followed)
+        return True
 
     def statistics(self) -> SendingStatistics:
         """A snapshot of what was sent."""
@@ -157,6 +161,13 @@ class FrameSender:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._flushed_at + self.frame_seconds * PROMPT, self.flush)
+
+    def _try_to_say(self, stream_id: str, followed: _Followed) -> None:
+        try:
+            self._say(stream_id, followed)
+        except Exception as error:  # of one stream; the others go on
+            _log.error("frames_not_made", stream_id=stream_id, error=f"{type(error).__name__}: {error}")
+            self._open.pop(stream_id, None)
 
     def _say(self, stream_id: str, followed: _Followed) -> None:
         framer = followed.framer

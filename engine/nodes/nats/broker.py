@@ -33,6 +33,9 @@ RECONNECT_SECONDS = 0.25
 PING_SECONDS = 5
 """The time between two signs of life. A broker that owes two of them counts as away."""
 
+LET_GO_ROUNDS = 8
+"""The rounds of the event loop for which the client's own task may take to write."""
+
 MOST_WAITING = 16 * 1024 * 1024
 """The bytes that may wait to be sent. What comes beyond them is not taken."""
 
@@ -131,6 +134,18 @@ class Broker:
             await self._client.flush(1)
         except (Error, OSError, TimeoutError) as error:
             _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
+
+    async def let_go(self) -> None:
+        """Return when what was published is with the operating system, which sends it whatever becomes of this
+        process. If the broker takes nothing for now, nobody waits. It never raises.
+        """
+        if (client := self._client) is None or not self.connected:
+            return
+        await self._send()
+        for _ in range(LET_GO_ROUNDS):
+            if not client.pending_data_size:
+                break
+            await asyncio.sleep(0)  # the client writes in a task of its own
 
     async def close(self) -> None:
         """End the connection."""

@@ -43,6 +43,7 @@ class KeptFrames:
         self.subscribe = broker.subscribe
         self.request = broker.request
         self.drain = broker.drain
+        self.let_go = broker.let_go
         broker.on_reconnect(self._back.set)
 
     @property

@@ -3,6 +3,7 @@
 
 It prints the ids of its session and its stream. When its log has so many events, and they have gone out, it kills
 itself with SIGKILL. With a negative number it stops itself, goes on when it is continued, and ends with its input.
+With 0 it kills itself as soon as it has the turn's result, before anything else happens.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ async def main(nats: str, dsn: str, folder: str, name: str, dies_at: int, lease:
         turn.detach()
         sys.stdout.write(f"{session.id} {turn.stream_id}\n")
         sys.stdout.flush()
+        if not dies_at:
+            await turn.result()
+            os.kill(os.getpid(), signal.SIGKILL)
         reader = engine.attach(turn.stream_id)
         count = 0
         async for _ in reader:

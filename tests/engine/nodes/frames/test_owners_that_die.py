@@ -143,6 +143,23 @@ async def test_readers_of_owners_that_are_killed_get_a_beginning_and_one_end(
                 )
 
 
+async def test_an_end_that_was_handed_over_is_everybody_s_end(
+    nats: NatsServer, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Though its node is killed in the same moment, before its trace is shipped: others end nothing anew."""
+    cluster = {"nats": nats.url, "lease_seconds": LEASE}
+    async with node_engine("b", postgres_dsn, tmp_path, cluster=cluster) as reader:
+        await connected(reader)
+        with owner(nats, postgres_dsn, tmp_path, "ended", 0) as process:
+            stream_id = await stream_of(process)
+            seen = await read(reader, stream_id)
+            assert await anyio.to_thread.run_sync(process.wait) == -signal.SIGKILL
+        check(seen)
+        assert seen[-1] == TurnComplete("completed")
+        taken = await reader.resume("ses_ended")
+        assert [message.text for message in taken.messages if message.role == "assistant"] == SPOKEN
+
+
 async def test_an_owner_that_slept_too_long_is_not_heard_any_more(
     nats: NatsServer, postgres_dsn: str, tmp_path: Path
 ) -> None:

@@ -61,6 +61,9 @@ class Wire:
     async def drain(self) -> None:
         """Nothing waits here."""
 
+    async def let_go(self) -> None:
+        """Nor here."""
+
     async def run(self) -> None:
         """Nothing is to be done."""
 
