@@ -66,9 +66,10 @@ async def _created(runtime: Runtime, wanted: Wanted, fresh: Callable[[], Session
     """A new session that is this engine's; None if something is stored of it, or another engine was quicker."""
     store, sessions = runtime.store, runtime.sessions
     assert store is not None
+    answered = await store.was_answered(wanted.session_id)  # asked first, as others may begin it meanwhile
     if await store.saved_session(wanted.session_id) is not None:
         return None
-    await require_nothing_lost(store, wanted.session_id)
+    require_nothing_lost(wanted.session_id, answered)
     state = fresh()
     sessions.open(state)
     sessions.announce(state, begins=False)

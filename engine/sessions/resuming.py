@@ -105,14 +105,17 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
     return state
 
 
-async def require_nothing_lost(store: Store, session_id: str) -> None:
+def require_nothing_lost(session_id: str, answered: bool) -> None:
     """Check that a session of which no content is stored never had any.
 
+    Args:
+        session_id: The session.
+        answered: Whether a model has answered in it.
+
     Raises:
-        CallboardError: A model has answered in it.
-        StoreError: The trace can't be read.
+        CallboardError: Its content is lost.
     """
-    if await store.was_answered(session_id):
+    if answered:
         raise CallboardError(
             f"session {session_id!r} has been used before, and nothing of what was said is stored: it was held "
             "without capture_content=True, or its content has expired. Take another id, or begin it anew after "

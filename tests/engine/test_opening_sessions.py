@@ -18,6 +18,7 @@ from tests.support.present import present
 from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
+from tracestore import SavedSession
 
 pytestmark = pytest.mark.anyio
 
@@ -209,6 +210,28 @@ async def test_of_two_engines_that_begin_one_id_at_once_one_begins_it(path: Path
         session = await engine.open_session("x")
         assert [message.text for message in session.messages if message.role == "assistant"] == said
         assert said
+
+
+async def test_who_looked_before_the_other_began_goes_on_after_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found nothing, and by the time at which it begins the session there is one with a history."""
+    async with keeping(path, Say("One.")) as one, keeping(path, Say("Two.")) as two:
+        store = present(two.store)
+        look = store.saved_session
+
+        async def look_and_wait(session_id: str) -> SavedSession | None:
+            found = await look(session_id)
+            if found is None:
+                await (await one.open_session("x", model="s:m")).send("First")
+            return found
+
+        monkeypatch.setattr(store, "saved_session", look_and_wait)
+        session = await two.open_session("x", model="s:m")
+        assert texts(session) == ["First", "One."]
+        assert (await session.send("Second")).text == "Two."
+    async with keeping(path) as engine:
+        assert texts(await engine.open_session("x")) == ["First", "One.", "Second", "Two."]
 
 
 KILLED = """

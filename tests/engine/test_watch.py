@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters import OverloadedError, ServerError, TokenUsage
-from callboard import EndedCall, Engine, generate_sync, watch, watch_sync
+from adapters import OverloadedError, ServerError, StopReason, TokenUsage
+from bus import Cost, CostSource, LlmCallCompleted
+from callboard import EndedCall, Engine, generate_sync, run_sync, watch, watch_sync
 from tests.engine.test_embedding import embedder_type, small
 from tests.support.engines import registry, serving
 from tests.support.scripted import Say
@@ -185,6 +186,61 @@ def test_a_thread_iterates_until_it_is_closed(in_the_sync_thread: Engine) -> Non
     reader.join(5)
     assert [call.status for call in found] == ["completed"]
     assert list(calls) == []
+
+
+def a_call(model: str) -> LlmCallCompleted:
+    return LlmCallCompleted(
+        provider="s",
+        model=model,
+        served_model=model,
+        stop_reason=StopReason.END_TURN,
+        raw_stop_reason=None,
+        usage=TokenUsage(1, 1),
+        cost=Cost(1, CostSource.COMPUTED),
+        latency_ms=1,
+    )
+
+
+def test_what_ended_just_before_the_end_is_read(in_the_sync_thread: Engine) -> None:
+    """It was published, and nothing has run on its loop since."""
+    bus = in_the_sync_thread.bus
+    calls = watch_sync()
+
+    async def publish_and_close() -> list[str]:
+        bus.publish(a_call("s:here"))
+        calls.close()
+        return [call.model for call in calls]
+
+    assert run_sync(publish_and_close()) == ["s:here"]
+
+
+def test_who_closes_waits_for_another_loop(in_the_sync_thread: Engine) -> None:
+    """That loop is at work as the watch is closed."""
+    bus = in_the_sync_thread.bus
+    calls = watch_sync()
+    published, released = threading.Event(), threading.Event()
+
+    async def publish_and_work() -> None:
+        bus.publish(a_call("s:there"))
+        published.set()
+        released.wait(5)
+
+    found: list[EndedCall] = []
+
+    def close() -> None:
+        calls.close()
+        found.extend(calls)
+
+    loop = threading.Thread(target=lambda: run_sync(publish_and_work()))
+    closing = threading.Thread(target=close)
+    loop.start()
+    published.wait(5)
+    closing.start()
+    closing.join(0.05)
+    released.set()
+    closing.join(5)
+    loop.join(5)
+    assert [call.model for call in found] == ["s:there"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -114,7 +114,7 @@ async def _require_known(node: Node, store: Store, session_id: str, owner: Owner
 
 async def _begun_here(runtime: Runtime, store: Store, state: SessionState, epoch: int) -> SessionState:
     """A new session, shared before anything is said in it, as far as that is possible now."""
-    await require_nothing_lost(store, state.id)
+    require_nothing_lost(state.id, await store.was_answered(state.id))
     state.epoch = epoch
     runtime.sessions.announce(state, begins=False)
     await runtime.host.share()

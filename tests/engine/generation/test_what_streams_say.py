@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from adapters import AdapterError, CancelledError, ServerError, TextDelta, TokenUsage
+from adapters import AdapterError, CancelledError, Message, ServerError, TextDelta, TokenUsage
 from callboard import Engine, StreamResult, SyncStreamResult, TurnStream, stream_sync
 from engine import ObjectStream, Requirements
 from tests.support.engines import registry, running
@@ -133,6 +133,37 @@ async def test_a_stream_of_several_steps_counts_them_all() -> None:
         result = await stream.result()
         assert len(result.steps) == 2
         assert (stream.usage, stream.cost) == (result.total_usage, result.total_cost)
+
+
+async def test_warnings_are_those_of_the_result_and_there_before_the_end() -> None:
+    """What was left out of the request is known as soon as it is sent, and is said once."""
+    async with priced(Say("Hel", "lo")) as engine:
+        many = [Message.user("x")] * 13_000  # ten tokens each, for a window of 128,000
+        async with engine.stream("s:m", messages=many) as stream:
+            await first_text(stream)
+            assert len(stream.warnings) == 1
+            result = await stream.result()
+        assert len(result.warnings) == 1
+        assert stream.warnings == result.warnings
+
+
+async def test_the_text_of_a_reader_goes_on_after_the_log_was_folded() -> None:
+    """Where it stopped, and nothing twice."""
+    gate = asyncio.Event()
+    steps = iter(range(99))
+
+    async def pause() -> None:
+        if next(steps) >= 1:
+            await gate.wait()
+
+    async with priced(Say("Hel", "lo", " you", pause=pause)) as engine:
+        stream = engine.session("s:m").stream("Hi")
+        text = stream.reader().text_stream
+        assert await anext(text) == "Hel"
+        gate.set()
+        await stream.result()
+        stream._run.turn.log.fold()
+        assert "".join([piece async for piece in text]) == "lo you"
 
 
 async def test_a_fallback_says_which_model_served() -> None:
