@@ -25,7 +25,7 @@ import anyio
 from tests.support.nats_server import own_nats_server
 from tests.support.postgres_server import own_server
 
-from .provider import lab_provider
+from .provider import PER_SECOND, lab_provider
 from .round import FAULTS, Round
 from .servers import Servers
 
@@ -42,10 +42,20 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def play(first: int, rounds: int, fault: str | None = None) -> list[int]:
-    """Play the rounds. Returns the seeds of those that failed."""
+def play(first: int, rounds: int, fault: str | None = None, *, per_second: float = PER_SECOND) -> list[int]:
+    """Play the rounds.
+
+    Args:
+        first: The seed of the first one.
+        rounds: Their number.
+        fault: What befalls them; None takes turns.
+        per_second: The pieces of text that the provider says in a second.
+
+    Returns:
+        The seeds of those that failed.
+    """
     failed = []
-    with own_server() as postgres, own_nats_server() as nats, lab_provider() as provider:
+    with own_server() as postgres, own_nats_server() as nats, lab_provider(per_second) as provider:
         for seed in range(first, first + rounds):
             began = time.monotonic()
             folder = Path(tempfile.mkdtemp(prefix=f"callboard-nodes-{seed}-"))

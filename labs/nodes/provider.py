@@ -52,7 +52,7 @@ class Provider:
 
 
 @contextlib.contextmanager
-def lab_provider() -> Iterator[Provider]:
-    """Start the provider. It ends with the block."""
-    with reply_server(DELTAS, PER_SECOND) as url:
+def lab_provider(per_second: float = PER_SECOND) -> Iterator[Provider]:
+    """Start the provider, which says so many pieces of text in a second. It ends with the block."""
+    with reply_server(DELTAS, per_second) as url:
         yield Provider(url)

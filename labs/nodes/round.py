@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -57,18 +58,15 @@ class Round:
         self._servers.write_configuration(self._folder)
         async with anyio.create_task_group() as group:
             try:
-                for node in self._nodes:
-                    await node.start(group)
+                await _of_all(partial(node.start, group) for node in self._nodes)
                 await self._scene.play(self._nodes, group)
-                for node in self._nodes:
-                    if node.killed:
-                        await node.start(group)  # it ends what the killed one had under way
-            except AssertionError as error:
-                self.failures.append(str(error))
+                # the next process on a file ends what the killed one had under way
+                await _of_all(partial(node.start, group) for node in self._nodes if node.killed)
+            except* AssertionError as errors:
+                self.failures += map(str, errors.exceptions)
             finally:
                 with anyio.CancelScope(shield=True):
-                    for node in self._nodes:
-                        await node.stop()
+                    await _of_all(node.stop for node in self._nodes)
                 group.cancel_scope.cancel()
         await self._examine()
 
@@ -79,3 +77,10 @@ class Round:
         self.failures += self._scene.failures_of_provider(served)
         self.failures += await failures_of(traces, self._servers.dsn, self._folder, served, self._scene.whole)
         self.failures += await self._scene.failures_of_store(self._folder)
+
+
+async def _of_all(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Do something of several nodes at once."""
+    async with anyio.create_task_group() as group:
+        for step in steps:
+            group.start_soon(step)
