@@ -38,6 +38,7 @@ SUBJECTS = {
     "web_view": "The live view, through the whole engine with store (floor: the same without a live view)",
     "memory": "Memory of the whole engine",
     "import": "Import, CPU above asyncio, sqlite3, json and ssl (floor: those)",
+    "cli": "The command line, CPU of whole processes (floor: imports alone; the same call from a script)",
     "peers": "Peers, against the same server (floor: raw httpx and msgspec)",
 }
 MODULES = {"import": "import_cost"}

@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "a session over three wire protocols on a local model, its trace, and what it would cost",
     ),
     "ask": CommandEntry("ask.ask:add_command", "ask a model, from here or a pipe"),
-    "chat": CommandEntry("ask.chat:add_command", "talk to a model; swap it in mid-conversation"),
+    "chat": CommandEntry("chat.chat:add_command", "talk to a model; swap it in mid-conversation"),
     "embed": CommandEntry("ask.embed:add_command", "texts to vectors, one JSON object a line"),
     "collections": CommandEntry("ask.collections:add_command", "texts kept as vectors, for `similar`"),
     "similar": CommandEntry("ask.collections:add_similar", "what in a collection is like a text"),

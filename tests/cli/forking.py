@@ -149,7 +149,8 @@ def import_all() -> None:
     for room in (bus, adapters, tracestore, engine):
         for module in walk_packages(room.__path__, f"{room.__name__}."):
             if not module.name.endswith("__main__") and "adapters.conformance" not in module.name:
-                import_module(module.name)
+                with contextlib.suppress(ModuleNotFoundError):  # of a library that is not installed
+                    import_module(module.name)
     for name in WITHIN:
         import_module(name)
 

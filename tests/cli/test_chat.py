@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -74,6 +75,67 @@ def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
         _, err = process.communicate(timeout=40)
     assert process.returncode in (0, 130)
     assert b"Traceback" not in err
+
+
+def test_a_message_may_have_several_lines(talkative: Path) -> None:
+    """Between three quotation marks; what is open at the end of the input is a message, too."""
+    said = 'one\n"""\ntwo\nthree\n"""\n"""four\nfive'
+    done = call("chat", home=talkative, said=said, exits=0)
+    assert [line.partition("last: ")[2] or line for line in done.stdout.splitlines()] == [
+        *("one", "two", "three", "four", "five"),
+    ]
+
+
+def test_a_message_is_asked_again_as_if_it_had_not_been_answered(talkative: Path) -> None:
+    """By another model, if one is named; what had been said before it stays."""
+    done = call("chat", home=talkative, said="/retry\nhello\nagain\n/retry second\n/retry\n", exits=0)
+    assert done.stdout.splitlines() == [
+        "one heard 1 messages, last: hello",
+        *("one heard 3 messages, last: again", "two heard 3 messages, last: again"),
+        "two heard 3 messages, last: again",
+    ]
+    assert "nothing to ask again yet" in done.stderr
+
+
+def test_a_chat_is_kept_from_its_beginning_when_that_is_asked_in_its_middle(talkative: Path) -> None:
+    """And it goes on as it was; `chat -c` and `ask -c` go on with it."""
+    done = call("chat", home=talkative, said="hello\n/save\n/save\nagain\n", exits=0)
+    assert done.stdout.splitlines()[-1] == "one heard 3 messages, last: again"
+    (session,) = set(re.findall(r"ses_\w+", done.stderr))
+    assert (
+        call("chat", "-c", home=talkative, said="more\n", exits=0).stdout == "one heard 5 messages, last: more\n"
+    )
+    assert call("ask", "-c", "still", home=talkative, exits=0).stdout == "one heard 7 messages, last: still\n"
+    shown = call("sessions", session, home=talkative, exits=0)
+    assert [line for line in shown.stdout.splitlines() if line.startswith("user> ")] == [
+        *("user> hello", "user> again", "user> more", "user> still"),
+    ]
+
+
+def test_an_attachment_goes_with_the_next_message_and_no_other(talkative: Path) -> None:
+    """It is read when it is named; what can't be had is one line."""
+    (talkative / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n....")
+    said = f"/attach {talkative}/x.png\n/attach /nowhere\nwhat\nwhat\n"
+    done = call("chat", "-m", "obedient:m", home=talkative, said=said, exits=0)
+    assert done.stdout.splitlines() == ["ImageBlock TextBlock|None|None|", "TextBlock|None|None|"]
+    assert "callboard: /nowhere: No such file or directory" in done.stderr
+
+
+def test_a_chat_takes_options_tools_and_a_system_prompt(talkative: Path, tmp_path: Path) -> None:
+    """For every message, as `ask` does for one."""
+    file = tmp_path / "tools.py"
+    file.write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    options = ("-m", "obedient:m", "-s", "be kind", "-o", "temperature", "0", "-T", str(file))
+    done = call("chat", *options, home=talkative, said='what\ncall add {"a": 1, "b": 2}\n', exits=0)
+    assert done.stdout.splitlines()[0] == "TextBlock|be kind|0.0|add"
+    assert done.stdout.splitlines()[-1] == "The tool says 3"
+
+
+def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
+    """Nothing is sent; a path is no command."""
+    done = call("chat", home=talkative, said="/mdoel x\n/etc/hosts is what?\n", exits=0)
+    assert "there is no command /mdoel: did you mean /model?" in done.stderr
+    assert done.stdout == "one heard 1 messages, last: /etc/hosts is what?\n"
 
 
 def test_a_reply_cannot_steer_the_terminal(talkative: Path) -> None:

@@ -14,19 +14,21 @@ from ..common.output import json_text
 _NOBODY = "it needs an approval, and nobody is there to give it"
 
 
-def approver(tools: Iterable[Tool], *, asks_always: bool) -> Approve:
+def approver(tools: Iterable[Tool], *, asks_always: bool, tells: bool = True) -> Approve:
     """The function that decides about calls: tools that need no approval just run.
 
     Args:
         tools: The tools.
         asks_always: Whether the person is asked about every call.
+        tells: Whether each call that just runs is told, on stderr.
     """
     careful = {tool.name for tool in tools if tool.needs_approval is not None}
 
     def approve(request: ApprovalRequest) -> Approved | Denied:
         call = f"{request.call.name} {json_text(request.arguments)}"
         if not asks_always and request.call.name not in careful:
-            note(f"tool {call}")
+            if tells:
+                note(f"tool {call}")
             return Approved()
         try:
             with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:

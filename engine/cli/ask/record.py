@@ -18,13 +18,13 @@ from bus.values.json import JsonObject
 from engine import Engine, ModelRegistry, Session, load_registry
 from engine.models.entries import AdapterEntry
 
+from ..chat.replies import ReplyWriter
 from ..common.arguments import add_model, add_models_file
 from ..common.harmless import note
 from ..common.output import json_text
 from ..common.screen import Screen, complain, make_console
 from ..common.words import plural
 from ..given.model import first_model
-from .replies import ReplyWriter
 
 FAILED = 1
 

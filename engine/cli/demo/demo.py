@@ -19,7 +19,7 @@ from engine import Engine, Session
 from engine.routing.model_choice import in_words
 from tracestore import CallFilter, PriceTable, RepriceReport
 
-from ..ask.replies import ReplyWriter
+from ..chat.replies import ReplyWriter
 from ..common.money import percent, usd
 from ..common.places import cassette, command_name, demo_prices, demo_trace, short
 from ..common.screen import LABEL_WIDTH, Screen, make_console
