@@ -30,14 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    words = sys.argv[1:] if argv is None else argv
-    if not words:
-        build_parser(()).print_help(sys.stderr)
-        return BADLY_CONFIGURED
-    arguments = _parser_of(words).parse_args(words)
-    make_streams_forgiving()
     try:
-        return _run(arguments)
+        return _main(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
         return PIPE_CLOSED
@@ -45,6 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             sys.stderr.write("\n")  # after the terminal's own ^C
         return INTERRUPTED
+
+
+def _main(words: Sequence[str]) -> int:
+    if not words:
+        build_parser(()).print_help(sys.stderr)
+        return BADLY_CONFIGURED
+    arguments = _parser_of(words).parse_args(words)
+    make_streams_forgiving()
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -79,7 +82,18 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
             return build_parser([word])
         if word and not word.startswith("-") and (add_command := plugin_command(word)) is not None:
             return build_parser((), [add_command])
+        if word and not word.startswith("-"):
+            build_parser(()).error(_unknown(word))
     return build_parser(())
+
+
+def _unknown(word: str) -> str:
+    """What to say to a command that doesn't exist."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else "`callboard --help` lists them"
+    return f"there is no command {word!r}: {hint}"
 
 
 def build_parser(
@@ -128,6 +142,7 @@ class _Parser(argparse.ArgumentParser):
         from .common.harmless import harmless
 
         super()._print_message(harmless(message), file)
+        sys.stdout.flush()  # here, where a reader that has gone is no fault
 
 
 class _Version(argparse.Action):

@@ -112,6 +112,14 @@ def test_usage_is_told_on_request(talkative: Path) -> None:
     assert line.endswith("unpriced")
 
 
+INTERRUPTED_EARLY = """
+import argparse, signal, sys
+from callboard.__main__ import main
+
+argparse.ArgumentParser.parse_args = lambda *_: signal.raise_signal(signal.SIGINT)
+sys.exit(main(["ask", "hi"]))
+"""
+
 TOOLS = '''
 import os
 
@@ -234,3 +242,28 @@ def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(ta
     os.close(theirs)
     assert (process.returncode, err) == (0, b"")
     assert shown == b"a[2Jbc31md\r\n"
+
+
+def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
+    """No frames, although nothing of the command has begun."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_EARLY],
+        capture_output=True,
+        env=environment(talkative),
+        cwd=CHECKOUT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
+    """Neither rich nor prompt_toolkit, nor does help."""
+    for missing in ("rich", "prompt_toolkit"):
+        done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)
+        assert done.stdout == "one heard 1 messages, last: hi\n"
+
+
+def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
+    """In one line below the usage, exit code 2."""
+    done = call("aks", "hi", home=talkative, exits=2)
+    assert done.stderr.splitlines()[-1] == "callboard: error: there is no command 'aks': did you mean ask?"

@@ -118,7 +118,7 @@ def test_a_broken_command_is_one_warning_and_an_unknown_command(
     assert code == 2
     assert err.count("plugin_broken") == 1
     assert "SystemExit: the ship is lost" in err
-    assert "invalid choice: 'wreck'" in err
+    assert "there is no command 'wreck'" in err
     assert "Traceback" not in err
 
 

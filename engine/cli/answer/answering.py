@@ -229,8 +229,8 @@ class _Answering:
     def _stopped(self, error: CancelledError | None = None) -> int:
         """The exit code of a question that a signal has ended; what it cost is said."""
         if self._stopped_by and error is not None:
-            self.outlet.end_line()
-            note(f"stopped; what had arrived is above, and cost {cost_text(error.cost)}")
+            arrived = "what had arrived is above, and" if self.outlet.last else "nothing had arrived yet; it"
+            note(f"stopped; {arrived} cost {cost_text(error.cost)}")
         return SIGNALLED + (self._stopped_by or SIGINT)
 
 
