@@ -290,6 +290,7 @@ TABLES: Mapping[str, Table] = {
 """The tables that are for questions, the most asked ones first."""
 
 BOOKKEEPING: Mapping[str, str] = {
+    "content_search": "Words of captured content, for `callboard logs -q`; made by the first search.",
     "call_sums": "Sums of `calls` by day and model, kept in step; `callboard cost` reads them.",
     "repriced_sums": "Sums of `call_cost` by day and model, kept in step.",
     "reprice_sum": "Sums of a repricing by model, day and session, for its report.",

@@ -63,3 +63,18 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for moment in (self.since, self.until):
             if moment is not None:
                 to_us(moment)  # which refuses a datetime without a time zone, here and not in some query later
+
+
+class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The captured messages that are looked for."""
+
+    text: str | None = None
+    """The words that they say: all of these, ``"a phrase"``, ``begin*``, and ``-not``. None is any."""
+    session_id: str | None = None
+    """The session of the messages."""
+    since_us: int | None = None
+    """The first moment at which they were said."""
+    until_us: int | None = None
+    """The moment before which they were said."""
+    limit: int = 20
+    """The number of messages at most, the latest first."""

@@ -117,6 +117,23 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
         return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
+class FoundMessage(msgspec.Struct, frozen=True):
+    """A message of a session whose content was captured."""
+
+    session_id: str
+    """The session."""
+    position: int
+    """The place of the message in it, from 0."""
+    message_id: str | None
+    """The message."""
+    ts_us: int
+    """The moment at which it was said, in microseconds UTC."""
+    role: str
+    """Who said it: ``user``, ``assistant``, ``tool`` or ``system``. Empty if it can't be read."""
+    text: str
+    """What it says in words, thoughts and the arguments and results of tools included."""
+
+
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a group of calls. A call without a cost is in no amount, and is counted beside the amounts."""
 

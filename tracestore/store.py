@@ -15,7 +15,7 @@ from typing import Protocol, Self
 from bus.events.envelope import Envelope
 from bus.values.messages import Message
 
-from .filters import CallFilter
+from .filters import CallFilter, SearchFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
 from .rows import (
@@ -23,6 +23,7 @@ from .rows import (
     CostRow,
     CountedCall,
     ErrorRow,
+    FoundMessage,
     SavedSession,
     SessionRow,
     StatisticsRow,
@@ -307,6 +308,17 @@ class Sessions(Protocol):
 
     async def messages(self, session_id: str) -> list[Message]:
         """The messages that are stored of a session, in order. `saved_session` says which are missing."""
+        ...
+
+    async def search(self, where: SearchFilter) -> list[FoundMessage]:
+        """Messages whose content was captured, the latest first.
+
+        A search for words makes an index of all captured words at its first time, and takes in what came since at
+        every other. So it writes; without words it only reads. What is deleted goes from the index, too.
+
+        Raises:
+            StoreError: There is no word to look for, or the database has no search for texts.
+        """
         ...
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:

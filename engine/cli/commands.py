@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "doctor": CommandEntry("manage.doctor:add_command", "check configuration, keys, providers and the trace"),
     "traces": CommandEntry("look.traces:add_command", "the calls of a trace file, with tokens, times and costs"),
     "sessions": CommandEntry("look.sessions:add_command", "the sessions of a trace file, or what was said in one"),
+    "logs": CommandEntry("look.messages:add_command", "what was said, searched by its words"),
     "cost": CommandEntry("look.cost:add_command", "what calls cost, by model, day, session, tag and more"),
     "budget": CommandEntry("look.budget:add_command", "what counts in a budget: spent, unknown, and left"),
     "stats": CommandEntry(

@@ -81,6 +81,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *((), *((session,) for session in SESSIONS)),
         *(("ses_captured", "--export", "{folder}/s\x1b[2J.json"), ("ses_captured", "--delete"), (HOSTILE,)),
     ),
+    "logs": (
+        *((), ("-q", "said"), ("-q", HOSTILE), ("-q", '-only "not'), ("--session", "ses_captured", "-n", "1")),
+        ("-q", "x", "--db", "{folder}/no\x1b[2J.db"),
+    ),
     "cost": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", f"tag:{HOSTILE}", "day,model"))),
     "budget": (
         *((), ("--max-cost-usd", "1"), ("--per", "model", "--window", "month"), ("--window", "86400")),

@@ -14,12 +14,13 @@ import anyio
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events.envelope import Envelope
 
-from ..filters import CallFilter
+from ..filters import CallFilter, SearchFilter
 from ..home import home_folder
 from ..nodes.ledger import SliceRow
 from ..nodes.ownership import NodeRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..rows import FoundMessage
 from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import SqlValue, Statements, Unstorable
@@ -213,6 +214,12 @@ class PostgresStore(SqlStore):
             StoreError: The database can't be read.
         """
         return slice_rows(await self._database.read(SLICES))
+
+    async def search(self, where: SearchFilter) -> list[FoundMessage]:
+        from ..search.index import search
+        from ..search.postgres_index import PostgresIndex
+
+        return await search(self._database, PostgresIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..search.sqlite_index import DROP
 from ..sql.connection import Insert, Row, SqlValue, Unstorable
 from .dialect import SQLITE
 from .insert import statements_for
@@ -72,10 +73,11 @@ class Statements:
 
     @contextlib.contextmanager
     def erasing(self) -> Iterator[None]:
-        """Overwrite the bytes of rows that are deleted inside."""
+        """Overwrite the bytes of rows that are deleted inside, and all words that were indexed for a search."""
         self.run("PRAGMA secure_delete = ON")
         try:
             yield
+            self.run(DROP)
         finally:
             self.run("PRAGMA secure_delete = OFF")
 

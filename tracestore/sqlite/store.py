@@ -12,9 +12,10 @@ import anyio
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events.envelope import Envelope
 
-from ..filters import CallFilter
+from ..filters import CallFilter, SearchFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
+from ..rows import FoundMessage
 from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
 from ..sql.run_numbers import RunSpan
@@ -104,6 +105,12 @@ class TraceStore(SqlStore):
             return claim(statements, session_id, run, seq, history)
 
         return await self._database.write(work)
+
+    async def search(self, where: SearchFilter) -> list[FoundMessage]:
+        from ..search.index import search
+        from ..search.sqlite_index import SqliteIndex
+
+        return await search(self._database, SqliteIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session

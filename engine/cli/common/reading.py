@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
 
-from bus import ConfigurationError
+from bus import ConfigurationError, StoreError
 from tracestore import Store
 
 from ...opening import store_to_read
+from ...store_address import TracePlace
 from .arguments import chosen_trace
 
 T = TypeVar("T")
 
 
-def from_trace(arguments: argparse.Namespace, read: Callable[[Store], Awaitable[T]]) -> T:
+def from_trace(
+    arguments: argparse.Namespace,
+    read: Callable[[Store], Awaitable[T]],
+    *,
+    opened: Callable[[TracePlace], Store] | None = None,
+) -> T:
     """The result of a query of the chosen trace.
+
+    Args:
+        arguments: The options that name the trace.
+        read: The query.
+        opened: How the trace is opened, if it exists; None only reads.
 
     Raises:
         StoreError: The trace can't be read, or there is none.
     """
 
     async def work() -> T:
-        async with store_to_read(chosen_trace(arguments)) as store:
+        place = chosen_trace(arguments)
+        if opened is not None and isinstance(place, Path) and not place.exists():
+            raise StoreError(f"there is no trace file at {place}")
+        async with (opened or store_to_read)(place) as store:
             return await read(store)
 
     return anyio.run(work)
