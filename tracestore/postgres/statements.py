@@ -76,15 +76,23 @@ class Statements:
             for sql, parameters in statements_for(insert, values, self.column_types(insert.table)):
                 yield self._execute(sql, parameters)
 
-    def copy(self, table: str, columns: Sequence[str], options: str, text: bytes) -> None:
-        """Copy rows into a table, with the options of COPY that say how the text is to be read."""
+    def copy(self, table: str, columns: Sequence[str], options: str, parts: Iterable[bytes]) -> None:
+        """Copy rows into a table.
+
+        Args:
+            table: The table.
+            columns: The columns that the rows have.
+            options: The options of COPY that say how the text is to be read.
+            parts: The text of the rows, part by part.
+        """
         with (
             unstorable(),
             self.connection.cursor().copy(
                 _query(f"COPY {table} ({', '.join(columns)}) FROM STDIN WITH ({options})")
             ) as copy,
         ):
-            copy.write(text)
+            for part in parts:
+                copy.write(part)
 
     def erasing(self) -> contextlib.AbstractContextManager[None]:
         """Nothing: deleted rows are overwritten when PostgreSQL uses their space again, after a vacuum."""

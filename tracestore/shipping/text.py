@@ -7,7 +7,7 @@ it, the rows are made value by value instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +18,9 @@ QUOTE = "\x02"
 """The sign on both sides of a value. In the value it is doubled."""
 _NULL = "\x1e"
 _END = "\n"
+_ROWS_AT_ONCE = 250
+"""Rows of usual size are what psycopg passes on in one go then."""
+
 _OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'"
 
 
@@ -37,22 +40,24 @@ class Lines(msgspec.Struct, frozen=True):
     end: str
     """What stands behind the text of a row."""
 
-    def text(self, runs: Mapping[int, int]) -> bytes:
-        """The text of all rows, each with the server's number of its run before it. It is UTF-8.
+    def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
+        """The text of all rows, some at a time, each with the server's number of its run before it. It is UTF-8.
+
+        A text of all rows would be some megabytes, which the system would have to make room for each time.
 
         Args:
             runs: The server's numbers of the runs, by their numbers in the file.
         """
         before = {number: f"{there}{self.begin}" for number, there in runs.items()}
-        if len(before) > 1:
-            text = "".join([before[run] + row + self.end for run, row in zip(self.runs, self.rows, strict=True)])
-        else:
-            (begin,) = before.values()
-            rows = [*self.rows]
-            rows[0] = begin + rows[0]
-            rows[-1] += self.end
-            text = f"{self.end}{begin}".join(rows)
-        return text.encode("utf-8", "surrogatepass")  # the server refuses half a surrogate pair
+        for place in range(0, len(self.rows), _ROWS_AT_ONCE):
+            rows = self.rows[place : place + _ROWS_AT_ONCE]
+            if len(before) > 1:
+                runs_of = self.runs[place : place + _ROWS_AT_ONCE]
+                text = "".join([before[run] + row + self.end for run, row in zip(runs_of, rows, strict=True)])
+            else:
+                (begin,) = before.values()
+                text = f"{begin}{f'{self.end}{begin}'.join(rows)}{self.end}"
+            yield text.encode("utf-8", "surrogatepass")  # the server refuses half a surrogate pair
 
 
 def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:

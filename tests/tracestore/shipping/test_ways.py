@@ -19,13 +19,19 @@ from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
 from tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from tracestore.postgres.receiving import receiver as receiving
-from tracestore.shipping import source
+from tracestore.shipping import source, text
 from tracestore.shipping.text import lines_of
 
 from .conftest import _migrate
 from .test_shipping import everything, of_run, shipped
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a shipment goes in parts."""
+    monkeypatch.setattr(text, "_ROWS_AT_ONCE", 3)
 
 
 @pytest.fixture
@@ -242,7 +248,7 @@ def test_any_value_arrives_as_it_was(shared: str, rows: list[tuple[str | None, s
         with connection.cursor().copy(
             f"COPY received ({columns}) FROM STDIN WITH ({lines.options})".encode()
         ) as copy:
-            copy.write(lines.text({7: 8}))
+            copy.write(b"".join(lines.parts({7: 8})))
         found = connection.execute("SELECT * FROM received ORDER BY ctid").fetchall()
         connection.rollback()
     assert found == [(8, *row) for row in rows]

@@ -35,7 +35,7 @@ def store_new(statements: Statements, origin: Origin, shipment: Shipment, presen
         raise Unstorable("the shipment doesn't follow what is here")
     numbers = enter_runs(statements, origin, shipment)
     for table, lines in (("events", shipment.events), *(("calls", lines) for lines in shipment.begun)):
-        statements.copy(table, ("run", *lines.columns), lines.options, lines.text(numbers))
+        statements.copy(table, ("run", *lines.columns), lines.options, lines.parts(numbers))
     for insert, rows, begin in shipment.projection.calls:
         if rows and not begin:
             statements.insert(insert, flat(numbered(rows, numbers)))

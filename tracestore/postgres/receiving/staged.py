@@ -41,7 +41,7 @@ def stage(statements: Statements, shipment: Shipment) -> None:
     statements.run(_STAGE)
     events = shipment.events
     as_there = {number: number for number in shipment.runs}
-    statements.copy("pg_temp.shipped_events", ("run", *events.columns), events.options, events.text(as_there))
+    statements.copy("pg_temp.shipped_events", ("run", *events.columns), events.options, events.parts(as_there))
 
 
 def store_staged(
