@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -19,6 +20,9 @@ from tracestore import TraceShipper, TraceStore
 from .checks import failures_of
 from .round import AFTERWARDS, _write
 from .shipper import EAGER
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 async def run_full_disk(seed: int, server: StartedServer, dsn: str, trace: Path) -> tuple[Counter[str], list[str]]:
@@ -32,40 +36,47 @@ async def run_full_disk(seed: int, server: StartedServer, dsn: str, trace: Path)
         server.execute(f"CREATE TABLESPACE {name} LOCATION '{disk}'")
         server.execute(f"CREATE DATABASE {name} TABLESPACE {name}")
         try:
-            return seen, await _fill_up(seed, server, server.dsn_of(name), trace, seen)
+            return seen, await _fill_up(server.dsn_of(name), seed, trace, seen)
         finally:
             server.execute(f"DROP DATABASE {name} WITH (FORCE)")
             server.execute(f"DROP TABLESPACE {name}")
 
 
-async def _fill_up(seed: int, server: StartedServer, dsn: str, trace: Path, seen: Counter[str]) -> list[str]:
-    name = dsn.rpartition("/")[2]
+async def _fill_up(dsn: str, seed: int, trace: Path, seen: Counter[str]) -> list[str]:
+    import psycopg
+
     shipper = TraceShipper(trace, dsn, options=EAGER)
     try:
-        async with TraceStore(trace, clock=AFTERWARDS) as store:
-            await _write(store, seed, 10)
-            await shipper.ship()
-            server.execute("CREATE TABLE public.junk (text text)", database=name)
-            for size in (100_000, 10_000, 1_000, 100, 10):
-                try:
-                    while True:
-                        server.execute(
-                            f"INSERT INTO public.junk SELECT repeat('x', 100) FROM generate_series(1, {size})",
-                            database=name,
-                        )
-                except Exception as error:
-                    seen["full disk: " + str(error).partition(" ")[0]] += 1
-            await _write(store, seed + 1_000_000, 60)
-            try:
+        with psycopg.connect(dsn, autocommit=True) as full:  # another one could not connect any more
+            async with TraceStore(trace, clock=AFTERWARDS) as store:
+                await _write(store, seed, 10)
                 await shipper.ship()
-            except StoreError as error:
-                seen["full disk: refused, and tried again" if "space" in str(error) else str(error)] += 1
-            server.execute("DROP TABLE public.junk", database=name)
-            await anyio.sleep(EAGER.longest_retry)
-            await shipper.ship()
+                _fill(full, seen)
+                await _write(store, seed + 1_000_000, 60)
+                try:
+                    await shipper.ship()
+                except StoreError as error:
+                    seen["full disk: refused, and tried again" if "space" in str(error) else str(error)] += 1
+                full.execute("DROP TABLE public.junk")
+                await anyio.sleep(EAGER.longest_retry)
+                await shipper.ship()
     finally:
         await shipper.close()
     return await failures_of(trace, dsn)
+
+
+def _fill(connection: psycopg.Connection, seen: Counter[str]) -> None:
+    import psycopg
+
+    connection.execute("CREATE TABLE public.junk (text text)")
+    for size in (100_000, 10_000, 1_000, 100, 10):
+        try:
+            while True:
+                connection.execute(
+                    "INSERT INTO public.junk SELECT repeat('x', 100) FROM generate_series(1, %s)", (size,)
+                )
+        except psycopg.Error as error:
+            seen["full disk: " + str(error).partition(" ")[0]] += 1
 
 
 @contextmanager
