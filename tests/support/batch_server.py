@@ -13,6 +13,7 @@ closed. A job ends at its second look. The words of a request decide what become
 POST /faults takes a JSON list, and each fault strikes once, at the next request of its kind:
 
     "lose create"     the job is made, and the connection closes without an answer
+    "hold create"     the job is made, and nobody says so as long as the client lives
     "drop create"     the connection closes, and nothing is made
     "busy create"     429 with retry-after 0
     "lose upload"     the file is kept, and the connection closes
@@ -222,7 +223,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         with BOOKS.lock:
-            self._post(body)
+            held = self._post(body)
+        if held:
+            self.rfile.read(1)  # until the connection closes
+            self.close_connection = True
 
     def _say(self, value: Any, status: int = 200, **headers: str) -> None:
         text = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -272,27 +276,39 @@ class Handler(BaseHTTPRequestHandler):
         told = [_describe(job) for job in reversed(jobs)]
         self._say({"operations": told} if "gemini" in wires else {"data": told, "has_more": False})
 
-    def _post(self, body: bytes) -> None:
+    def _post(self, body: bytes) -> bool:
+        """Do what is asked. Returns whether the answer is never given."""
         path = urlsplit(self.path).path
         if path == "/faults":
             BOOKS.faults += json.loads(body)
             BOOKS.keep()
-            return self._say({})
-        if path.endswith(("/cancel", ":cancel")):
-            return self._cancel(path)
-        if path.endswith("/files"):
-            return self._upload(body)
+            self._say({})
+        elif path.endswith(("/cancel", ":cancel")):
+            self._cancel(path)
+        elif path.endswith("/files"):
+            self._upload(body)
+        else:
+            return self._create(path, body)
+        return False
+
+    def _create(self, path: str, body: bytes) -> bool:
         if BOOKS.strikes("drop create"):
-            return self._hang_up()
+            self._hang_up()
+            return False
         if BOOKS.strikes("busy create"):
-            return self._say({"error": {"message": "slow down"}}, 429, retry_after="0")
+            self._say({"error": {"message": "slow down"}}, 429, retry_after="0")
+            return False
         wire, model, mark, requests = self._read_creation(path, json.loads(body))
         if BOOKS.strikes("foreign create"):
             BOOKS.make(wire, model, "of somebody else", [(f"other-{key}", {}) for key, _ in requests])
         job = BOOKS.make(wire, model, mark, requests)
+        if BOOKS.strikes("hold create"):
+            return True
         if BOOKS.strikes("lose create"):
-            return self._hang_up()
-        return self._say(_describe(job))
+            self._hang_up()
+        else:
+            self._say(_describe(job))
+        return False
 
     def _read_creation(self, path: str, said: Any) -> tuple[str, str, str, list[tuple[str, Any]]]:
         if path.endswith("/messages/batches"):

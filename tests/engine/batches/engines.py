@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from adapters import CanonicalRequest, Message
 from adapters.videos import PollPolicy
-from engine import Budget, Engine, ModelRegistry
+from engine import BatchResults, Budget, Engine, ModelRegistry
 from tests.adapters.batches.wires import MODELS, config_of, type_of
 from tests.support.batch_server import tokens_of
 from tests.support.engines import entry, model, serving
@@ -52,6 +55,10 @@ def name_of(wire: str) -> str:
     return f"{wire}:{MODELS[wire]}"
 
 
+TEXTS = ["one", "fail", *(f"night {place}" for place in range(30))]
+"""The requests of a program that is killed; no other batch has so many."""
+
+
 @asynccontextmanager
 async def engine_at(
     url: str, store: Path | str | None = None, budgets: Sequence[Budget] = (), **options: Any
@@ -61,6 +68,25 @@ async def engine_at(
     )
     async with engine:
         yield engine
+
+
+async def run_to_the_end(url: str, store: str, wire: str, batch_id: str) -> BatchResults:
+    """What a host's program does every time that it is started."""
+    async with engine_at(url, store) as engine:
+        requests = requests_of(wire, *TEXTS)
+        batch = await engine.create_batch(requests, batch_id=batch_id, polling=OFTEN, settle_seconds=0.0)
+        return await batch.wait()
+
+
+def die_when(happened: Callable[[], object]) -> None:
+    """End this process at once when something has happened, which is looked at all the time."""
+
+    def watch() -> None:
+        while not happened():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def requests_of(wire: str, *texts: str, ids: bool = True) -> list[CanonicalRequest]:
