@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "embed": CommandEntry("ask.embed:add_command", "texts to vectors, one JSON object a line"),
     "collections": CommandEntry("ask.collections:add_command", "texts kept as vectors, for `similar`"),
     "similar": CommandEntry("ask.collections:add_similar", "what in a collection is like a text"),
+    "batch": CommandEntry("batch.batch:add_command", "many requests for half the price, as JSON lines"),
     "image": CommandEntry("ask.image:add_command", "an image from a prompt, as a file"),
     "video": CommandEntry("ask.video:add_command", "a video from a prompt, as a file"),
     "doctor": CommandEntry("manage.doctor:add_command", "check configuration, keys, providers and the trace"),

@@ -66,6 +66,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "collections delete": (("hostile",), (HOSTILE,)),
     "collections path": ((),),
     "similar": (("hostile", HOSTILE), ("hostile", "-c", HOSTILE), (HOSTILE, "x")),
+    "batch submit": (("-", "--model", "rude"), ("{folder}/no\x1b[2J", "--model", HOSTILE)),
+    "batch list": ((),),
+    "batch wait": ((HOSTILE,),),
+    "batch results": ((HOSTILE,),),
+    "batch cancel": ((HOSTILE,),),
     "image": (
         ("--model", "draw", "-o", "{folder}/i.png", HOSTILE),
         ("--model", "failing", "-o", "{folder}/i", "x"),

@@ -203,6 +203,10 @@ async def test_a_cancelled_batch_is_billed_for_what_was_done(server: BatchServer
         assert results.cost.nano_usd == nano_of(wire, "one", "half")
         assert results.cost.complete
         assert not await batch.cancel()
+        await engine.flush()
+        assert engine.store is not None
+        (total,) = await engine.store.costs(CallFilter(operation="batch"), by=("operation",))
+        assert (total.calls, total.unknown, total.unpriced) == (3, 0, 0)
 
 
 async def test_looks_that_fail_are_waited_out(server: BatchServer) -> None:

@@ -1,0 +1,1 @@
+"""The command of batches: JSON lines in, JSON lines out."""
