@@ -117,3 +117,5 @@ class LlmCallFailed(_CallEvent, frozen=True, kw_only=True, tag="llm.call_failed"
     """Whether the attempt's request was sent twice, see `AttemptResent`."""
     key: str | None = None
     """The name of the key that was sent, see `LlmCallStarted`."""
+    of_batch: bool = False
+    """Whether the call is one request of a batch. Its failure tells nothing of how the provider is now."""

@@ -8,7 +8,7 @@ from adapters import AdapterError, CanonicalResponse, StopReason, TokenUsage
 from adapters.batches import BatchJob, BatchOutcome
 from adapters.contract import AttemptStarted, CallWarning
 from adapters.usage.unfinished import NOTHING_USED
-from bus import Cost, CostSource
+from bus import Cost, CostSource, LlmCallFailed
 
 from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime
@@ -92,6 +92,10 @@ class ItemCall(_BatchCall):
             return cost
         self.publish_end(outcome)
         return outcome.cost
+
+    def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
+        told = super()._failed(error, will_retry=will_retry, delay=delay)
+        return msgspec.structs.replace(told, of_batch=True)
 
     def cost_of(self, usage: TokenUsage) -> Cost:
         return NOT_BILLED if usage is NOTHING_USED else self.price(usage)

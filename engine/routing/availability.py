@@ -132,6 +132,8 @@ def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
     """The signals that the end of an attempt gives about the provider and about the model."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
+    if event.of_batch:
+        return "inconclusive", "inconclusive"  # hours ago, or in a queue of its own
     kind = event.error_type
     if event.key is not None and kind in _OF_KEY:
         return "answered", "answered"  # the key rests, see `adapters.keys`, and the provider serves other keys

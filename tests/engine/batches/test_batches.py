@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from adapters.batches import BatchLimits, http
-from bus import Envelope
-from bus.errors import CancelledError, InvalidRequestError, NotFoundError, OutcomeUnknownError
+from bus import Envelope, LlmCallFailed
+from bus.errors import (
+    CancelledError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+)
 from engine import Budget, BudgetExceededError, Engine
+from engine.routing.availability import AvailabilityTable
 from tests.adapters.batches.wires import MODELS
 from tests.engine.batches.engines import OFTEN, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
@@ -250,6 +257,24 @@ async def test_a_budget_holds_the_worst_case_until_the_results_are_counted(
         (state,) = await engine.budgets()
         assert state.spent.nano_usd == nano_of("openai", "one", "two", "three")
         assert state.held.nano_usd == 0
+
+
+async def test_failures_of_a_batch_tell_nothing_of_the_provider(server: BatchServer) -> None:
+    """Twenty requests that were late, and the provider is as available as before."""
+    async with engine_at(server.url) as engine:
+        told: list[LlmCallFailed] = []
+        with engine.bus.subscribe("llm.call_failed") as events:
+            batch = await engine.create_batch(requests_of("openai", *["late"] * 20), polling=OFTEN)
+            results = await batch.wait()
+            assert all(isinstance(each.error, RequestTimeoutError) for each in results)
+            while len(told) < 20:
+                event = (await anext(events)).data
+                assert isinstance(event, LlmCallFailed)
+                told.append(event)
+        table = AvailabilityTable()
+        for event in told:
+            table.observe(event, 0)
+        assert table.state("openai", name_of("openai")) == "available"
 
 
 async def test_events_tell_of_a_batch_from_its_plan_to_its_end(server: BatchServer) -> None:
