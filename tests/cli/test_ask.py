@@ -169,6 +169,24 @@ def test_a_tool_that_cannot_be_had_says_why(
     assert said.format(file=file) in line
 
 
+MCP_SERVER = f"mcp:{sys.executable} {CHECKOUT / 'tests/engine/tools/mcp_server.py'}"
+
+
+def test_tools_of_an_mcp_server_are_there_for_a_question_and_a_chat(talkative: Path) -> None:
+    """It is started with the command, and ends with it; one that can't be reached is one line."""
+    pytest.importorskip("mcp", reason="needs callboard[mcp]")
+    said = 'call count {"numbers": [1, 2]}'
+    done = call("ask", "-m", "obedient:m", "-T", MCP_SERVER, said, home=talkative, exits=0)
+    assert '"sum": 3' in done.stdout
+    done = call("chat", "-m", "obedient:m", "-T", MCP_SERVER, home=talkative, said=f"{said}\n", exits=0)
+    assert '"sum": 3' in done.stdout
+    for command, code, words in (("false", 1, "can't be reached"), ("", 2, "no command"), ("'", 2, "quotation")):
+        for name in ("ask", "chat"):
+            done = call(name, "-m", "obedient:m", "-T", f"mcp:{command}", home=talkative, said="hi", exits=code)
+            (line,) = done.stderr.splitlines()
+            assert words in line
+
+
 def test_a_template_is_kept_and_asked_by(talkative: Path) -> None:
     """What the command line says stands over what the template says."""
     save = ("--save", "sum", "-m", "obedient:m", "-s", "in $language", "-o", "temperature", "1", "what $input")

@@ -23,8 +23,12 @@ from .running import CHECKOUT, PATIENCE_SECONDS, call, environment
 STYLES = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 WHERE_IS_THE_CURSOR = b"\x1b[6n"
 
+EDITOR = "sh -c 'echo from the editor > $0'"
+
 AT_ITS_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, os, sys, termios
+if missing := os.environ.get("MISSING"):
+    sys.modules[missing] = None
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is then for this process
 from callboard.__main__ import main
 sys.exit(main())
@@ -63,7 +67,7 @@ class Terminal:
 
 
 @contextmanager
-def chat(home: Path, *arguments: str) -> Iterator[Terminal]:
+def chat(home: Path, *arguments: str, without: str = "") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     with subprocess.Popen(
@@ -72,7 +76,12 @@ def chat(home: Path, *arguments: str) -> Iterator[Terminal]:
         stdout=theirs,
         stderr=theirs,
         cwd=CHECKOUT,
-        env={**environment(home), "TERM": "xterm", "VISUAL": "sh -c 'echo from the editor > $0'"},
+        env={
+            **environment(home),
+            "MISSING": without,
+            "TERM": "xterm",
+            "VISUAL": "sh -c 'echo from the editor > $0'",
+        },
         start_new_session=True,
     ) as process:
         os.close(theirs)
@@ -142,4 +151,16 @@ def test_ctrl_c_stops_a_reply_and_the_next_chat_knows_the_history(talkative: Pat
         terminal.type("/quit\r")
         terminal.until("[y/N]")
         terminal.type("\r")
+        assert terminal.ended() == 0
+
+
+def test_a_terminal_without_the_library_that_edits_lines(talkative: Path) -> None:
+    """Lines are read plainly, several of them, too; the end of the input leaves."""
+    with chat(talkative, "--save", without="prompt_toolkit") as terminal:
+        terminal.until("you> ")
+        terminal.type('"""\nline 1\nline 2\n"""\n')
+        terminal.until("one heard 1 messages, last: line 1")
+        terminal.until("you> ")
+        terminal.type("\x04")
+        terminal.until("To go on: ")
         assert terminal.ended() == 0

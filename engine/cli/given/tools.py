@@ -58,9 +58,12 @@ def _server(word: str) -> str | list[str] | None:
     if not word.startswith(_COMMAND):
         return None
     try:
-        return shlex.split(word.removeprefix(_COMMAND))
+        command = shlex.split(word.removeprefix(_COMMAND))
     except ValueError as error:
         raise ConfigurationError(f"-T {word}: {error}") from None
+    if not command:
+        raise ConfigurationError("-T mcp: names no command, such as 'mcp:npx some-server'")
+    return command
 
 
 def _of_code(word: str) -> list[ToolLike]:
