@@ -165,7 +165,11 @@ def installed_version() -> str:
 
 
 def make_streams_forgiving() -> None:
-    """A terminal that can't show a character gets a question mark, not a crash."""
+    """A terminal that can't show a character gets a question mark, not a crash, and a stream that was closed
+    before the start (``>&-``) takes what is written to it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the process ends)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

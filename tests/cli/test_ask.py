@@ -274,6 +274,16 @@ def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_stream_may_be_closed_from_the_start(talkative: Path, stream: int) -> None:
+    """As a shell does with >&-: what would be written there is lost, and nothing else happens."""
+    program = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+    words = [sys.executable, "-c", program, str(stream), *ASK, "hi"]
+    done = subprocess.run(words, capture_output=True, env=environment(talkative), cwd=CHECKOUT, input=b"")
+    said = b"" if stream == 1 else b"one heard 1 messages, last: hi\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
+
+
 def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
     """Neither rich nor prompt_toolkit, nor does help."""
     for missing in ("rich", "prompt_toolkit"):
