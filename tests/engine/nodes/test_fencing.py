@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from bus import Envelope, Event, Message, SessionConfigured, SessionMessageAppended, SessionSetup
+from bus import Envelope, Event, Message, SessionConfigured, SessionCreated, SessionMessageAppended, SessionSetup
 from tests.support.postgres_server import why_not
 from tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
 from tracestore.codec import decode_line, encode_event, encode_line
@@ -23,13 +24,17 @@ CAPTURE = Capture(None)
 class Says:
     """The events of one run."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, since_us: int = 1_795_000_000_000_000) -> None:
         self.run_id = run_id
+        self.since_us = since_us
         self.seq = 0
+
+    def created(self) -> Envelope:
+        return self._envelope(SessionCreated(model="s:m"))
 
     def _envelope(self, data: Event, message_id: str | None = None) -> Envelope:
         self.seq += 1
-        ts_us = 1_795_000_000_000_000 + self.seq
+        ts_us = self.since_us + self.seq
         found = Envelope(self.seq, self.run_id, ts_us, self.seq, data, session_id="s", message_id=message_id)
         return CAPTURE.apply(found)
 
@@ -172,6 +177,33 @@ async def test_what_a_former_owner_says_comes_too_late_though_the_session_was_fo
     await shared.write("run_c", c.setup(0, 3, begins=True), c.message(0, "c0", 3))
     await shared.write("run_b", b.setup(1, 2), b.message(1, "late", 2))
     assert await shared.texts() == ["c0"]
+    await shared.database.close()
+
+
+async def test_what_was_said_before_a_session_was_deleted_comes_back_under_no_name(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Not even beside the session that has begun anew, when the file of a node that died is shipped. What is said
+    there after the deletion is kept.
+    """
+    shared = Shared(postgres_dsn, tmp_path, "shipped")
+    a, _ = await began(shared)
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert await store.delete_session("s")
+    await shared.ownership.release("run_b", {"s": 2})
+    await shared.write("run_a", a.message(2, "secret", 1))
+    c = Says("run_c", since_us=time.time_ns() // 1000 + 10**9)
+    await shared.claim("run_c")
+    await shared.write("run_c", c.created(), c.setup(0, 3, begins=True), c.message(0, "c0", 3))
+    await shared.write("run_c", c.message(1, "c1", 3))
+    await shared.write("run_a", a.message(3, "secret, too", 1))
+    assert await shared.texts() == ["c0", "c1"]
+    assert await shared.saved("s.run_a") is None
+    async with PostgresStore(postgres_dsn, path=tmp_path / "other") as store:
+        assert [row.session_id for row in await store.sessions(None)] == ["s"]
+    a.since_us = c.since_us
+    await shared.write("run_a", a.message(4, "said later", 1))
+    assert await shared.texts("s.run_a") == ["said later"]
     await shared.database.close()
 
 

@@ -68,24 +68,21 @@ class ContentStoring:
         setups = [setup for setup in self._content.setups if self._living is None or setup[0] in self._living]
         names = {str(setup[0]): self._name_of(setup) for setup in setups}
         named = [(names[setup[0]], setup) for setup in setups]
-        kept = [(name, setup) for name, setup in named if name and not self._is_gone(name, setup[3])]
+        kept = [(name, setup) for name, setup in named if name and not self._barrier.keeps_out(name, setup[3])]
         branches = {setup[0] for name, setup in kept if not setup[2] and not self._is_known(name)}
         digests = [setup[5] for _, setup in kept]
         for name, setup in kept:
             self._store_setup(name, setup)
         for message in self._content.messages:
             number = self._number(message[2], message[4])
-            if self._is_gone(message[0], message[4]):
+            if self._barrier.keeps_out(message[0], message[4]):
                 continue
             if message[0] in branches or self._new is None or (number, message[3]) in self._new:
                 into = self._name_for(message, number, names.get(message[0]))
-                if into is not None and not self._is_gone(into, message[4]):
+                if into is not None and not self._barrier.keeps_out(into, message[4]):
                     self._store_message(into, number, message)
                     digests.append(message[5])
         self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
-
-    def _is_gone(self, name: str, ts_us: int) -> bool:
-        return name in self._barrier.sessions or ts_us < self._barrier.before_us
 
     def _name_of(self, setup: Row) -> str | None:
         """The name of a session here: its own, unless a run from elsewhere has a session of that name.
@@ -104,7 +101,7 @@ class ContentStoring:
         return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
 
     def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
-        """The name of the session in which a message is kept; None if it is there already.
+        """The name of the session in which a message is kept; None if it is there already, or was deleted.
 
         Args:
             message: The message.
@@ -119,6 +116,8 @@ class ContentStoring:
         if is_said(self._statements, session_id, position, message_id, digest):
             return None
         name = f"{session_id}.{run_id}"
+        if self._barrier.keeps_out(name, ts_us):
+            return None
         return branch(self._statements, session_id, name, (number, seq, ts_us), position, epoch)
 
     def _is_known(self, name: str) -> bool:

@@ -3,7 +3,8 @@
 - A file tells its deletions before the events behind them. Each is done once, however often it is told, and
   whatever the file is called by then. It reaches what came from that file alone: a session of the same name from
   elsewhere stays.
-- What was deleted here stays away until a session of that name begins anew.
+- What was deleted here stays away until a session of that name begins anew. From then on that session is let in,
+  and what a run from elsewhere says beside it (``SESSION.RUN``) as far as it was said after the deletion.
 - A shipment that was read before a deletion in its file, and comes after it, comes without what was deleted.
 """
 
@@ -32,6 +33,12 @@ class Barrier(msgspec.Struct, frozen=True):
     """The names of sessions here."""
     before_us: int = 0
     """The moment before which content was deleted, in microseconds UTC; 0 if none was."""
+    branches: Mapping[str, int] = {}
+    """The moments up to which what branches say was deleted with their sessions, which have begun anew since."""
+
+    def keeps_out(self, name: str, ts_us: int) -> bool:
+        """Whether what was said at a moment in a session, by its name here, must not come back."""
+        return name in self.sessions or ts_us < self.before_us or ts_us <= self.branches.get(name, 0)
 
 
 OPEN = Barrier()
@@ -140,14 +147,18 @@ def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> B
         (origin.name, shipment.erased, msgspec.json.encode(list(names)).decode()),
     )
     blocked, before_us = set(), 0
+    branches: dict[str, int] = {}
     for session_id, until_us, at_us, key, is_here in found:
         if session_id is None:
             before_us = max(before_us, until_us)
-        elif is_here and begun.get(names[session_id], at_us) > at_us:
-            statements.run("DELETE FROM erasures WHERE key = ?", (key,))
+        elif until_us is not None or (is_here and begun.get(names[session_id], at_us) > at_us):
+            if until_us is None:
+                statements.run("UPDATE erasures SET before_us = at_us WHERE key = ?", (key,))
+            own = [name for name, session in names.items() if session == session_id and name != session]
+            branches.update((name, max(at_us, branches.get(name, 0))) for name in own)
         else:
             blocked.add(session_id)
-    return Barrier(frozenset(blocked), before_us)
+    return Barrier(frozenset(blocked), before_us, branches)
 
 
 def _names(shipment: Shipment) -> dict[str, str]:
@@ -156,6 +167,8 @@ def _names(shipment: Shipment) -> dict[str, str]:
     if shipment.content is not None:
         for session_id, run_id, *_ in shipment.content.setups:
             names[session_id] = session_id
+            names[f"{session_id}.{run_id}"] = session_id
+        for session_id, _, run_id, *_ in shipment.content.messages:
             names[f"{session_id}.{run_id}"] = session_id
     return names
 
