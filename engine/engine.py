@@ -230,7 +230,10 @@ class Engine(
         """
         await self.start()
         source = self._models if models is None else models
-        fresh = await anyio.to_thread.run_sync(self._read, source)
+        if isinstance(source, ModelRegistry):
+            fresh = self._read(source)
+        else:
+            fresh = await anyio.to_thread.run_sync(self._read, source)
         for entry in self._registered:
             fresh = fresh.with_adapter(entry)
         change = await take_over(self._runtime, fresh)
