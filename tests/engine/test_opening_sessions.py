@@ -112,6 +112,36 @@ async def test_a_new_session_is_there_before_anything_is_said(path: Path) -> Non
         assert (session.messages, session.system_prompt) == ((), "Be kind.")
 
 
+KILLED_IN_ITS_FIRST_TURN = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.support.engines import keeping
+from tests.support.scripted import Say
+
+async def die():
+    await engine.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    global engine
+    async with keeping(Path(sys.argv[1]), Say("One word", " after another.", pause=die)) as engine:
+        session = await engine.open_session("x", model="s:m", system_prompt="Be kind.")
+        await session.send("First")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_session_killed_in_its_first_turn_is_opened_as_it_was_before(path: Path) -> None:
+    """That turn has left nothing, as any later one would; the session isn't lost for it."""
+    killed = ended(KILLED_IN_ITS_FIRST_TURN, path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with keeping(path, Say("Two.")) as engine:
+        session = await engine.open_session("x", model="s:m")
+        assert (session.messages, session.system_prompt) == ((), "Be kind.")
+        assert (await session.send("Again")).text == "Two."
+
+
 async def test_an_engine_that_keeps_nothing_opens_nothing(path: Path) -> None:
     """The default keeps no content; it is said at once, and not after the restart that would need it."""
     async with Engine(models=registry(), store=path) as engine:

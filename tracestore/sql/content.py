@@ -245,10 +245,13 @@ _EXPIRED = "has expired or was lost"
 _ASKED = """
     SELECT 1
       FROM session_setups AS s JOIN calls AS c ON c.session_id = s.session_id AND c.run = s.run
-     WHERE s.session_id = ? AND c.ts_us >= s.ts_us AND (c.status = 'completed' OR c.error_class = 'process_lost')
+     WHERE s.session_id = ? AND c.ts_us >= s.ts_us AND c.status = 'completed'
      LIMIT 1
 """
-"""Finds a call that was answered, or may have been, since the session was set up."""
+"""Finds a call that was answered since the session was set up.
+
+A call that was under way when its process was killed isn't one: its turn has left nothing, as any later one would.
+"""
 
 
 async def was_answered(database: Database, session_id: str) -> bool:
