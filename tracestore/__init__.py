@@ -49,6 +49,7 @@ from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import WriterCore
 
 if TYPE_CHECKING:
+    from .export.otel import OtelExporter
     from .postgres.store import PostgresStore
     from .prompt_caches import CacheSavings, cache_savings
     from .replay import StoredEvents
@@ -59,6 +60,7 @@ else:
     __getattr__, __dir__ = later(
         __name__,
         {
+            ".export.otel": ("OtelExporter",),
             ".postgres.store": ("PostgresStore",),
             ".prompt_caches": ("CacheSavings", "cache_savings"),
             ".replay": ("StoredEvents",),
@@ -83,6 +85,7 @@ __all__ = [
     "Explanation",
     "Flush",
     "ModelReprice",
+    "OtelExporter",
     "Percentiles",
     "PostgresStore",
     "PriceAlias",
