@@ -1,0 +1,1 @@
+"""A host to start from: agents for several tenants, over HTTP.  python -m examples.agent_host"""

@@ -1,0 +1,154 @@
+"""The agents: one engine, and the sessions of all tenants on it.
+
+A session's id is its tenant's name and its chat's. So whoever knows the tenant of a request can't reach another
+tenant's session, whatever the request says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callboard import (
+    AdapterConfig,
+    Approved,
+    Budget,
+    CallFilter,
+    CostRow,
+    Denied,
+    Engine,
+    LocalAdapter,
+    Session,
+    StreamReader,
+    Tool,
+    ToolUseBlock,
+    TurnEvent,
+    TurnStream,
+    costs,
+)
+
+from .refunds import Refunds, refund_tool
+from .settings import Settings
+from .understudy import Understudy
+
+SYSTEM_PROMPT = "You are the brief and friendly agent of a music shop."
+
+
+def make_engine(settings: Settings) -> Engine:
+    """The engine: everything is kept in the settings' folder, and each tenant has a budget."""
+    on_this_machine = AdapterConfig(options={"protocol": "chat", "tools": "emulate"})
+    return Engine(
+        store=settings.folder / "trace.db",
+        capture_content=True,
+        prices=settings.prices,
+        budgets=[Budget(max_cost_usd=settings.daily_usd, per="tag:tenant", window="day")],
+        providers={"local": LocalAdapter(on_this_machine), "understudy": Understudy()},
+    )
+
+
+class NoSuchChat(Exception):
+    """The tenant has no such chat, or no such turn."""
+
+
+class Agents:
+    """What a request may ask of the engine, in the name of one tenant.
+
+    Args:
+        engine: The engine, running.
+        settings: The host's settings.
+        shop: The tools of the shop's MCP server.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, shop: Sequence[Tool]) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._shop = tuple(shop)
+        self._refunds = Refunds(settings.folder / "refunds.db")
+        self._sessions_of_turns: dict[str, str] = {}
+
+    # -- chats
+
+    async def chats(self, tenant: str) -> list[str]:
+        """The names of a tenant's chats, the latest first."""
+        found = await self._engine.sessions(limit=None)
+        ids = [each.session_id.split("/", 1) for each in found if each.tags.get("tenant") == tenant]
+        return [chat for _, chat in ids]
+
+    async def chat(self, tenant: str, chat: str) -> Session:
+        """A chat that there is.
+
+        Raises:
+            NoSuchChat: There is none.
+        """
+        store = self._engine.store
+        if store is None or await store.saved_session(f"{tenant}/{chat}") is None:
+            raise NoSuchChat(chat)
+        return await self.opened(tenant, chat)
+
+    async def opened(self, tenant: str, chat: str) -> Session:
+        """A chat: the one of that name, as it was before a restart, too, or else a new one."""
+        return await self._engine.open_session(
+            f"{tenant}/{chat}",
+            model=self._settings.model,
+            system_prompt=SYSTEM_PROMPT,
+            tools=[*self._shop, refund_tool(self._refunds, tenant)],
+            tags={"tenant": tenant},
+        )
+
+    # -- turns
+
+    async def say(self, session: Session, text: str) -> str:
+        """Begin a turn. Returns the id of its stream."""
+        return await self._begun(session, session.stream(text, max_output_tokens=400, max_tool_rounds=4))
+
+    async def answer(self, session: Session, shown: Sequence[ToolUseBlock], why_not: str | None) -> str:
+        """Approve the calls that were shown, or deny them with a reason. Returns the id of the turn's stream."""
+        answer = Approved() if why_not is None else Denied(why_not)
+        answers = {call.id: answer for call in shown}
+        return await self._begun(session, session.submit_stream(answers, max_output_tokens=400, max_tool_rounds=4))
+
+    async def _begun(self, session: Session, stream: TurnStream) -> str:
+        """Leave a turn to its session as soon as its first event has come; a refusal is raised here."""
+        async with stream as turn:
+            turn.detach()
+            await turn.take()
+            if turn.status == "failed":
+                await turn.message()  # which raises what it failed with
+        known = {each: owner for each, owner in self._sessions_of_turns.items() if each in self._engine.streams}
+        self._sessions_of_turns = {**known, turn.stream_id: session.id}
+        return turn.stream_id
+
+    def turn_under_way(self, session: Session) -> str | None:
+        """The stream of the session's turn, if one is under way."""
+        found = (each.id for each in self._engine.under_way().items if each.session_id == session.id)
+        return next(found, None)
+
+    def events(self, tenant: str, chat: str, stream_id: str, after: str | None) -> StreamReader[TurnEvent]:
+        """The events of a turn, from the first one, or from behind the one that the browser got last.
+
+        Raises:
+            NoSuchChat: It is not a turn of that chat, or the process that ran it has ended.
+            UnknownStream: It ended too long ago.
+            ValueError: There is no such event.
+        """
+        if self._sessions_of_turns.get(stream_id) != f"{tenant}/{chat}":
+            raise NoSuchChat(stream_id)
+        seq = (after or "").rpartition(":")[2]
+        return self._engine.attach(stream_id, from_seq=int(seq) + 1 if seq else 0)
+
+    # -- money
+
+    async def costs(self, tenant: str, by: str, since: str) -> list[CostRow]:
+        """What a tenant's calls cost, a row for each value of a dimension."""
+        where = CallFilter(tags={"tenant": tenant})
+        return await costs(by=by, since=since, where=where, trace=self._engine.store)
+
+    async def left_usd(self, tenant: str) -> str:
+        """The US dollars that a tenant may still spend today."""
+        for account in await self._engine.budgets():
+            if account.value == tenant and account.left_nano_usd is not None:
+                return f"{account.left_nano_usd / 1e9:.6f}"
+        return self._settings.daily_usd
+
+    def refunds(self, tenant: str) -> list[str]:
+        """The receipts of a tenant's refunds."""
+        return self._refunds.of(tenant)

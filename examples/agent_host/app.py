@@ -1,0 +1,51 @@
+"""The web application: what lives as long as it does, and what is mounted where."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from fastapi import FastAPI, Request
+from fastapi.staticfiles import StaticFiles
+
+from callboard import mcp_tools, web
+
+from .agents import Agents, make_engine
+from .failures import answer_failures
+from .routes import routes
+from .settings import Settings
+from .telemetry import engine_spans, spans_in
+
+HERE = Path(__file__).parent
+SHOP = [sys.executable, str(HERE / "shop.py")]
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The application. Its engine starts and ends with it."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    engine = make_engine(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with spans_in(settings.folder / "spans.jsonl"):
+            async with asyncio.TaskGroup() as tasks, engine, mcp_tools(SHOP, prefix="shop_") as shop:
+                tasks.create_task(engine_spans(engine))  # it ends with the engine
+                app.state.agents = Agents(engine, settings, shop)
+                yield
+
+    def operator(request: Request) -> list[Literal["view", "content", "change"]]:
+        """What whoever asks may do in the live view: everything or nothing."""
+        allowed = request.cookies.get("key") == settings.operator_key
+        return ["view", "content", "change"] if allowed else []
+
+    app = FastAPI(title="Agents of a music shop", lifespan=lifespan)
+    app.state.settings = settings
+    answer_failures(app)
+    app.include_router(routes)
+    app.mount("/callboard", web(engine, authorize=operator))
+    app.mount("/", StaticFiles(directory=HERE / "page", html=True))
+    return app

@@ -1,0 +1,169 @@
+"""What a browser may ask, each time in the name of the tenant whose key it has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from fastapi import APIRouter, Cookie, Depends, Header, HTTPException, Path, Query, Request, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, Field
+
+from callboard import Json, Session, StreamReader, TurnEvent
+
+from .agents import Agents
+from .settings import Settings
+
+routes = APIRouter(prefix="/api")
+
+
+# -- who asks
+
+
+def tenant_of(
+    request: Request, key: Annotated[str, Cookie()] = "", authorization: Annotated[str, Header()] = ""
+) -> str:
+    """The tenant of whoever asks: programs send their key as a bearer token, browsers as a cookie."""
+    settings: Settings = request.app.state.settings
+    tenant = settings.tenants.get(authorization.removeprefix("Bearer ") or key)
+    if tenant is None:
+        raise HTTPException(401, "a tenant's key is wanted")
+    return tenant
+
+
+def agents_of(request: Request) -> Agents:
+    """The agents of the running application."""
+    agents: Agents = request.app.state.agents
+    return agents
+
+
+Tenant: TypeAlias = Annotated[str, Depends(tenant_of)]
+TheAgents: TypeAlias = Annotated[Agents, Depends(agents_of)]
+Chat: TypeAlias = Annotated[str, Path(pattern=r"^[\w-]{1,64}$")]
+
+
+class SignIn(BaseModel):
+    """A key, from the page's one field."""
+
+    key: str
+
+
+@routes.post("/sign-in", status_code=204)
+async def sign_in(given: SignIn, response: Response) -> None:
+    """Have a browser send its key with each request, of the page's own origin alone."""
+    response.set_cookie("key", given.key, httponly=True, samesite="strict")
+
+
+# -- chats
+
+
+class Said(BaseModel):
+    """What the user says."""
+
+    text: str = Field(min_length=1, max_length=4000)
+
+
+class Decision(BaseModel):
+    """What the user says to a call that waits. It repeats the call, so that nothing runs that nobody saw."""
+
+    id: str
+    input: dict[str, object]
+    approved: bool
+    why: str = ""
+
+
+@routes.get("/chats")
+async def chats(tenant: Tenant, agents: TheAgents) -> list[str]:
+    """The tenant's chats, the latest first."""
+    return await agents.chats(tenant)
+
+
+@routes.get("/chats/{chat}")
+async def show(tenant: Tenant, chat: Chat, agents: TheAgents) -> dict[str, object]:
+    """What was said, what waits for an approval, and the stream of the turn that is under way."""
+    session = await agents.chat(tenant, chat)
+    return {
+        "messages": [{"role": message.role, "text": message.text} for message in session.messages],
+        "waiting": [{"id": call.id, "name": call.name, "input": call.input} for call in session.pending_calls],
+        "turn": agents.turn_under_way(session),
+    }
+
+
+@routes.post("/chats/{chat}/turns", status_code=202)
+async def say(tenant: Tenant, chat: Chat, said: Said, agents: TheAgents) -> dict[str, str]:
+    """Begin a turn. The answer comes when the model has begun to speak, so that a refusal is one of HTTP."""
+    session = await agents.opened(tenant, chat)
+    return {"turn": await agents.say(session, said.text)}
+
+
+@routes.post("/chats/{chat}/decisions", status_code=202)
+async def decide(tenant: Tenant, chat: Chat, decision: Decision, agents: TheAgents) -> dict[str, str]:
+    """Approve a call that waits, or deny it; the turn goes on."""
+    session = await agents.chat(tenant, chat)
+    shown = [call for call in session.pending_calls if (call.id, call.input) == (decision.id, decision.input)]
+    if not shown:
+        raise HTTPException(409, "no such call waits")
+    return {"turn": await agents.answer(session, shown, None if decision.approved else decision.why)}
+
+
+@routes.delete("/chats/{chat}/turns", status_code=204)
+async def stop(tenant: Tenant, chat: Chat, agents: TheAgents) -> None:
+    """Cancel the turn that is under way."""
+    session: Session = await agents.chat(tenant, chat)
+    await session.cancel()
+
+
+# -- streams
+
+
+def reader_of(
+    tenant: Tenant, chat: Chat, turn: str, agents: TheAgents, last_event_id: Annotated[str, Header()] = ""
+) -> StreamReader[TurnEvent]:
+    """A reader of a turn's events behind the last one that the browser has."""
+    try:
+        return agents.events(tenant, chat, turn, last_event_id)
+    except ValueError:
+        raise HTTPException(400, "no event of this turn has that id") from None
+
+
+@routes.get("/chats/{chat}/turns/{turn}", response_class=EventSourceResponse)
+async def events(reader: Annotated[StreamReader[TurnEvent], Depends(reader_of)]) -> AsyncIterator[ServerSentEvent]:
+    """The events of a turn. FastAPI sends a comment every 15 seconds while there is none, so that proxies wait."""
+    async with reader:
+        async for event in reader:
+            data = msgspec.json.encode(event).decode()
+            yield ServerSentEvent(id=reader.frame_id, event=event.type, raw_data=data)
+
+
+# -- money
+
+
+Dimension: TypeAlias = Literal["day", "model", "session_id", "operation", "status"]
+
+
+@routes.get("/costs")
+async def costs(
+    tenant: Tenant,
+    agents: TheAgents,
+    by: Dimension = "model",
+    since: Annotated[str, Query(pattern=r"^\d{1,4}[mhdw]$")] = "30d",
+) -> list[dict[str, Json]]:
+    """What the tenant's calls cost, a row for each value of a dimension, the dearest first."""
+    rows = await agents.costs(tenant, by, since)
+    return [
+        {
+            by: row[by],
+            "calls": row.calls,
+            "usd": str(row.usd),
+            "input_tokens": row.total_input_tokens,
+            "output_tokens": row.output_tokens,
+        }
+        for row in rows
+    ]
+
+
+@routes.get("/account")
+async def account(tenant: Tenant, agents: TheAgents) -> dict[str, object]:
+    """What the tenant may still spend today, and what was refunded in its name."""
+    return {"tenant": tenant, "left_usd": await agents.left_usd(tenant), "refunds": agents.refunds(tenant)}

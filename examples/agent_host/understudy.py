@@ -1,0 +1,27 @@
+"""A model for machines without one, and for tests: it knows three lines by heart."""
+
+from __future__ import annotations
+
+from callboard.adapters.providers.scripted import Call, Reply
+
+from callboard import CanonicalRequest, ScriptedAdapter, ToolResultBlock
+
+
+class Understudy(ScriptedAdapter):
+    """Looks an order up when it hears of one, refunds it when it is asked to, and else repeats what was said."""
+
+    def __init__(self) -> None:
+        super().__init__(name="understudy", replies=answer)
+
+
+def answer(request: CanonicalRequest) -> Reply:
+    """The reply to the last message."""
+    last = request.messages[-1]
+    if results := [block.text for block in last.content if isinstance(block, ToolResultBlock)]:
+        return Reply(f"Done: {' '.join(results)}")
+    said = last.text
+    if "refund" in said.lower():
+        return Reply(calls=(Call("refund", {"order": "A-17", "cents": 1250}),))
+    if "order" in said.lower():
+        return Reply(calls=(Call("shop_find_order", {"number": "A-17"}),))
+    return Reply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)

@@ -1,0 +1,237 @@
+"""The host of `examples/agent_host`, as a process that is asked over a socket, killed, and started again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
+    pytest.importorskip(library)
+
+ROOT = Path(__file__).parents[1]
+TENANTS = ("acme", "beta", "poor", "traced")
+PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Host:
+    """The process, which is started when it is needed, and the address that each start has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self._address = ""
+
+    def start(self) -> None:
+        environment = {
+            **os.environ,
+            "AGENT_FOLDER": str(self.folder),
+            "AGENT_MODEL": "understudy:any",
+            "AGENT_DAILY_USD": "0.02",
+            "AGENT_PORT": "0",
+            "AGENT_TENANTS": ",".join(f"key-of-{tenant}={tenant}" for tenant in TENANTS),
+            "CALLBOARD_HOME": str(self.folder),
+        }
+        command = [sys.executable, "-m", "examples.agent_host"]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._address = self._process.stdout.readline().split("/ with")[0]
+
+    def end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.communicate(timeout=30)
+        self._process = None
+
+    def browser(self, key: str) -> httpx.Client:
+        """A browser that has signed in with a key."""
+        if self._process is None:
+            self.start()
+        return httpx.Client(base_url=self._address, cookies={"key": key}, timeout=30)
+
+    def tenant(self, name: str) -> httpx.Client:
+        return self.browser(f"key-of-{name}")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    host = Host(tmp_path_factory.mktemp("agent_host"))
+    yield host
+    host.end(signal.SIGKILL)
+
+
+def say(tenant: httpx.Client, chat: str, text: str) -> str:
+    """Begin a turn; the address of its events."""
+    answer = tenant.post(f"/api/chats/{chat}/turns", json={"text": text})
+    assert answer.status_code == 202, answer.text
+    return f"/api/chats/{chat}/turns/{answer.json()['turn']}"
+
+
+def frames(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return answer.text.split("\n\n")[:-1]
+
+
+def last_event_id(frame: str) -> dict[str, str]:
+    (seen,) = (line.removeprefix("id: ") for line in frame.splitlines() if line.startswith("id: "))
+    return {"last-event-id": seen}
+
+
+def ended(tenant: httpx.Client, events: str) -> None:
+    assert "event: turn.complete" in frames(tenant.get(events))[-1]
+
+
+def test_a_stream_goes_on_behind_the_event_that_a_browser_has(host: Host) -> None:
+    """A connection that breaks in a turn costs nothing: nothing comes twice, and nothing is missing."""
+    with host.tenant("acme") as browser:
+        events = say(browser, "stream", "one two three four five six seven eight")
+        with browser.stream("GET", events) as broken:
+            lines = broken.iter_lines()
+            seen = [next(line for line in lines if line.startswith("id: ")) for _ in range(3)]
+        rest = frames(browser.get(events, headers={"last-event-id": seen[-1].removeprefix("id: ")}))
+        whole = frames(browser.get(events))
+        assert rest == whole[3:]
+        assert "turn.complete" in whole[-1]
+        assert frames(browser.get(events, headers=last_event_id(whole[-2]))) == whole[-1:]
+        assert browser.get(events, headers={"last-event-id": "none"}).status_code == 400
+
+
+def test_tenants_know_nothing_of_each_other(host: Host) -> None:
+    """Neither of chats, nor of streams, waiting calls or costs; and who has no key knows nothing at all."""
+    with host.tenant("acme") as acme, host.tenant("beta") as beta, host.browser("guessed") as stranger:
+        events = say(acme, "secret", "a secret")
+        ended(acme, events)
+        ended(beta, say(beta, "own", "hello"))
+        assert "secret" in acme.get("/api/chats").json()
+        assert beta.get("/api/chats").json() == ["own"]
+        assert beta.get("/api/chats/secret").status_code == 404
+        assert beta.get(events).status_code == 404
+        assert beta.get(events.replace("secret", "own")).status_code == 404
+        call = {"id": "any", "input": {}, "approved": True}
+        assert beta.post("/api/chats/secret/decisions", json=call).status_code == 404
+        (row,) = beta.get("/api/costs").json()
+        assert (row["calls"], row["model"]) == (1, "understudy:any")
+        assert [each["session_id"] for each in beta.get("/api/costs?by=session_id").json()] == ["beta/own"]
+        for path in ("/api/chats", "/api/costs", "/api/account", events):
+            assert stranger.get(path).status_code == 401
+
+
+def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
+    """Nobody need approve it, and the model says what it found."""
+    with host.tenant("acme") as browser:
+        ended(browser, say(browser, "order", "Where is my order?"))
+        assert "a music stand" in browser.get("/api/chats/order").json()["messages"][-1]["text"]
+
+
+def test_what_waits_and_what_was_said_survive_a_kill(host: Host) -> None:
+    """A call that waits is approved in the next process, as it was shown, and once."""
+    with host.tenant("acme") as browser:
+        ended(browser, say(browser, "money", "Refund it, please."))
+        cut = say(browser, "cut", " ".join(["word"] * 100))
+        with browser.stream("GET", cut) as broken:
+            next(line for line in broken.iter_lines() if line.startswith("event: text.delta"))
+            host.end(signal.SIGKILL)
+    with host.tenant("acme") as browser:
+        (call,) = browser.get("/api/chats/money").json()["waiting"]
+        assert call["input"] == {"order": "A-17", "cents": 1250}
+        decisions = "/api/chats/money/decisions"
+        other = {"id": call["id"], "input": {"order": "A-17", "cents": 1}, "approved": True}
+        assert browser.post(decisions, json=other).status_code == 409
+        asked = {"id": call["id"], "input": call["input"], "approved": True}
+        turn = browser.post(decisions, json=asked).json()["turn"]
+        ended(browser, f"/api/chats/money/turns/{turn}")
+        assert browser.post(decisions, json=asked).status_code == 409
+        assert browser.get("/api/account").json()["refunds"] == ["A-17 refunded, 12.50 USD"]
+        assert browser.get(cut).status_code == 404
+        ended(browser, say(browser, "cut", "again"))
+        assert browser.get("/api/chats/cut").json()["messages"][-1]["text"] == "You said: again "
+
+
+def test_a_call_that_is_denied_is_not_run(host: Host) -> None:
+    """The model hears why."""
+    with host.tenant("beta") as browser:
+        ended(browser, say(browser, "denied", "A refund!"))
+        (call,) = browser.get("/api/chats/denied").json()["waiting"]
+        decision = {"id": call["id"], "input": call["input"], "approved": False, "why": "not ours"}
+        turn = browser.post("/api/chats/denied/decisions", json=decision).json()["turn"]
+        ended(browser, f"/api/chats/denied/turns/{turn}")
+        assert "not ours" in browser.get("/api/chats/denied").json()["messages"][-1]["text"]
+        assert browser.get("/api/account").json()["refunds"] == []
+
+
+def test_a_turn_is_cancelled(host: Host) -> None:
+    """Its stream ends properly for whoever reads it."""
+    with host.tenant("beta") as browser:
+        events = say(browser, "long", " ".join(["word"] * 200))
+        assert browser.get("/api/chats/long").json()["turn"] == events.rpartition("/")[2]
+        assert browser.delete("/api/chats/long/turns").status_code == 204
+        assert '"status":"cancelled"' in frames(browser.get(events))[-1]
+
+
+def test_a_tenant_spends_no_more_than_its_budget(host: Host) -> None:
+    """It is refused with what is left and when there is more; others go on."""
+    with host.tenant("poor") as poor, host.tenant("acme") as acme:
+        for _ in range(20):
+            answer = poor.post("/api/chats/dear/turns", json={"text": "x" * 4000})
+            if answer.status_code != 202:
+                break
+            ended(poor, f"/api/chats/dear/turns/{answer.json()['turn']}")
+        assert answer.status_code == 402
+        left = float(poor.get("/api/account").json()["left_usd"])
+        assert float(answer.json()["left_usd"]) == pytest.approx(left, abs=1e-6)
+        assert 0 < int(answer.headers["retry-after"]) <= 86_400
+        spent = sum(float(row["usd"]) for row in poor.get("/api/costs").json())
+        assert spent + left == pytest.approx(0.02, abs=1e-6)
+        ended(acme, say(acme, "rich", "hello"))
+
+
+def test_the_live_view_is_the_operators(host: Host) -> None:
+    """No tenant has it; the page for tenants is anybody's."""
+    with host.browser("key-of-operator") as operator, host.tenant("acme") as tenant:
+        assert operator.get("/callboard/api/me").json()["scopes"] == ["change", "content", "view"]
+        assert tenant.get("/callboard/api/me").status_code in (401, 403)
+        assert "page.js" in tenant.get("/").text
+        assert tenant.get("/page.js").status_code == 200
+        answer = tenant.post("/api/sign-in", json={"key": "key-of-acme"})
+        assert "HttpOnly" in answer.headers["set-cookie"]
+
+
+def test_a_turns_spans_are_below_its_requests(host: Host) -> None:
+    """The trace of whoever asks goes on through the request to each call of the model."""
+    with host.tenant("traced") as browser:
+        browser.headers["traceparent"] = f"00-{PARENT}-00f067aa0ba902b7-01"
+        ended(browser, say(browser, "spans", "hello"))
+    host.end(signal.SIGTERM)
+    spans = [json.loads(line) for line in (host.folder / "spans.jsonl").read_text().splitlines()]
+    by_id = {span["context"]["span_id"]: span for span in spans}
+    (call,) = (
+        span
+        for span in spans
+        if span["attributes"].get("gen_ai.conversation.id") == "traced/spans" and span["name"].startswith("chat ")
+    )
+    above = [call]
+    while above[-1]["parent_id"] in by_id:
+        above.append(by_id[above[-1]["parent_id"]])
+    assert above[1]["name"].startswith("invoke_agent")
+    assert above[-1]["name"] == "POST /api/chats/{chat}/turns"
+    assert above[-1]["parent_id"] == "0x00f067aa0ba902b7"
+    assert {span["context"]["trace_id"] for span in above} == {f"0x{PARENT}"}
+
+
+@pytest.mark.timeout(300)
+def test_it_is_typed() -> None:
+    """As strictly as the engine is."""
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    untyped = ("--disable-error-code=import-untyped", "--allow-subclassing-any", "--follow-imports=silent")
+    command = [sys.executable, "-m", "mypy", "--strict", *untyped, "-p", "examples.agent_host"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert found.returncode == 0, found.stdout
