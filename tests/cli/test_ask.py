@@ -232,7 +232,7 @@ def test_a_signal_ends_it_in_order_with_what_had_arrived(talkative: Path, number
 def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     """As `head` does; the call is cancelled, and nothing is said of the pipe."""
     reads, writes = os.pipe()
-    words = (*ASK, "-m", "obedient:m", "say a\nb\nc")
+    words = (*ASK, "-m", "endless:m", "Tell me a story.")
     os.close(reads)
     done = subprocess.run(
         words,
@@ -244,6 +244,8 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     )
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
+    row = msgspec.json.decode(call("traces", "--json", home=talkative, exits=0).stdout)
+    assert row["status"] == "cancelled"
 
 
 def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:

@@ -85,7 +85,7 @@ def test_an_interrupt_between_a_reply_and_the_prompt_ends_the_chat_at_the_prompt
     before = signal.getsignal(signal.SIGINT)
     with Interrupts() as interrupts:
         with interrupts.replying(lambda: None):
-            pass
+            signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), interrupts.reading():
             raise AssertionError("never read")
