@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from adapters.providers.local.settings import find_model
+from engine.cli.manage.price_age import age_in_days
+from tests.support.virtual_time import FakeClock
 
 from ..support.provider_server import provider_server, refusing_url
 from .running import CHECKOUT, call, environment
@@ -162,7 +164,11 @@ def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> N
     assert found["readable"] is True
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(found["versions"]) == {"python", "callboard", "sqlite", "httpx", "xllamacpp"}
-    assert found["places"] == {"configuration": str(traced / "models.yaml"), "trace": str(traced / "trace.db")}
+    places = found["places"]
+    assert places["configuration"] == str(traced / "models.yaml")
+    assert places["trace"] == str(traced / "trace.db")
+    assert Path(places["installation"]).is_dir()
+    assert places["python"] == sys.executable
     (failed,) = [check for check in found["checks"] if not check["ok"] and check["name"] != "usable"]
     assert failed["name"] == "provider:here"
     assert failed["fix"]
@@ -195,3 +201,25 @@ def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
     assert "✓" in shown.decode()
     assert "✗" in shown.decode()
     assert "FAIL" not in shown.decode()
+
+
+def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:
+    """Old ones are no fault, and come with what to do; a file that can't be read is one."""
+    done = call("doctor", "--offline", home=home)
+    assert "as shipped" in line(done.stdout, "prices")
+    (home / "prices.yaml").write_text("prices: [")
+    assert line(call("doctor", "--offline", home=home).stdout, "prices").startswith("FAIL")
+
+
+@pytest.mark.parametrize(("day", "days"), [("2026-01-01", 0), ("2025-12-31", 1), ("2026-02-01", 0), ("?", None)])
+def test_the_age_of_prices_is_counted_in_days(day: str, days: int | None) -> None:
+    """By the clock in UTC, and never below zero."""
+    assert age_in_days(day, FakeClock(epoch_us=1_767_225_600_000_000)) == days
+
+
+def test_no_color_means_none(home: Path) -> None:
+    """Not even bold, whatever the terminal; without it there are styles."""
+    styled = call("doctor", "--offline", home=home, more={"FORCE_COLOR": "1", "TERM": "xterm"})
+    plain = call("doctor", "--offline", home=home, more={"FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1"})
+    assert "\x1b[" in styled.stdout
+    assert "\x1b" not in plain.stdout

@@ -26,7 +26,9 @@ class SqliteIndex:
     def make(self, statements: Statements) -> None:
         if not statements.run("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'"):
             raise StoreError("the SQLite of this Python has no FTS5, which a search needs")
-        statements.run(f"CREATE VIRTUAL TABLE IF NOT EXISTS {TABLE} USING fts5(words, tokenize = 'unicode61')")
+        statements.run(  # without a copy of the texts: nothing is ever deleted from it but the whole
+            f"CREATE VIRTUAL TABLE IF NOT EXISTS {TABLE} USING fts5(words, content = '', tokenize = 'unicode61')"
+        )
 
     def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
         statements.run_many(f"INSERT INTO {TABLE} (rowid, words) VALUES (?, ?)", rows)

@@ -7,6 +7,7 @@ because a command asks for `drawn()` before it begins the next.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ import textwrap
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Literal, TextIO, TypeVar
 
 import anyio
 
@@ -48,10 +49,15 @@ def make_console(*, plain: bool = False) -> Console:
         ) from None
     if plain:
         return HarmlessConsole(force_terminal=False, no_color=True, highlight=False, markup=False)
-    console = HarmlessConsole(highlight=False, markup=False)
+    console = HarmlessConsole(highlight=False, markup=False, color_system=color_system())
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console
+
+
+def color_system() -> Literal["auto"] | None:
+    """What rich is told of colours. NO_COLOR means none, and neither bold nor dim, which rich would leave."""
+    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def complain(text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus import ConfigurationError
+from bus import SYSTEM_CLOCK, ConfigurationError
 from engine import Check, Engine, HealthReport
 from engine.health import check_key_file, check_store, unreadable
 from engine.health_report import report_of
@@ -27,6 +27,7 @@ from ..common.harmless import one_line, write_json
 from ..common.output import json_text
 from ..common.places import TRACE_NAME
 from ..common.screen import folded, make_console
+from .price_age import check_prices
 
 FAILED = 1
 UNREADABLE = 2
@@ -74,7 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     readable, report = anyio.run(_examine, models, trace, arguments.offline)
     if nats:
         report = report_of([*report.checks, *anyio.run(check_broker, nats, arguments.cluster)])
-    places = {"configuration": str(models or home_folder() / "models.yaml"), "trace": str(trace)}
+    report = report_of([*report.checks, check_prices(home_folder(), SYSTEM_CLOCK)])
+    places = {
+        "installation": installation(),
+        "python": sys.executable,
+        "configuration": str(models or home_folder() / "models.yaml"),
+        "trace": str(trace),
+    }
     findings = Findings(report.ok, readable, versions(), places, report.checks)
     if console is None:
         write_json(msgspec.json.format(json_text(findings)))
@@ -96,6 +103,12 @@ async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tup
     except ConfigurationError as error:
         return False, report_of([unreadable(error), *check_key_file(), *await check_store(store)])
     return True, await engine.health(offline=offline)
+
+
+def installation() -> str:
+    """The folder of the Callboard that looks: of a checkout, or of an installed package."""
+    home = Path(__file__).parents[3]
+    return str(home if (home / "pyproject.toml").exists() else Path(__file__).parents[2])
 
 
 def versions() -> dict[str, str | None]:
