@@ -47,7 +47,14 @@ def _main(words: Sequence[str]) -> int:
         return BADLY_CONFIGURED
     arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
-    return _run(arguments)
+    return _run_bare(arguments) if getattr(arguments, "bare", False) else _run(arguments)
+
+
+def _run_bare(arguments: argparse.Namespace) -> int:
+    """Run a command that has no errors of its own, and for which nothing of the library is imported."""
+    code: int = arguments.run(arguments)
+    sys.stdout.flush()
+    return code
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,13 @@ AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentP
 GROUP: Final = "callboard.commands"
 
 
+def plugin_names() -> list[str]:
+    """The names of all commands of plugins, whether they can be loaded or not."""
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=GROUP).names)
+
+
 def plugin_command(name: str) -> AddCommand | None:
     """The function that adds a plugin's command; None if there is no such plugin, or it can't be loaded."""
     from importlib.metadata import entry_points

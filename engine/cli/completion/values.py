@@ -61,12 +61,6 @@ def _keys() -> Iterable[str]:
     )
 
 
-def _plugins() -> Iterable[str]:
-    from adapters.plugins import plugins
-
-    return [plugin.name for plugin in plugins("callboard.commands")]
-
-
 def _collections() -> Iterable[str]:
     from tracestore.collections.collection_file import CollectionFile
 
@@ -81,7 +75,6 @@ _READ: dict[Source, Callable[[], Iterable[str]]] = {
     "sessions": _sessions,
     "templates": _templates,
     "keys": _keys,
-    "plugins": _plugins,
     "collections": _collections,
     "files": lambda: (),
 }

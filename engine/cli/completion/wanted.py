@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "plugins", "collections", "files"]
+Source: TypeAlias = Literal["models", "sessions", "templates", "keys", "collections", "files"]
 """Where values come from that no parser knows."""
 
 _BY_OPTION: dict[str, Source] = {

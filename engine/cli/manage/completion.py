@@ -7,14 +7,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bus import ConfigurationError
-
 from ..commands import COMMANDS
 from ..completion.scripts import SCRIPTS
-from ..completion.values import values_of
 from ..completion.wanted import wanted
-from ..main import build_parser
-from ..plugin_commands import plugin_command
+from ..main import BADLY_CONFIGURED, build_parser
+from ..plugin_commands import plugin_command, plugin_names
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,11 +28,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--breaks", default="", help=argparse.SUPPRESS)
     parser.add_argument("--words", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, bare=True)  # it runs at each Tab
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError, if no shell is named."""
+    """Write a script, or what may stand at a place."""
     if arguments.line is not None:
         words = in_words(arguments.line)
         for each in proposals(words):
@@ -44,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         said = [word for word in (arguments.shell, *arguments.word) if word is not None]
         sys.stdout.writelines(f"{each}\n" for each in proposals(said))
     elif arguments.shell is None:
-        raise ConfigurationError(f"say for which shell: {', '.join(SCRIPTS)}")
+        sys.stderr.write(f"callboard: say for which shell: {', '.join(SCRIPTS)}\n")
+        return BADLY_CONFIGURED
     else:
         sys.stdout.write(SCRIPTS[arguments.shell])
     return 0
@@ -72,9 +70,13 @@ def proposals(words: Sequence[str]) -> list[str]:
     _, *before, word = words if len(words) > 1 else (*words, "")
     command = before[0] if before else None
     if command is None and not word.startswith("-"):
-        return _beginning(word, (*COMMANDS, *values_of("plugins")))
+        return _beginning(word, (*COMMANDS, *plugin_names()))
     found = wanted(_parser_of(command), before, word)
-    more = () if found.source is None else values_of(found.source)
+    if found.source is None:
+        return _beginning(word, found.words)
+    from ..completion.values import values_of
+
+    more = values_of(found.source)
     return _beginning(word, (*found.words, *more))
 
 
