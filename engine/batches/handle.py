@@ -207,6 +207,16 @@ class BatchHandle:
 
         return await with_adapter(self._runtime, self._plan.decision.provider, end)
 
+    def _take_over(self, submissions: dict[int, Submission], requests: Sequence[CanonicalRequest]) -> None:
+        """Learn of parts that were sent since, whose requests had errors in place of results."""
+        self._requests = requests
+        for part, sent in submissions.items():
+            if self._job(part) is None and sent.job is not None:
+                self._submissions[part] = sent
+                self._completed = False
+                for place in self._plan.places(part):
+                    self._results.pop(place, None)
+
     def _job(self, part: int) -> BatchJob | None:
         sent = self._submissions.get(part)
         return None if sent is None else sent.job

@@ -115,6 +115,7 @@ class _Creation:
                 submissions[part] = await self._sent(plan, part, items, before)
         known = _handles(runtime).get(self._batch_id)
         if known is not None:
+            known._take_over(submissions, self._requests)
             return known
         polling = self._options.get("polling", USUAL_BATCH_POLLING)
         return _known(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))

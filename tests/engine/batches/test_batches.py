@@ -157,6 +157,20 @@ async def test_a_creation_that_surely_came_to_nothing_is_sent_when_it_is_asked_f
     assert len(jobs_of(server, "dropped")) == 1
 
 
+async def test_a_handle_learns_of_parts_that_are_sent_after_it_was_made(server: BatchServer, store: Path) -> None:
+    """What was never confirmed is an error there, and a result as soon as it was sent after all."""
+    requests = requests_of("openai", "one")
+    async with engine_at(server.url, store) as engine:
+        server.fail("drop create")
+        with pytest.raises(OutcomeUnknownError):
+            await engine.create_batch(requests, batch_id="later")
+        batch = await engine.resume_batch("later", polling=OFTEN, settle_seconds=0.0)
+        assert isinstance((await batch.wait())[0].error, OutcomeUnknownError)
+        assert await engine.create_batch(requests, batch_id="later", settle_seconds=0.0) is batch
+        assert (await batch.wait())[0].text == "answer to one"
+    assert len(jobs_of(server, "later")) == 1
+
+
 @pytest.mark.parametrize("store_kind", ["trace", "no trace"])
 async def test_a_job_that_is_listed_late_is_found_when_it_is_asked_for_again(
     server: BatchServer, store: Path, store_kind: str, monkeypatch: pytest.MonkeyPatch
