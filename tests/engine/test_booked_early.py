@@ -114,11 +114,17 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
     assert result.total_cost.nano_usd == sum(each or 0 for each in nano) + 10 * 1_000 + 5 * 100_000
 
 
-async def test_a_call_that_is_refused_has_no_usage_and_no_cost() -> None:
+async def test_a_call_that_is_refused_has_no_usage_and_costs_nothing() -> None:
+    """Its error says so: a provider bills nothing for an error that it answers with."""
     async with running(Say(fails=ServerError("busy", provider_status=503)), prices=PRICES) as (engine, _):
         with pytest.raises(ServerError) as caught:
             await engine.generate("s:m", "Hi")
-        assert (caught.value.usage, caught.value.cost) == (None, None)
+        assert caught.value.usage is None
+        assert caught.value.cost is not None
+        assert (caught.value.cost.usd, caught.value.cost.reason) == (
+            0,
+            "a provider bills nothing for an error that it answers with",
+        )
 
 
 async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> None:
