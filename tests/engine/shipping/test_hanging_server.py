@@ -65,6 +65,9 @@ async def test_calls_go_on_and_the_engine_ends_soon(server: StartedServer, tmp_p
         engine = engine_for(path, dsn, "behind")
         async with engine:
             session = engine.session(model="s:m", tools=[look])
+            shipper = engine._runtime.shipper
+            assert shipper is not None
+            assert await shipper.shipped(30)  # it is connected, so that it is a statement that gets no answer
             with server.hanging():
                 for _ in range(2):
                     with anyio.fail_after(30):
