@@ -14,10 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.book.snippets import DOCS, blocks
+
 for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
     pytest.importorskip(library)
 
 ROOT = Path(__file__).parents[1]
+HOST = ROOT / "examples" / "agent_host"
+PAGE = DOCS / "how-to" / "agent-host.md"
 TENANTS = ("acme", "beta", "poor", "traced")
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -235,3 +239,12 @@ def test_it_is_typed() -> None:
     command = [sys.executable, "-m", "mypy", "--strict", *untyped, "-p", "examples.agent_host"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stdout
+
+
+def test_the_page_shows_the_files() -> None:
+    """Each Python block of the page stands in a file of the example, word for word."""
+    files = [path.read_text() for path in HOST.rglob("*.*") if path.suffix in (".py", ".js", ".yaml")]
+    shown = [block.code for block in blocks(PAGE) if block.language in ("python", "javascript")]
+    assert len(shown) >= 8
+    for code in shown:
+        assert any(code.strip() in text for text in files), code

@@ -23,7 +23,10 @@ from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import own_server, program, why_not
 
 README = "../README.md"
-RUN_ELSEWHERE = {"how-to/fourteen-programs.md": "tests/test_fourteen_programs.py"}
+RUN_ELSEWHERE = {
+    "how-to/agent-host.md": "tests/test_agent_host.py",
+    "how-to/fourteen-programs.md": "tests/test_fourteen_programs.py",
+}
 """Pages whose blocks are files of examples/, and the tests that run those."""
 
 PAGES = [
