@@ -76,8 +76,14 @@ minute."""
 _LOCK_TIMEOUT_MS = 30_000
 """The longest wait for a lock: then the work is undone, and may be tried again."""
 
-_SERVER_SIDE = ("tcp_keepalives_idle = 15", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3")
-"""The server's settings, so that it notices in half a minute when our host has vanished, holding locks."""
+_SERVER_SIDE = (
+    "tcp_keepalives_idle = 15",
+    "tcp_keepalives_interval = 5",
+    "tcp_keepalives_count = 3",
+    "idle_in_transaction_session_timeout = 10000",
+)
+"""The server's settings, so that it notices in half a minute when our host has vanished, holding locks; and in ten
+seconds when our process was suspended between the statements of a transaction."""
 
 
 def connect(

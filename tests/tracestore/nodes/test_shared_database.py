@@ -24,3 +24,13 @@ async def test_whoever_comes_while_the_tables_are_made_waits_for_them(postgres_d
         assert await database.statement("SELECT count(*) FROM ledger_accounts") == [(0,)]
     assert await first == [(0,)]
     await database.close()
+
+
+async def test_a_process_that_is_suspended_in_a_transaction_holds_up_others_for_seconds_only(
+    postgres_dsn: str,
+) -> None:
+    """The server ends it, and with it its locks: otherwise nobody could renew a lease or take a session."""
+    database = SharedDatabase(postgres_dsn)
+    ((seconds,),) = await database.statement("SELECT current_setting('idle_in_transaction_session_timeout')")
+    assert seconds == "10s"
+    await database.close()
