@@ -215,13 +215,16 @@ def test_a_reader_that_leaves_early_gets_no_traceback(traced: Path) -> None:
     assert err == b""
 
 
-@pytest.mark.parametrize(
-    "wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon"), ("sql",)]
-)
+@pytest.mark.parametrize("wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon")])
 def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[str, ...]) -> None:
     """argparse says what was expected, and the exit code is 2."""
     done = call(*wrong, home=home, exits=2)
     assert "usage: callboard" in done.stderr
+
+
+def test_sql_without_a_statement_says_where_the_tables_are_told(home: Path) -> None:
+    """And the exit code is that of a usage error."""
+    assert "`callboard sql --schema` shows the tables" in call("sql", home=home, exits=2).stderr
 
 
 def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:
