@@ -66,8 +66,10 @@ def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.Mo
 
 
 def test_nothing_else_writes_to_the_streams() -> None:
-    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others: what
-    erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, a shell's own words.
+    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others.
+
+    That is what erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, and
+    the words of a shell.
     """
     writing = ("print", "sys.stdout.write", "sys.stderr.write")
     found = {
