@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -41,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_auto_num_workers() -> int:
+    """Three for two cores: half of the time tests wait for servers and processes."""
+    return max(2, (os.cpu_count() or 1) * 3 // 2)
 
 
 def pytest_collection_finish() -> None:
