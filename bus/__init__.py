@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ContextOverflowError,
         DeadlineExceeded,
         ErrorClass,
+        GuardrailStopped,
         InvalidRequestError,
         MailboxFull,
         NetworkError,
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
         BatchSubmitting,
     )
     from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-    from .events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+    from .events.calls import LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted
     from .events.catalogue import CatalogueEvent
     from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
     from .events.envelope import Envelope, Event, UnknownEvent
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
         MessageComplete,
         MessageStart,
         ProviderBlock,
+        ProviderEvent,
         StepFinish,
         StreamEvent,
         TextDelta,
@@ -135,6 +137,7 @@ if TYPE_CHECKING:
         OpaqueBlock,
         ProviderRaw,
         RedactedThinkingBlock,
+        ResultPart,
         TextBlock,
         ThinkingBlock,
         ToolResultBlock,
@@ -154,6 +157,8 @@ if TYPE_CHECKING:
         ToolDefinition,
         as_blocks,
     )
+    from .values.raw_reply import RawReply
+    from .values.turn_so_far import StepSoFar, TurnSoFar
     from .values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
     from .values.warning_codes import WarningCode
 else:
@@ -200,6 +205,7 @@ else:
                 "ContextOverflowError",
                 "DeadlineExceeded",
                 "ErrorClass",
+                "GuardrailStopped",
                 "InvalidRequestError",
                 "MailboxFull",
                 "NetworkError",
@@ -241,7 +247,13 @@ else:
                 "BatchSubmitting",
             ),
             ".events.budgets": ("BudgetLow", "BudgetRefused", "BudgetReserved", "BudgetSettled"),
-            ".events.calls": ("LlmCallCompleted", "LlmCallFailed", "LlmCallStarted"),
+            ".events.calls": (
+                "LlmCallAccepted",
+                "LlmCallCompleted",
+                "LlmCallFailed",
+                "LlmCallGuarded",
+                "LlmCallStarted",
+            ),
             ".events.catalogue": ("CatalogueEvent",),
             ".events.codec": ("decode_as", "decode_envelope", "decode_event", "encode_envelope", "encode_event"),
             ".events.envelope": ("Envelope", "Event", "UnknownEvent"),
@@ -280,6 +292,7 @@ else:
                 "MessageComplete",
                 "MessageStart",
                 "ProviderBlock",
+                "ProviderEvent",
                 "StepFinish",
                 "StreamEvent",
                 "TextDelta",
@@ -300,6 +313,7 @@ else:
                 "OpaqueBlock",
                 "ProviderRaw",
                 "RedactedThinkingBlock",
+                "ResultPart",
                 "TextBlock",
                 "ThinkingBlock",
                 "ToolResultBlock",
@@ -319,6 +333,8 @@ else:
                 "ToolDefinition",
                 "as_blocks",
             ),
+            ".values.raw_reply": ("RawReply",),
+            ".values.turn_so_far": ("StepSoFar", "TurnSoFar"),
             ".values.usage": ("Cost", "CostSource", "StopReason", "TokenUsage", "UsageSource"),
             ".values.warning_codes": ("WarningCode",),
         },
@@ -378,6 +394,7 @@ __all__ = [
     "ErrorClass",
     "Event",
     "Gap",
+    "GuardrailStopped",
     "ImageBlock",
     "InvalidRequestError",
     "JobCompleted",
@@ -387,8 +404,10 @@ __all__ = [
     "Json",
     "JsonObject",
     "Latest",
+    "LlmCallAccepted",
     "LlmCallCompleted",
     "LlmCallFailed",
+    "LlmCallGuarded",
     "LlmCallStarted",
     "Log",
     "Lossless",
@@ -416,16 +435,19 @@ __all__ = [
     "PromptTooLongError",
     "ProviderAvailabilityChanged",
     "ProviderBlock",
+    "ProviderEvent",
     "ProviderRaw",
     "QuotaExceededError",
     "RateLimitError",
     "RateLimitWaitError",
+    "RawReply",
     "ReaderStatistics",
     "RedactedThinkingBlock",
     "ReplayBus",
     "RequestTimeoutError",
     "RestartPolicy",
     "RestartType",
+    "ResultPart",
     "Role",
     "RoutingDecision",
     "ServerError",
@@ -443,6 +465,7 @@ __all__ = [
     "SessionTurnStarted",
     "ShutdownReport",
     "StepFinish",
+    "StepSoFar",
     "StopReason",
     "StoreError",
     "StoreShippingChanged",
@@ -483,6 +506,7 @@ __all__ = [
     "ToolUseStart",
     "TurnComplete",
     "TurnEvent",
+    "TurnSoFar",
     "TurnStatus",
     "UnknownEvent",
     "UnknownStream",

@@ -16,10 +16,14 @@ import anyio
 
 def on_asyncio() -> bool:
     """Whether the running task is asyncio's; trio as a guest of an asyncio loop is not."""
+    return _asyncio_task() is not None
+
+
+def _asyncio_task() -> asyncio.Task[object] | None:
     try:
-        return asyncio.current_task() is not None
+        return asyncio.current_task()
     except RuntimeError:
-        return False
+        return None
 
 
 class Signal(Protocol):
@@ -29,13 +33,41 @@ class Signal(Protocol):
     async def wait(self) -> object: ...
 
 
-def new_signal() -> Signal:
-    """A signal that is not set. The task that waits must make it.
+class LoopSignal:
+    """A signal on asyncio.
 
-    On asyncio it is asyncio's own event. The event of anyio costs 2 µs more for every wait, and each call and each
-    token that comes alone is waited for a few times.
+    The event of anyio costs 2 µs more for every wait, and each call and each token that comes alone is waited for
+    a few times. That of asyncio has a deque, which takes more memory than all else that an open stream waits with.
     """
-    return asyncio.Event() if on_asyncio() else anyio.Event()
+
+    __slots__ = ("_is_set", "_loop", "_waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_set = False
+        self._loop = loop
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        if self._is_set:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+
+def new_signal() -> Signal:
+    """A signal that is not set. The task that waits must make it."""
+    task = _asyncio_task()
+    return LoopSignal(task.get_loop()) if task is not None else anyio.Event()
 
 
 class Notice:
@@ -67,12 +99,60 @@ def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
     Args:
         deadline: The event loop's time at which it cancels itself.
     """
-    return _asyncio_scope()(deadline=deadline) if on_asyncio() else anyio.CancelScope(deadline=deadline)
+    return (anyio.CancelScope if _asyncio_task() is None else _asyncio_scope())(deadline=deadline)
+
+
+class MovingDeadline:
+    """The deadline of a scope, which moves on whenever something comes of what is waited for.
+
+    A scope sets its timer anew each time. This timer is looked at when it goes off, and set anew then.
+
+    Args:
+        scope: The scope, which has no deadline of its own.
+        at: The event loop's time at which it is cancelled.
+    """
+
+    def __init__(self, scope: anyio.CancelScope, at: float) -> None:
+        task = _asyncio_task()
+        self._scope = scope
+        self._loop = None if task is None else task.get_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf
+        self.move(at)
+
+    def move(self, at: float) -> None:
+        """Let it be at that time."""
+        self._at = at
+        if self._loop is None:
+            self._scope.deadline = at
+        elif self._timer is None or at < self._timer.when():
+            self._set(self._loop)
+
+    def stop(self) -> None:
+        """The scope is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop()
+        self._timer = None if self._at == math.inf else loop.call_at(self._at, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._at <= loop.time():
+            self._scope.cancel()
+        else:
+            self._set(loop)
+
+
+def time_source() -> Callable[[], float]:
+    """What tells the event loop's time in seconds, for a task that asks often."""
+    task = _asyncio_task()
+    return anyio.current_time if task is None else task.get_loop().time
 
 
 def current_time() -> float:
     """The event loop's time in seconds, as `anyio.current_time` has it."""
-    return asyncio.get_running_loop().time() if on_asyncio() else anyio.current_time()
+    return time_source()()
 
 
 @cache

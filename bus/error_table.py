@@ -60,7 +60,8 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(errors.StreamError, _E.NETWORK, "yes", "provider's", "provider",
              "a reply that broke off, or whose stream ends without saying why; what is none of its protocol"),
     ErrorRow(errors.OutcomeUnknownError, _E.NETWORK, "no", "provider's", "provider",
-             "the request for an image or a video: its answer was lost, or was a 5xx other than 503"),
+             "the request for an image, a video, a batch or a background reply: its answer was lost, or was a 5xx "
+             "other than 503"),
     ErrorRow(errors.ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "nobody",
              "the provider's own words and codes for it; never with 429"),
     ErrorRow(errors.InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "nobody",
@@ -68,6 +69,8 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(errors.NotFoundError, _E.INVALID_REQUEST, "no", "none", "model", "404; NOT_FOUND"),
     ErrorRow(errors.ContentFilterError, _E.INVALID_REQUEST, "no", "none", "nobody",
              "content_filter, content_policy_violation, moderation"),
+    ErrorRow(errors.GuardrailStopped, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "a guardrail of the host's answered with a Stop; the call is cancelled at its provider"),
     ErrorRow(errors.CapabilityError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
     ErrorRow(errors.UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "nobody",
              "before anything was sent"),

@@ -285,6 +285,13 @@ class ContentFilterError(InvalidRequestError):
     """The provider refuses the request for its content."""
 
 
+class GuardrailStopped(ContentFilterError):
+    """A guardrail of the host's stopped the reply. `content` is what it had let pass, and `cost` that of the call.
+
+    No other model is asked, and nothing is repeated.
+    """
+
+
 class CapabilityError(InvalidRequestError):
     """The model can't do what the request asks; found before anything was sent."""
 

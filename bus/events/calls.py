@@ -31,7 +31,8 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_starte
     streamed: bool
     """Whether the reply is asked for as a stream."""
     reason: str = "first"
-    """``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
+    """``first``, ``retry``, ``repair``, ``key`` after a refused key, ``taken_up`` for a reply that was being made
+    in the background, or ``continued`` after a break."""
     routing: RoutingDecision | None = None
     """The way by which the call came to its model; set on a first attempt only."""
     estimated_input_tokens: int | None = None
@@ -50,6 +51,37 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_starte
     """The tokens that budgets reserved for the attempt; None if none were reserved."""
     key: str | None = None
     """The name of the key that is sent, never its value; None for the adapter's own key, which has no name."""
+
+
+class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
+    """The provider makes the reply in the background from here on.
+
+    If the call has no end, because its process ended, the reply can be taken up by the provider's id of it. The
+    call is then told as started once more, with the same request and attempt.
+    """
+
+    response_id: str
+    """The provider's identifier of the response."""
+
+
+class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarded"):
+    """A guardrail of the host's did not let a piece of the reply pass as it was.
+
+    The text isn't told, neither the one that was held nor the one that passed in its place.
+    """
+
+    guardrail: str
+    """The guardrail's name."""
+    action: str
+    """``changed``, or ``stopped`` if the reply ends there."""
+    content_block_index: int
+    """The place of the piece's block in the reply, from 0."""
+    held_characters: int
+    """The length of the piece in characters."""
+    passed_characters: int
+    """The length of what passed in its place."""
+    reason: str = ""
+    """The reason of a stop, in the guardrail's words."""
 
 
 class LlmCallCompleted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_completed"):

@@ -20,7 +20,7 @@ from .batches import (
     BatchSubmitting,
 )
 from .budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-from .calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from .calls import LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted
 from .jobs import JobCompleted, JobCreated, JobFailed, JobProgress
 from .nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
 from .operation import (
@@ -45,6 +45,8 @@ from .tools import ToolFinished, ToolProgress, ToolStarted
 
 CatalogueEvent: TypeAlias = (
     LlmCallStarted
+    | LlmCallAccepted
+    | LlmCallGuarded
     | LlmCallCompleted
     | LlmCallFailed
     | ActorStarted

@@ -139,6 +139,26 @@ class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block")
     type: ClassVar[str] = "provider.block"
 
 
+class ProviderEvent(msgspec.Struct, frozen=True, gc=False, tag="provider.event"):
+    """What a provider tells beside the content: the progress of its own tools, a picture as far as it is painted,
+    an event of a kind that isn't known here.
+
+    It belongs to no block, and may stand anywhere in a message. It is for readers who are there when it comes:
+    what is told of a message later, when its stretch of the stream was folded, has none.
+    """
+
+    kind: str
+    """The provider's name for the event."""
+    raw: Json
+    """The event as the provider sent it."""
+    message_id: str = ""
+    """The id of the reply's message."""
+    content_block_index: int | None = None
+    """The place of the block that it stands for in the reply, from 0; None if it stands for none. Adapters tell
+    whole blocks as `ProviderBlock`; in the view of `stream()` these are events as well."""
+    type: ClassVar[str] = "provider.event"
+
+
 class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
     """The reply is over."""
 
@@ -199,6 +219,7 @@ StreamEvent: TypeAlias = (
     | ToolUseInputDelta
     | ToolUseEnd
     | ProviderBlock
+    | ProviderEvent
     | MessageComplete
 )
 """What a reply consists of, as it comes."""

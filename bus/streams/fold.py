@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
-from .events import MessageComplete, MessageStart, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta
+from .events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    ProviderEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+)
 
 MERGE_LIMIT = 16 * 1024
 """Readers get merged deltas of at most so many characters."""
@@ -57,7 +66,8 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
     """The fewest events that say the same.
 
     A finished message becomes its MessageStart and its MessageComplete, whose content is the sum of the deltas. In
-    an unfinished message the deltas of each block are joined, the arguments of a tool call included.
+    an unfinished message the deltas of each block are joined, the arguments of a tool call included. What a
+    provider told beside the content is left out.
     """
     folded: list[object] = []
     message_at: int | None = None  # where the unfinished message starts in `folded`
@@ -68,6 +78,8 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
                 folded.append(_join(run))
                 run.clear()
             run.append(event)
+            continue
+        if isinstance(event, ProviderEvent):
             continue
         if run:
             folded.append(_join(run))
@@ -92,6 +104,8 @@ def weigh(event: object) -> int:
             return _EVENT_BYTES + len(event.partial_json)
         case ToolUseEnd():
             return _EVENT_BYTES + _weigh_json(event.final_input)
+        case ProviderBlock() | ProviderEvent():
+            return _EVENT_BYTES + _weigh_json(event.raw)
         case MessageComplete():
             return _EVENT_BYTES + weigh_content(event.final_content)
         case _:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
-from weakref import WeakSet
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
@@ -91,7 +91,8 @@ class StreamLog(Generic[T]):
         self._signal: Signal | None = None
         self._closed = False
         self._error: Exception | None = None
-        self._readers: WeakSet[StreamReader[T]] | None = None  # made for the first: 2 µs for a call that has none
+        self._readers: list[ref[StreamReader[T]]] = []  # a WeakSet takes a kilobyte
+        self._look_at = 8
 
     def append(self, event: T) -> int:
         """Add an event. It never waits.
@@ -209,7 +210,7 @@ class StreamLog(Generic[T]):
     @property
     def readers(self) -> tuple[StreamReader[T], ...]:
         """The readers that are attached."""
-        return tuple(self._readers or ())
+        return tuple(reader for entry in self._readers if (reader := entry()) is not None)
 
     def reader(
         self,
@@ -254,9 +255,13 @@ class StreamLog(Generic[T]):
         self._fold_until(len(self._events))
 
     def _enter(self, reader: StreamReader[T]) -> None:
-        if self._readers is None:
-            self._readers = WeakSet()
-        self._readers.add(reader)
+        if len(self._readers) >= self._look_at:  # for readers that were dropped without being closed
+            self._readers = [entry for entry in self._readers if entry() is not None]
+            self._look_at = max(8, 2 * len(self._readers))
+        self._readers.append(ref(reader))
+
+    def _leave(self, reader: StreamReader[T]) -> None:
+        self._readers = [entry for entry in self._readers if entry() not in (None, reader)]
 
     def _wake(self) -> None:
         signal, self._signal = self._signal, None
@@ -430,8 +435,7 @@ class StreamReader(Generic[T]):
         if not self._closed:
             self._closed = True
             self._batch, self._seqs, self._index = (), (), 0
-            if self._log._readers is not None:
-                self._log._readers.discard(self)
+            self._log._leave(self)
             self._log._wake()
 
     async def aclose(self) -> None:

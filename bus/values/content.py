@@ -1,7 +1,8 @@
 """Content blocks, the parts of a message.
 
 Blocks are frozen values. Data that only one provider understands travels with the block in `provider_raw`. It is
-marked with its provider, so that it can go back there unchanged and nowhere else.
+marked with its provider, so that it can go back there unchanged and nowhere else. A host may put fields of its own
+there, such as a breakpoint of the provider's cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class TextBlock(Shown, frozen=True, gc=False, tag="text"):
     text: str
     """The text."""
     provider_raw: ProviderRaw | None = None
-    """The data that its provider attached to it, such as citations."""
+    """The data that its provider attached to it, such as citations; of a text of the user's, fields that are sent
+    with it to that provider."""
 
 
 class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
@@ -52,6 +54,9 @@ class ImageBlock(Shown, frozen=True, gc=False, tag="image"):
     """
     detail: str | None = None
     """``low``, ``high`` or ``auto``, for providers that have the choice."""
+    provider_raw: ProviderRaw | None = None
+    """Fields that are sent with it to that provider and to no other; of an image that a model made, what came with
+    it."""
 
     def __post_init__(self) -> None:
         _one_source(self, "ImageBlock", _sniff_image, "no PNG, JPEG, GIF or WebP")
@@ -93,6 +98,8 @@ class AudioBlock(Shown, frozen=True, gc=False, tag="audio"):
     media_type: str | None = None
     """The type, such as ``audio/wav``. It is required with `data` unless the bytes show it (WAV, MP3, FLAC, Ogg).
     """
+    provider_raw: ProviderRaw | None = None
+    """Fields that are sent with it to that provider and to no other."""
 
     def __post_init__(self) -> None:
         _one_source(self, "AudioBlock", _sniff_audio, "no WAV, MP3, FLAC or Ogg")
@@ -124,6 +131,8 @@ class DocumentBlock(Shown, frozen=True, gc=False, tag="document"):
     PDF."""
     name: str | None = None
     """The file name or the title, which some providers show the model."""
+    provider_raw: ProviderRaw | None = None
+    """Fields that are sent with it to that provider and to no other."""
 
     def __post_init__(self) -> None:
         _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
@@ -173,6 +182,15 @@ def _sniff_document(data: bytes) -> str | None:
     return "application/pdf" if data.startswith(b"%PDF-") else None
 
 
+class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
+    """Content outside this catalogue, kept as it came."""
+
+    kind: str
+    """The provider's own name for it."""
+    provider_raw: ProviderRaw
+    """The content itself."""
+
+
 class ToolUseBlock(Shown, frozen=True, gc=False, tag="tool_use"):
     """A tool call that the model asks for."""
 
@@ -191,7 +209,7 @@ class ToolUseBlock(Shown, frozen=True, gc=False, tag="tool_use"):
     """The data that its provider attached to it."""
 
 
-ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
+ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock | OpaqueBlock
 """What a tool's result may be made of."""
 
 
@@ -201,9 +219,11 @@ class ToolResultBlock(Shown, frozen=True, gc=False, tag="tool_result"):
     tool_use_id: str
     """The id of the call that it answers."""
     content: str | tuple[ResultPart, ...] = ""
-    """Text, or text, image and document blocks."""
+    """Text, or text, image and document blocks, and such as only their provider knows."""
     is_error: bool = False
     """Whether the tool failed."""
+    provider_raw: ProviderRaw | None = None
+    """Fields that are sent with it to that provider and to no other."""
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
@@ -238,15 +258,6 @@ class RedactedThinkingBlock(Shown, frozen=True, gc=False, tag="redacted_thinking
     """The hidden text, which goes back unchanged."""
     provider_raw: ProviderRaw | None = None
     """The data that its provider attached to it."""
-
-
-class OpaqueBlock(Shown, frozen=True, gc=False, tag="opaque"):
-    """Content outside this catalogue, kept as it came."""
-
-    kind: str
-    """The provider's own name for it."""
-    provider_raw: ProviderRaw
-    """The content itself."""
 
 
 ContentBlock: TypeAlias = (

@@ -25,6 +25,7 @@ from .content import (
     ToolUseBlock,
 )
 from .json import Json, JsonObject
+from .raw_reply import RawReply
 from .shown import Shown
 from .usage import Cost, StopReason, TokenUsage
 
@@ -44,7 +45,7 @@ class Role(StrEnum):
 _ALLOWED: dict[Role, tuple[type, ...]] = {
     Role.SYSTEM: (TextBlock,),
     Role.DEVELOPER: (TextBlock,),
-    Role.USER: (TextBlock, ImageBlock, AudioBlock, DocumentBlock),
+    Role.USER: (TextBlock, ImageBlock, AudioBlock, DocumentBlock, OpaqueBlock),
     Role.ASSISTANT: (
         TextBlock,
         ImageBlock,
@@ -115,6 +116,14 @@ class MessageMetadata(Shown, frozen=True, kw_only=True, gc=False):
     """Milliseconds that the adapter's call took, with all its attempts."""
     warnings: tuple[CallWarning, ...] = ()
     """Warnings for the reader, such as parts of the history that were left out of the request."""
+    raw: RawReply | None = None
+    """The reply as the provider sent it; None unless the request asked for it."""
+    provider_details: JsonObject | None = None
+    """What the reply says beside its content and its usage, by the provider's own names; None if that is nothing.
+    """
+
+    def __hash__(self) -> int:
+        return hash((self.provider, self.model, self.stop_reason, self.request_id))
 
     @property
     def cost_usd(self) -> Decimal | None:
@@ -269,6 +278,9 @@ class ToolDefinition(Shown, frozen=True):
     """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
     annotations: ToolAnnotations | None = None
     """Hints for the approval of the tool's calls."""
+    provider_options: JsonObject = msgspec.field(default_factory=dict)
+    """Fields that are merged into the tool on the wire, by the name of a protocol or an adapter, as a request's
+    are: ``{"anthropic": {"defer_loading": True}}``. Nobody else is sent them."""
 
     def __post_init__(self) -> None:
         if not _TOOL_NAME.fullmatch(self.name):

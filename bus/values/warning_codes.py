@@ -57,6 +57,10 @@ class WarningCode(StrEnum):
     FINISH_MESSAGE = "finish_message", "What the provider says about how the reply ended."
     BODY_MENDED = "body_mended", "A part of the reply could not be read, and was replaced."
     EXTRA_CANDIDATES = "extra_candidates", "The reply has several candidates, of which only the first is read."
+    PROVIDER_CHANGED_INPUT = (
+        "provider_changed_input",
+        "The provider left parts of the request out, or changed them; `provider_details` says which.",
+    )
     UNKNOWN_EVENT = "unknown_event", "The stream has an event of a kind that is not known."
     UNKNOWN_CONTENT = "unknown_content", "The reply has a piece of content that is not known."
     UNKNOWN_DELTA = "unknown_delta", "The stream has a delta of a kind that is not known."

@@ -8,6 +8,7 @@ from bus import (
     ImageBlock,
     MessageComplete,
     MessageStart,
+    ProviderEvent,
     StopReason,
     StreamChannel,
     StreamLog,
@@ -70,6 +71,14 @@ def test_a_finished_message_folds_to_its_start_and_end() -> None:
     """What its deltas add up to is in the MessageComplete; tools and steps around it stay."""
     events = reply("a", "b")
     assert fold(events) == (events[0], events[-2], events[-1])
+
+
+def test_what_is_told_beside_the_content_is_for_those_who_were_there() -> None:
+    """It folds to nothing, between two deltas of an unfinished message too; until then it weighs what it holds."""
+    picture = ProviderEvent("partial_image", {"b64": "x" * 10_000}, "m")
+    events = [MessageStart("m"), picture, TextDelta("a", 0, "m"), picture, TextDelta("b", 0, "m")]
+    assert fold(events) == (MessageStart("m"), TextDelta("ab", 0, "m"))
+    assert weigh(picture) > 10_000
 
 
 def test_an_unfinished_message_folds_to_one_delta_per_block() -> None:
