@@ -1,67 +1,43 @@
-"""What the HTTP libraries raise, as AdapterErrors. httpx and httpcore name the same failures alike."""
+"""What can go wrong between here and a server, as AdapterErrors. None holds a header of a request."""
 
 from __future__ import annotations
 
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
 
-from .addresses import host_of
 
-
-def translate(error: Exception, url: str = "") -> AdapterError:
-    """The AdapterError for any exception of the transport. The most specific class wins. It never holds request
-    headers.
-
-    Args:
-        error: The exception.
-        url: The URL that was asked. The text names only its host.
-    """
-    import httpcore
-    import httpx
-
-    if isinstance(error, AdapterError):
-        return error
-    said, host = str(error) or type(error).__name__, host_of(url)
-    match error:
-        case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
-            return _unsent(RequestTimeoutError(f"no connection to {host} within the connect timeout"))
-        case httpx.TimeoutException() | httpcore.TimeoutException():
-            return RequestTimeoutError(f"{host} took too long: {said}")
-        case httpx.ConnectError() | httpcore.ConnectError():
-            return _unsent(NetworkError(f"could not connect to {host}: {said}"))
-        case httpx.RemoteProtocolError() | httpcore.RemoteProtocolError():
-            return StreamError(f"the connection to {host} broke: {said}")
-        case (
-            httpx.LocalProtocolError()
-            | httpcore.LocalProtocolError()
-            | httpx.UnsupportedProtocol()
-            | httpcore.UnsupportedProtocol()
-            | httpx.InvalidURL()
-            | UnicodeError()
-        ):
-            reason = "base_url, api_key or extra_headers can't be sent as they are"
-            return InvalidRequestError(f"{reason} ({type(error).__name__})")
-        case (
-            httpx.TransportError()
-            | httpx.StreamError()
-            | httpcore.NetworkError()
-            | httpcore.ProxyError()
-            | httpcore.ConnectionNotAvailable()
-            | OSError()
-        ):
-            return NetworkError(f"the connection to {host} failed: {said}")
-        case _:
-            return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
-
-
-def _unsent(error: NetworkError) -> NetworkError:
+def not_in_time(host: str) -> RequestTimeoutError:
+    """No connection within its time."""
+    error = RequestTimeoutError(f"no connection to {host} within the connect timeout")
     error.before_sending = True
     return error
 
 
-def harmless(error: Exception) -> Exception | None:
-    """The error as the cause to show, unless its text may quote a header, and with it a key."""
-    import httpcore
-    import httpx
+def unreachable(host: str, said: str) -> NetworkError:
+    """No connection at all."""
+    error = NetworkError(f"could not connect to {host}: {said}")
+    error.before_sending = True
+    return error
 
-    quoting = httpx.LocalProtocolError | httpcore.LocalProtocolError | UnicodeError | ValueError
-    return None if isinstance(error, quoting) else error
+
+def broken(host: str, said: str) -> StreamError:
+    """What came is no reply, or only the beginning of one."""
+    return StreamError(f"the connection to {host} broke: {said}")
+
+
+def failed(host: str, said: str) -> NetworkError:
+    """The network failed under a request."""
+    return NetworkError(f"the connection to {host} failed: {said}")
+
+
+def unsendable(what: str) -> InvalidRequestError:
+    """A request that can't be written. The text must not quote it.
+
+    Args:
+        what: The kind of what is wrong.
+    """
+    return InvalidRequestError(f"base_url, api_key or extra_headers can't be sent as they are ({what})")
+
+
+def not_made(error: Exception) -> AdapterError:
+    """What nobody foresaw."""
+    return AdapterError(f"the request could not be made: {type(error).__name__}: {error}")

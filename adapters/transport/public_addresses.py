@@ -7,59 +7,33 @@ answer of a name server can lead elsewhere.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import anyio
-import httpcore
 
 from bus.errors import StreamError
-
-if TYPE_CHECKING:
-    from httpcore import SOCKET_OPTION
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-class PublicSockets(httpcore.AsyncNetworkBackend):
-    """Opens connections by other sockets, to public addresses alone. Raises StreamError for any other."""
+async def public_addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host, in the resolver's order.
 
-    def __init__(self, sockets: httpcore.AsyncNetworkBackend) -> None:
-        self._sockets = sockets
+    Args:
+        host: A name, or an address.
+        port: The port.
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        failure: Exception = httpcore.ConnectError("the name has no address")
-        for address in await self._public_addresses(host, port, timeout):
-            try:
-                return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure
-
-    async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
-
-    async def _public_addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
-        try:
-            with anyio.fail_after(timeout):
-                found = await anyio.getaddrinfo(host, port)
-        except TimeoutError as error:
-            raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time") from error
-        except OSError as error:
-            raise httpcore.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-        for address in addresses:
-            check_public(address, host)
-        return addresses
+    Raises:
+        StreamError: One of them is not public.
+        OSError: The name has none.
+    """
+    found = await anyio.getaddrinfo(host, port)
+    addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    for address in addresses:
+        check_public(address, host)
+    return addresses
 
 
 def check_public(address: str, host: str) -> None:

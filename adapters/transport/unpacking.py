@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 import anyio.lowlevel
 
@@ -69,24 +69,38 @@ def codings(header: str) -> list[str]:
     return named
 
 
-async def unpacked(header: str, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The body behind a `content-encoding`. Raises StreamError for codings that can't be undone."""
-    inflaters = [_Inflater(coding) for coding in reversed(codings(header))]
-    async for data in stream:
+class Unpacker:
+    """All codings of a body, undone.
+
+    Args:
+        header: The `content-encoding`.
+
+    Raises:
+        StreamError: A coding can't be undone.
+    """
+
+    def __init__(self, header: str) -> None:
+        self._inflaters = [_Inflater(coding) for coding in reversed(codings(header))]
+
+    def unpack(self, data: bytes) -> Iterator[bytes]:
+        """What comes of these bytes, piece by piece. Raises StreamError if they are broken."""
+        pieces: Iterator[bytes] = iter((data,))
+        for inflater in self._inflaters:
+            pieces = _each(inflater, pieces)
         try:
-            for number, piece in enumerate(_through(inflaters, data)):
-                if number:
-                    await anyio.lowlevel.checkpoint()
-                yield piece
+            yield from pieces
         except zlib.error as error:
             raise StreamError(f"the reply's compression is broken: {error}") from error
 
 
-def _through(inflaters: Iterable[_Inflater], data: bytes) -> Iterator[bytes]:
-    pieces: Iterator[bytes] = iter((data,))
-    for inflater in inflaters:
-        pieces = _each(inflater, pieces)
-    return pieces
+async def unpacked(header: str, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The body behind a `content-encoding`. Raises StreamError for codings that can't be undone."""
+    unpacker = Unpacker(header)
+    async for data in stream:
+        for number, piece in enumerate(unpacker.unpack(data)):
+            if number:
+                await anyio.lowlevel.checkpoint()
+            yield piece
 
 
 def _each(inflater: _Inflater, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -47,8 +47,6 @@ def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> 
     assert report.counts["attempts"] >= 10
 
 
-# httpcore leaves the socket of a cancelled TLS handshake to the garbage collector, which closes it and warns
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["uvloop", "tls"])
 def test_it_keeps_them_on_another_loop_and_over_tls(how: str, tmp_path: Path) -> None:
     """The same faults, seen through uvloop's transports and through an encrypted connection."""

@@ -4,13 +4,17 @@
 
 It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request for a stream
 gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all at once; with
-PER_SECOND one to a chunk, so many in a second, each stream at its own moments. Headers may ask for:
+PER_SECOND one to a chunk after the first, so many in a second, each stream at its own moments. Headers may ask
+for:
 
     x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
                     comes in chunks a few milliseconds apart, in turn with those of all others
     x-hold: 1       a streamed reply stops after its first chunk until somebody gets /release
     x-limit: N MS   at most N requests in each window of MS milliseconds, and headers that tell of it; further
                     ones are refused with 429. With `N MS silent` the headers tell nothing
+
+/hold stops every stream that is under way until somebody gets /release, and /finish has each of them said to its
+end at once.
 
 /served tells of each value of the header `authorization` how many requests had a reply, and how many of these were
 said to their end.
@@ -22,6 +26,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -32,8 +37,12 @@ from typing import ClassVar, cast
 ROOT = Path(__file__).resolve().parents[2]
 DELTAS_PER_CHUNK = 10
 PACE_SECONDS = 0.005
+FIRST_EVENTS = 6
+"""Events in the first chunk of a stream at a pace: a delta is among them, whatever the protocol begins with."""
+
 SENTENCES = "The curtain rises on a quiet street. A clerk reads the notice, then reads it again. " * 6
 USAGE_OUT = 120
+TOLD_TO_ALL = ("/release", "/hold", "/finish")
 REFUSED = (
     b'HTTP/1.1 429 Too Many Requests\r\ncontent-length: 46\r\n\r\n{"error":{"message":"slow","code":"too_many"}}'
 )
@@ -218,19 +227,20 @@ class Replies:
         self.whole: dict[str, bytes] = {}
         self.chunks: dict[str, list[bytes]] = {}
         self.streams: dict[str, bytes] = {}
-        at_once = DELTAS_PER_CHUNK if per_second is None else 1
+        first, at_once = (DELTAS_PER_CHUNK, DELTAS_PER_CHUNK) if per_second is None else (FIRST_EVENTS, 1)
         for protocol in (Chat, GenerateContent, Messages, Responses):
             body = _json(protocol.whole()).encode()
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self.whole[protocol.path] = head.encode() + body
-            self.chunks[protocol.path] = list(self._chunked(protocol.events(words(deltas)), at_once))
+            self.chunks[protocol.path] = list(self._chunked(protocol.events(words(deltas)), first, at_once))
             self.streams[protocol.path] = b"".join(self.chunks[protocol.path])
 
     @staticmethod
-    def _chunked(events: list[str], at_once: int) -> Iterator[bytes]:
+    def _chunked(events: list[str], first: int, at_once: int) -> Iterator[bytes]:
+        starts = [0, *range(first, len(events), at_once), len(events)]
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        for start in range(0, len(events), at_once):
-            piece = "".join(events[start : start + at_once]).encode()
+        for start, stop in itertools.pairwise(starts):
+            piece = "".join(events[start:stop]).encode()
             yield head + f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
             head = b""
         yield b"0\r\n\r\n"
@@ -267,7 +277,7 @@ class Connection(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
     waiting: ClassVar[list[Connection]] = []
-    held: ClassVar[list[Connection]] = []
+    all: ClassVar[set[Connection]] = set()
     begun: ClassVar[itertools.count[int]] = itertools.count(1)
     window: ClassVar[Window] = Window()
     served: ClassVar[dict[str, list[int]]] = {}
@@ -280,18 +290,20 @@ class Connection(asyncio.Protocol):
         self._rest: list[bytes] = []
         self._due = 0.0  # when the next chunk comes, of a stream at a pace of its own
         self._scheduled = False
+        self._held = False
         self._reply: tuple[str, bool, bool] = ("", False, False)
         self._told = b""  # headers of the reply
         self._count = [0, 0]  # of replies that were begun and ended, with this key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
+        Connection.all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        Connection.all.discard(self)
         self._rest = []
-        for queue in (Connection.waiting, Connection.held):
-            if self in queue:
-                queue.remove(self)
+        if self in Connection.waiting:
+            Connection.waiting.remove(self)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -314,11 +326,10 @@ class Connection(asyncio.Protocol):
             self._answer(lines[0].split(" ")[1], headers, body)
 
     def _answer(self, path: str, headers: dict[str, str], body: bytes) -> None:
-        if path == "/release":
-            held, Connection.held[:] = list(Connection.held), []
+        if path in TOLD_TO_ALL:
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            for connection in held:
-                connection._write_next()
+            for connection in Connection.all:
+                connection._told_of_all(path)
             return
         if path == "/served":
             told = _json(Connection.served).encode()
@@ -329,9 +340,12 @@ class Connection(asyncio.Protocol):
             if not fits:
                 self._transport.write(REFUSED.replace(b"\r\n", b"\r\n" + self._told, 1))
                 return
+        resource, _, method = path.partition(":")
+        if resource not in self._replies.whole:
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            return
         self._count = Connection.served.setdefault(headers.get("authorization", ""), [0, 0])
         self._count[0] += 1
-        resource, _, method = path.partition(":")
         streamed = method.startswith("stream") or b'"stream":true' in body or b'"stream": true' in body
         self._reply = (resource, streamed, "x-hold" in headers)
         together = int(headers.get("x-together", "1"))
@@ -351,13 +365,9 @@ class Connection(asyncio.Protocol):
             self._count[1] += 1
         elif hold or in_turn or self._replies.per_second is not None:
             self._rest = self._replies.chunks[path][::-1]
-            phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
-            self._due = asyncio.get_running_loop().time() + phase / (self._replies.per_second or 1)
-            if hold:
-                self._transport.write(self._rest.pop())
-                Connection.held.append(self)
-            else:
-                self._write_next()
+            self._begin_to_count()
+            self._write_next()
+            self._held = hold
         else:
             self._transport.write(self._with_headers(self._replies.streams[path]))
             self._count[1] += 1
@@ -365,13 +375,40 @@ class Connection(asyncio.Protocol):
     def _with_headers(self, reply: bytes) -> bytes:
         return reply.replace(b"\r\n", b"\r\n" + self._told, 1) if self._told else reply
 
+    def _begin_to_count(self) -> None:
+        phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
+        self._due = asyncio.get_running_loop().time() + phase / (self._replies.per_second or 1)
+
+    def _told_of_all(self, path: str) -> None:
+        if path == "/finish":
+            self._finish()
+        elif path == "/hold":
+            self._held = True
+        elif self._held:
+            self._held = False
+            self._release()
+
+    def _release(self) -> None:
+        if self._replies.per_second is None:
+            self._write_next()
+        elif self._rest and not self._scheduled:
+            self._begin_to_count()
+            self._scheduled = True
+            asyncio.get_running_loop().call_at(self._due, self._continue)
+
     def _write_next(self) -> None:
-        if not self._rest or not self._writable or self._scheduled:
+        if not self._rest or not self._writable or self._scheduled or self._held:
             return
         self._transport.write(self._rest.pop())
         self._count[1] += not self._rest
         self._scheduled = True
         asyncio.get_running_loop().call_at(self._next_moment(), self._continue)
+
+    def _finish(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest[::-1], []
+            self._transport.write(b"".join(rest))
+            self._count[1] += 1
 
     def _continue(self) -> None:
         self._scheduled = False
@@ -382,6 +419,12 @@ class Connection(asyncio.Protocol):
             return asyncio.get_running_loop().time() + PACE_SECONDS
         self._due += 1 / self._replies.per_second
         return self._due
+
+
+def leave_the_parents_cores() -> None:
+    """Run on the other cores, if whoever started this keeps to some."""
+    with contextlib.suppress(AttributeError, OSError):  # not on every system, not in every container
+        os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0))
 
 
 async def serve(deltas: int, per_second: float | None) -> None:
@@ -417,6 +460,7 @@ def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator
 
 
 if __name__ == "__main__":
+    leave_the_parents_cores()
     with contextlib.suppress(ImportError):
         import uvloop
 

@@ -21,13 +21,12 @@ import msgspec
 import pytest
 
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.transport.errors import translate
+from adapters.transport.httpx_client.errors import translate
+from adapters.transport.opening import HttpTransport
 from adapters.transport.transport import (
-    CALLS_PER_CLIENT,
     ERROR_BODY_BYTES,
     HttpReply,
     HttpRequest,
-    HttpxTransport,
     exchange,
     read_body,
     read_error_body,
@@ -41,14 +40,14 @@ from ...support.virtual_time import Backend, backend
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncio", "trio"])
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     return backend(request.param)
 
 
 @asynccontextmanager
-async def transport() -> AsyncIterator[HttpxTransport]:
-    made = HttpxTransport()
+async def transport() -> AsyncIterator[HttpTransport]:
+    made = HttpTransport()
     try:
         yield made
     finally:
@@ -71,7 +70,7 @@ async def pieces_of(reply: HttpReply) -> list[bytes]:
     return found
 
 
-async def talk(via: HttpxTransport, url: str, body: bytes = b"{}") -> bytes:
+async def talk(via: HttpTransport, url: str, body: bytes = b"{}") -> bytes:
     reply = await via.send(post(url, body))
     try:
         return await read_body(reply)
@@ -342,7 +341,7 @@ async def test_a_cancelled_read_closes_its_socket() -> None:
                     scope.cancel()
             await server.until_open(0)
         assert await talk(via, server.url, b"echo") == b"echo"
-        assert [home.calls for home in via._clients[(False, True)]] == [0]
+        assert via.statistics().in_use == 0
 
 
 async def test_leaving_a_body_unread_closes_its_socket() -> None:
@@ -361,35 +360,10 @@ async def test_leaving_a_body_unread_closes_its_socket() -> None:
         await server.until_open(0)
 
 
-async def test_there_is_one_client_for_sixteen_calls_at_once() -> None:
-    """And they are used again when the calls are over."""
-    release = anyio.Event()
-
-    async def script(connection: Connection) -> None:
-        await connection.request()
-        arrived.append(connection.number)
-        if len(arrived) == calls:
-            release.set()
-        await release.wait()
-        await connection.reply(b"ok")
-
-    calls = 2 * CALLS_PER_CLIENT + 1
-    arrived: list[int] = []
-    async with serving(script) as server, transport() as via:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(calls):
-                tasks.start_soon(talk, via, server.url)
-        assert len(via._clients[(False, True)]) == 3
-        assert server.connections == calls
-        assert await talk(via, server.url) == b"ok"
-        assert len(via._clients[(False, True)]) == 3
-        assert [home.calls for home in via._clients[(False, True)]] == [0, 0, 0]
-
-
 async def test_closing_closes_idle_connections_and_refuses_more() -> None:
     """Twice is as good as once."""
     async with serving(echo) as server:
-        via = HttpxTransport()
+        via = HttpTransport()
         await talk(via, server.url)
         await via.aclose()
         await via.aclose()

@@ -1,6 +1,6 @@
-"""Connections that are kept alive: httpcore's connections, in a pool of our own.
+"""Connections that are kept alive: httpcore's connections, in a pool of our own, for trio.
 
-On asyncio their sockets are our own, see `sockets`. On trio they are httpcore's.
+asyncio, which has a client of our own, is served as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import httpcore
 
 from bus.backend import on_asyncio
 
-from .public_addresses import PublicSockets
-from .sockets import AsyncioSockets, Line
+from ..public_addresses import public_addresses
 
 if TYPE_CHECKING:
     from httpcore import SOCKET_OPTION
@@ -56,6 +55,13 @@ class _Whole:
             raise StopAsyncIteration
         piece, self._left = self._left, b""
         return piece
+
+
+class Line:
+    """The state of one connection."""
+
+    heard = False
+    """Whether a byte came since this was last set to False."""
 
 
 class AgedConnectionError(httpcore.NetworkError):
@@ -133,9 +139,8 @@ class ConnectionPool:
 
     def _new(self, origin: httpcore.Origin) -> _Connection:
         line = Line()
-        kind = _AsyncioConnection if on_asyncio() else _Connection
-        sockets = AsyncioSockets(line) if on_asyncio() else _WatchedSockets(line)
-        return kind(origin, self._context, line, PublicSockets(sockets) if self._public_only else sockets)
+        sockets = _WatchedSockets(line)
+        return _Connection(origin, self._context, line, PublicSockets(sockets) if self._public_only else sockets)
 
 
 async def _close(connections: Iterable[_Connection]) -> None:
@@ -191,86 +196,19 @@ class _Connection(httpcore.AsyncHTTPConnection):
         self._line.heard = False
         reused, self._used = self._used, True
         try:
-            return await self._send(request)
+            return await super().handle_async_request(request)
         except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as error:
             if reused and not self._line.heard:
                 raise AgedConnectionError(str(error)) from error
             raise
 
-    async def _send(self, request: httpcore.Request) -> httpcore.Response:
-        return await super().handle_async_request(request)
-
-
-class _NoLock:
-    """A lock that is always free."""
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
-class _AsyncioConnection(_Connection):
-    """A connection whose second and later requests wait for no lock, and whose replies are read directly.
-
-    For every request httpcore takes three locks, each with a cancel scope and a turn of the event loop: 30 µs, a
-    thirtieth of a whole call. One lock guards the connecting, which is over by then. The two others guard a change
-    of state without an `await`. On one event loop nothing can come between. The conditions behind these locks are
-    still checked.
-    """
-
-    _open: httpcore.AsyncHTTP11Connection | None = None
-
-    async def _send(self, request: httpcore.Request) -> httpcore.Response:
-        if self._open is not None:
-            response = await self._open.handle_async_request(request)
-            response.stream = _Received(self._open)
-            return response
-        response = await super()._send(request)
-        # The names are httpcore's own. Where a version has others, its locks and its streams stay.
-        made = getattr(self, "_connection", None)
-        if isinstance(made, httpcore.AsyncHTTP11Connection) and all(hasattr(made, name) for name in _USED):
-            made._state_lock = _NoLock()  # type: ignore[assignment]  # all that is asked of it is `async with`
-            self._open = made
-        return response
-
-
-_USED = ("_state_lock", "_receive_event", "_response_closed")
-
-
-class _Received:
-    """The body of a reply, read event by event.
-
-    httpcore's own stream is a generator over a generator, each of which the event loop keeps a list of. They cost
-    10 µs for a reply, and 2 µs for a token that comes alone.
-    """
-
-    def __init__(self, connection: httpcore.AsyncHTTP11Connection) -> None:
-        self._connection = connection
-        self._closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data = None if self._closed else getattr(await self._connection._receive_event(), "data", None)
-        if data is None:  # the event is the end of the message
-            raise StopAsyncIteration
-        return bytes(data)
-
-    async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
-            await self._connection._response_closed()
-
 
 class _WatchedSockets(httpcore.AsyncNetworkBackend):
-    """Opens httpcore's sockets for trio, and tells the line what they read."""
+    """Opens httpcore's sockets, and tells the line what they read."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._sockets = httpcore.TrioBackend()
+        self._sockets = httpcore.AnyIOBackend() if on_asyncio() else httpcore.TrioBackend()
 
     async def connect_tcp(
         self,
@@ -311,3 +249,39 @@ class _WatchedStream(httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> object:
         return self._stream.get_extra_info(info)
+
+
+class PublicSockets(httpcore.AsyncNetworkBackend):
+    """Opens connections by other sockets, to public addresses alone. Raises StreamError for any other."""
+
+    def __init__(self, sockets: httpcore.AsyncNetworkBackend) -> None:
+        self._sockets = sockets
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        failure: Exception = httpcore.ConnectError("the name has no address")
+        for address in await _public_addresses(host, port, timeout):
+            try:
+                return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+async def _public_addresses(host: str, port: int, timeout: float | None) -> list[str]:
+    try:
+        with anyio.fail_after(timeout):
+            return await public_addresses(host, port)
+    except TimeoutError as error:
+        raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time") from error
+    except OSError as error:
+        raise httpcore.ConnectError(str(error)) from error

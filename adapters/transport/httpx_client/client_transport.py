@@ -14,25 +14,13 @@ from urllib.parse import urlsplit
 
 from bus.errors import NetworkError
 
+from ..public_addresses import check_literal
+from ..transport import HttpReply, HttpRequest, TransportStatistics
 from .errors import harmless, translate
-from .transport import (
-    Client,
-    HttpReply,
-    HttpRequest,
-    HttpxTransport,
-    Transport,
-    TransportStatistics,
-    send_built,
-    sendable,
-)
+from .transport import Client, send_built, sendable
 
 if TYPE_CHECKING:
     import httpx
-
-
-def new_transport(client: httpx.AsyncClient | None) -> Transport:
-    """Connections of our own, or those of a host's client."""
-    return HttpxTransport() if client is None else ClientTransport(client)
 
 
 class ClientTransport:
@@ -61,8 +49,6 @@ class ClientTransport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             if request.public_only:
-                from .public_addresses import check_literal
-
                 check_literal(urlsplit(request.url).hostname or "")
             return await send_built(self._home, self._client, self._built(request))
         except Exception as error:

@@ -1,0 +1,250 @@
+"""One connection to a server, and the replies that come over it, one after the other.
+
+    idle        no request is under way; whatever comes ends the connection
+    sending     a request leaves; its reply may come already
+    reading     the reply's head is there, and somebody reads the body
+    ended       the socket is closed, or closes with the event loop's next turn
+
+A connection is one task's at a time, from the request to the reply's end. The event loop calls the methods of
+`asyncio.Protocol`. They only take things in and wake the task. Nothing here has a time limit: those who wait
+have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from bus.errors import NetworkError
+
+from ..errors import broken, failed
+from .reply import Reply
+from .reply_parser import ReplyParser, keep_alive_seconds
+
+HIGH_WATER_BYTES = 256 * 1024
+"""With so much received and not yet read, the server is made to wait."""
+
+PIECE_BYTES = 64 * 1024
+"""So much of a request's body is handed to the event loop at once."""
+
+KEPT_SECONDS = 5.0
+"""How long an idle connection is kept for later."""
+
+_MARGIN = 0.8
+"""The part that is used of the time for which a server says that it keeps an idle connection."""
+
+
+class AgedConnectionError(NetworkError):
+    """A connection that had served before broke, and the server had said nothing to this request.
+
+    So it may have let go of the connection before the request came.
+    """
+
+
+class Connection(asyncio.Protocol):
+    """A connection, which the event loop opens.
+
+    Args:
+        host: The server, as errors name it.
+        on_free: Called when a reply is over and the connection can take another request.
+        on_end: Called once, when it never will again.
+    """
+
+    def __init__(
+        self, host: str, on_free: Callable[[Connection], object], on_end: Callable[[Connection], object]
+    ) -> None:
+        self.kept_until = 0.0
+        self._host = host
+        self._on_free = on_free
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = ReplyParser()
+        self._reply: Reply | None = None
+        self._kept_seconds = KEPT_SECONDS
+        self._served = False
+        self._heard = False
+        self._sent = True
+        self._ended = False
+        self._lost = False
+        self._unread = 0
+        self._paused = False
+        self._writer: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request will go over it any more."""
+        return self._ended
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way, and another may be."""
+        return self._reply is None and not self._ended
+
+    # -- what a task asks
+
+    async def exchange(self, method: str, head: bytes, body: bytes) -> Reply:
+        """Send a request, and wait for the head of its reply.
+
+        Raises:
+            AgedConnectionError: The connection had served before, and the request may never have arrived.
+            NetworkError: It broke.
+        """
+        reply = self._reply = Reply(self, self._parser.pieces, self._loop)
+        self._parser.begin(method)
+        self._heard = False
+        try:
+            if len(body) <= PIECE_BYTES:
+                self._transport.write(head + body)
+            else:
+                await self._send(head, body)
+            await reply.head()
+        except BaseException:
+            self.abort()
+            raise
+        self._served = True
+        return reply
+
+    async def _send(self, head: bytes, body: bytes) -> None:
+        """Send a large body as fast as the server takes it, or until it has refused it."""
+        self._sent = False
+        self._transport.write(head)
+        view = memoryview(body)
+        for start in range(0, len(body), PIECE_BYTES):
+            if self._ended or self._parser.status >= 300:
+                return
+            self._transport.write(view[start : start + PIECE_BYTES])
+            if self._writer is not None:
+                await self._writer
+        self._sent = True
+
+    def read_on(self) -> None:
+        """Everything was read: the server may go on."""
+        self._unread = 0
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close the socket with the event loop's next turn, whatever is under way. Idempotent."""
+        if not self._ended:
+            self._transport.abort()
+            self._end()
+
+    def close(self) -> None:
+        """As `abort`, after the good-bye that TLS has."""
+        if not self._ended:
+            self._transport.close()
+            self._loop.call_soon(self._transport.abort)
+            self._end()
+
+    async def wait_closed(self) -> None:
+        """Wait until a connection that was aborted or closed has no socket any more."""
+        if not self._lost:
+            self._closing = self._loop.create_future()
+            await self._closing
+
+    # -- what the event loop says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
+
+    def data_received(self, data: bytes) -> None:
+        reply, parser = self._reply, self._parser
+        if reply is None:  # a time-out that the server reports, or a reply to nothing
+            self.abort()
+            return
+        self._heard = True
+        parser.feed(data)
+        if not parser.waits:
+            if reply.status == 0:
+                self._begin(reply)
+            if parser.complete:
+                self._complete(reply)
+                return
+            self._unread += len(data)
+            if self._unread > HIGH_WATER_BYTES and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+            reply.wake()
+        if parser.error is not None:
+            self._break(broken(self._host, parser.error))
+
+    def eof_received(self) -> None:
+        self._lose(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._lose(error)
+        _release(self._closing)
+
+    def pause_writing(self) -> None:
+        self._writer = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        _release(self._writer)
+        self._writer = None
+
+    # -- what follows
+
+    def _begin(self, reply: Reply) -> None:
+        reply.begin(self._parser.status, self._parser.headers())
+        if not self._sent:  # and whoever sends looks whether it was refused
+            _release(self._writer)
+
+    def _complete(self, reply: Reply) -> None:
+        """The reply is over: what is left of it is the reader's, and the connection anybody's."""
+        self._reply = None
+        reply.end(None)
+        if not self._parser.keeps_open or not self._sent:
+            self.close()
+            return
+        self.read_on()
+        hint = reply.headers.get("keep-alive")
+        if hint is not None:
+            seconds = keep_alive_seconds(hint)
+            self._kept_seconds = KEPT_SECONDS if seconds is None else min(KEPT_SECONDS, seconds * _MARGIN)
+        self.kept_until = self._loop.time() + self._kept_seconds
+        self._on_free(self)
+
+    def _lose(self, error: Exception | None) -> None:
+        """The server has ended the connection, or the network has."""
+        reply = self._reply
+        if reply is None:
+            self.abort()
+        elif error is None and self._parser.end():
+            self._complete(reply)
+        else:
+            self._break(self._failure(error))
+
+    def _failure(self, error: Exception | None) -> NetworkError:
+        if self._served and not self._heard:
+            return AgedConnectionError(f"the connection to {self._host} had ended before it was used again")
+        if error is None:
+            return broken(self._host, f"the server ended it {'within' if self._heard else 'without'} a reply")
+        made = failed(self._host, str(error) or type(error).__name__)
+        made.__cause__ = error
+        return made
+
+    def _break(self, error: NetworkError) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.end(error)
+        self.abort()
+
+    def _end(self) -> None:
+        """From now on nothing comes and nothing goes."""
+        self._ended = True
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.end(failed(self._host, "it was closed before the reply's end"))
+        _release(self._writer)
+        self._parser.close()
+        self._on_end(self)
+
+
+def _release(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,75 @@
+"""The one place that says over which client requests go.
+
+On asyncio they go over our own, `http1`. Where the environment names a proxy for them, and on trio, they go over
+httpx and httpcore. A host that gives a client of its own is asked for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
+
+from bus.backend import on_asyncio
+
+from .http1.client import Http1Transport
+from .proxies import UrlKind, has_proxy, kind_of
+from .transport import HttpReply, HttpRequest, Transport, TransportStatistics
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .httpx_client.transport import HttpxTransport
+
+
+def new_transport(client: httpx.AsyncClient | None = None) -> Transport:
+    """Connections of our own, or those of a host's client."""
+    if client is None:
+        return HttpTransport()
+    from .httpx_client.client_transport import ClientTransport
+
+    return ClientTransport(client)
+
+
+class HttpTransport:
+    """Connections kept alive to any number of servers, over whichever client each request needs."""
+
+    def __init__(self) -> None:
+        self._own = Http1Transport()
+        self._other: HttpxTransport | None = None
+        self._ways: dict[UrlKind, Transport] = {}
+        self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        """A snapshot."""
+        own = self._own.statistics()
+        if self._other is None:
+            return own
+        other = self._other.statistics()
+        return TransportStatistics(own.clients + other.clients, own.in_use + other.in_use)
+
+    def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
+        """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
+        kind = kind_of(request.url)
+        way = self._ways.get(kind)
+        if way is None:
+            way = self._ways[kind] = self._way(kind)
+        return way.send(request)
+
+    def _way(self, kind: UrlKind) -> Transport:
+        """Decided with the first request of a kind: an adapter stays on one event loop's library."""
+        if self._closed or (on_asyncio() and not has_proxy(kind)):
+            return self._own  # which says when it is closed
+        if self._other is None:
+            from .httpx_client.transport import HttpxTransport
+
+            self._other = HttpxTransport()
+        return self._other
+
+    async def aclose(self) -> None:
+        """Close all connections. Idempotent."""
+        self._closed, self._ways = True, {}
+        try:
+            await self._own.aclose()
+        finally:
+            if self._other is not None:
+                await self._other.aclose()

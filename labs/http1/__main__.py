@@ -1,0 +1,66 @@
+"""The HTTP/1.1 client under whatever a server may send.
+
+    python -m labs.http1 [--seed N] [--seconds S]
+
+Seeds N, N + 1, ... until S seconds are over, each in three kinds of rounds (`labs.http1.rounds`): a reply of some
+form, whole and broken off, read in any pieces; bytes that a server may send in a reply's place, against httpcore's
+reading; and callers side by side, of whom some are cancelled and some leave, with a server in memory that breaks
+what it can. There is no socket and hardly a clock, so a seed's rounds are the same again. Exits with 1 if one
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from .rounds import read_round, spoil_round, talk_round
+
+ROUNDS: dict[str, tuple[Callable[[int], Awaitable[Counter[str]]], int]] = {
+    "read": (read_round, 20),
+    "spoil": (spoil_round, 20),
+    "talk": (talk_round, 1),
+}
+"""Each with how many there are of it for one seed."""
+
+
+async def run(seed: int) -> tuple[Counter[str], list[str]]:
+    """The rounds of a seed: what was counted, and what failed."""
+    counts, failures = Counter[str](), list[str]()
+    for name, (one_round, times) in ROUNDS.items():
+        for number in range(seed * times, (seed + 1) * times):
+            try:
+                counts.update({f"{name}: {what}": many for what, many in (await one_round(number)).items()})
+            except Exception:
+                failures.append(f"{name} {number}: {traceback.format_exc(limit=-3)}")
+    return counts, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="the first")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long; at least one seed is played")
+    options = parser.parse_args()
+    until, total, failed = time.monotonic() + options.seconds, Counter[str](), 0
+    for seed in itertools.count(options.seed):
+        counts, failures = asyncio.run(run(seed))
+        total.update(counts)
+        for failure in failures:
+            failed += 1
+            print(f"seed {seed}: {failure[:3000]}", flush=True)
+        if time.monotonic() > until:
+            break
+    for name, count in sorted(total.items()):
+        print(f"{count:12,}  {name}")
+    print(f"{seed - options.seed + 1:,} seeds, {failed} failures")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a reply is to our client, and what it is to httpcore's, which is the judge."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import httpcore
+
+from bus.errors import NetworkError
+from tests.support.http1_wire import Line, turns, whole
+
+
+class Read(NamedTuple):
+    """status, headers, body: of a whole reply. error: what was said of one that is none."""
+
+    status: int = 0
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    error: str | None = None
+
+
+class Outcome(NamedTuple):
+    """read: what came of a reply. line: the connection afterwards."""
+
+    read: Read
+    line: Line
+
+
+async def read_by_ours(parts: Sequence[bytes], method: str, *, reset: bool = False) -> Outcome:
+    """Our client's reading of what comes in these parts, behind which the connection ends.
+
+    Raises whatever is no error of a network.
+    """
+    line = Line()
+    task = line.ask(method)
+    await asyncio.sleep(0)
+    body = b""
+    for part in parts:
+        if line.wire.ended:
+            break
+        line.connection.data_received(part)
+    free = line.free
+    if not free and not line.wire.ended:
+        if not reset:
+            line.connection.eof_received()
+        line.connection.connection_lost(ConnectionResetError("reset") if reset else None)
+    try:
+        reply = await task
+        body = await whole(reply)
+    except NetworkError as error:
+        return Outcome(Read(error=str(error)), line)
+    await reply.aclose()
+    await turns()
+    return Outcome(Read(reply.status, reply.headers, body), line)
+
+
+def read_by_httpcore(sent: bytes, method: str) -> Read:
+    """httpcore's reading of the same bytes."""
+    stream = httpcore.MockStream([sent])
+    origin = httpcore.Origin(b"http", b"api.test", 80)
+    with httpcore.HTTP11Connection(origin, stream) as connection:
+        try:
+            head = [(b"Host", b"api.test"), (b"Content-Length", b"0")]
+            response = connection.handle_request(httpcore.Request(method, "http://api.test/", headers=head))
+            body = response.read()
+        except (httpcore.RemoteProtocolError, httpcore.ReadError) as error:
+            return Read(error=str(error) or type(error).__name__)
+        headers: dict[str, str] = {}
+        for name, value in response.headers:
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        return Read(response.status, headers, body)
+
+
+def differs(ours: Read, theirs: Read) -> bool:
+    """Whether two readings of a reply that both take for whole differ. h11 writes the transfer coding anew."""
+    both = [
+        {name: value for name, value in each.headers.items() if name != "transfer-encoding"}
+        for each in (ours, theirs)
+    ]
+    return (ours.status, ours.body) != (theirs.status, theirs.body) or both[0] != both[1]

@@ -1,0 +1,334 @@
+"""One connection, over a wire in memory: every form of a reply, every end, and what waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from adapters.transport.http1.connection import (
+    HIGH_WATER_BYTES,
+    KEPT_SECONDS,
+    PIECE_BYTES,
+    AgedConnectionError,
+)
+from adapters.transport.http1.reply import Reply
+from bus.errors import NetworkError, StreamError
+
+from ....support.http1_replies import BAD, FORMS, OK
+from ....support.http1_wire import HEAD, Line, turns, whole
+
+pytestmark = pytest.mark.anyio
+
+SHORT = OK + b"Content-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def talk(line: Line, method: str, parts: Iterable[bytes], *, ends: bool) -> tuple[Reply, bytes]:
+    """A reply that comes in these parts while it is read."""
+    task = line.ask(method)
+    await asyncio.sleep(0)
+    for part in parts:
+        line.connection.data_received(part)
+    if ends:
+        line.connection.eof_received()
+    reply = await task
+    return reply, await whole(reply)
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_every_form_is_read_and_leaves_the_connection_free_or_closed(name: str) -> None:
+    """Cut at every place; free ones take another request."""
+    form = FORMS[name]
+    for at in range(1, len(form.sent)):
+        line = Line()
+        reply, body = await talk(line, form.method, [form.sent[:at], form.sent[at:]], ends=form.ends)
+        assert (reply.status, body) == (form.status, form.body)
+        assert reply.headers.items() >= form.headers.items()
+        assert (line.free, line.over) == ((1, 0) if form.free else (line.free, 1))
+        assert bool(line.wire.ended) is not form.free
+        if form.free:
+            assert (await talk(line, "POST", [SHORT], ends=False))[1] == b"ok"
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_is_no_reply_is_an_error_and_the_end_of_the_connection(name: str) -> None:
+    line = Line()
+    with pytest.raises(StreamError, match=r"the connection to api\.test broke"):
+        await talk(line, "POST", [BAD[name]], ends=False)
+    assert (line.free, line.over) == (0, 1)
+    assert "aborted" in line.wire.ended
+
+
+async def test_a_head_and_its_body_leave_together() -> None:
+    """As one packet; a large body in pieces."""
+    line = Line()
+    line.ask(body=b"body")
+    await turns()
+    assert line.wire.sent == [HEAD + b"body"]
+
+
+async def test_a_body_leaves_as_fast_as_it_is_taken() -> None:
+    """No more of it waits here than the event loop wants."""
+    line, body = Line(), bytes(range(256)) * 2048
+    task = line.ask(body=body)
+    line.connection.pause_writing()
+    await turns()
+    taken = 0
+    while len(line.wire.sent) > taken:
+        assert len(b"".join(line.wire.sent[taken:])) <= PIECE_BYTES + len(HEAD)
+        taken = len(line.wire.sent)
+        line.connection.resume_writing()
+        line.connection.pause_writing()
+        await turns()
+    assert b"".join(line.wire.sent) == HEAD + body
+    line.connection.resume_writing()
+    line.connection.data_received(SHORT)
+    assert await whole(await task) == b"ok"
+    assert line.free == 1
+
+
+async def test_a_body_that_is_refused_is_not_sent_on() -> None:
+    """The refusal is the reply; the connection, on which the rest is missing, is closed."""
+    line = Line()
+    task = line.ask(body=bytes(10 * PIECE_BYTES))
+    line.connection.pause_writing()
+    await turns()
+    sent = len(line.wire.sent)
+    line.connection.data_received(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n")
+    reply = await task
+    line.connection.data_received(b"no")
+    assert (reply.status, await whole(reply)) == (413, b"no")
+    assert len(line.wire.sent) == sent
+    assert (line.free, line.over) == (0, 1)
+
+
+async def test_a_reply_that_begins_before_the_request_has_left_waits_for_it() -> None:
+    """A server may say 200 while it still reads."""
+    line, body = Line(), bytes(3 * PIECE_BYTES)
+    task = line.ask(body=body)
+    line.connection.pause_writing()
+    await turns()
+    line.connection.data_received(OK + b"Content-Length: 2\r\n\r\n")
+    await turns()
+    line.connection.resume_writing()
+    reply = await task
+    assert b"".join(line.wire.sent) == HEAD + body
+    line.connection.data_received(b"ok")
+    assert await whole(reply) == b"ok"
+    assert line.free == 1
+
+
+async def test_a_connection_that_breaks_while_a_body_leaves_is_an_error() -> None:
+    line = Line()
+    task = line.ask(body=bytes(10 * PIECE_BYTES))
+    line.connection.pause_writing()
+    await turns()
+    line.connection.connection_lost(BrokenPipeError("gone"))
+    with pytest.raises(NetworkError, match="gone"):
+        await task
+    assert line.over == 1
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize("heard", [b"", b"H", OK])
+@pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
+async def test_how_a_connection_breaks_before_a_reply(served: bool, heard: bytes, error: Exception | None) -> None:
+    """Only one that had served, and on which no byte came, may have ended before the request arrived."""
+    line = Line()
+    if served:
+        assert await whole(await line.reply(SHORT)) == b"ok"
+    task = line.ask()
+    await turns()
+    if heard:
+        line.connection.data_received(heard)
+    if error is None:
+        line.connection.eof_received()
+    line.connection.connection_lost(error)
+    with pytest.raises(NetworkError) as raised:
+        await task
+    assert isinstance(raised.value, AgedConnectionError) is (served and not heard)
+    if not isinstance(raised.value, AgedConnectionError):
+        assert isinstance(raised.value, StreamError) is (error is None)
+        assert raised.value.retryable
+        assert not raised.value.before_sending
+    assert line.over == 1
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError("reset")])
+async def test_what_came_before_a_break_is_read_first(error: Exception | None) -> None:
+    """Then the error, each time that somebody asks."""
+    line = Line()
+    reply = await line.reply(OK + b"Content-Length: 10\r\n\r\nhello")
+    line.connection.connection_lost(error)
+    assert await reply.chunk() == b"hello"
+    for _ in range(2):
+        with pytest.raises(NetworkError):
+            await reply.chunk()
+    await reply.aclose()
+    assert line.over == 1
+
+
+async def test_a_body_that_ends_with_the_connection_is_whole_only_if_that_ends_well() -> None:
+    """A reset may have taken some of it along."""
+    line = Line()
+    reply = await line.reply(OK + b"\r\nhello")
+    line.connection.connection_lost(ConnectionResetError("reset"))
+    assert await reply.chunk() == b"hello"
+    with pytest.raises(NetworkError, match="reset"):
+        await reply.chunk()
+
+
+async def test_what_is_no_chunk_is_an_error_behind_the_chunks_before_it() -> None:
+    """Though all came at once."""
+    line = Line()
+    reply = await line.reply(OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nxyz\r\n")
+    assert await reply.chunk() == b"hello"
+    with pytest.raises(StreamError, match="chunk size"):
+        await reply.chunk()
+
+
+@pytest.mark.parametrize("more", [b"x", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n", SHORT])
+async def test_what_comes_unasked_ends_the_connection(more: bytes) -> None:
+    """It would be taken for the next reply."""
+    line = Line()
+    assert await whole(await line.reply(SHORT)) == b"ok"
+    line.connection.data_received(more)
+    assert line.wire.ended == ["aborted"]
+    assert (line.free, line.over) == (1, 1)
+
+
+async def test_all_that_came_is_one_piece() -> None:
+    """And the next waits for what comes next."""
+    line = Line()
+    reply = await line.reply(OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n")
+    line.connection.data_received(b"1\r\nc\r\n")
+    assert await reply.chunk() == b"abc"
+    waiting = asyncio.create_task(reply.chunk())
+    await turns()
+    assert not waiting.done()
+    line.connection.data_received(b"1\r\nd\r\n")
+    assert await waiting == b"d"
+
+
+async def test_a_server_that_sends_more_than_is_read_is_made_to_wait() -> None:
+    """Until everything was read; and the next reply begins anew."""
+    line = Line()
+    reply = await line.reply(OK + b"Content-Length: %d\r\n\r\n" % (5 * HIGH_WATER_BYTES))
+    block = bytes(HIGH_WATER_BYTES // 2)
+    line.connection.data_received(block)
+    assert not line.wire.paused
+    line.connection.data_received(block)
+    line.connection.data_received(block)
+    assert line.wire.paused
+    assert len((await reply.chunk()) or b"") == 3 * len(block)
+    assert not line.wire.paused
+    for _ in range(7):
+        line.connection.data_received(block)
+    assert line.free == 1
+    assert not line.wire.paused
+    assert len(await whole(reply)) == 7 * len(block)
+    assert await whole(await line.reply(SHORT)) == b"ok"
+
+
+async def test_a_cancelled_request_closes_its_socket_at_once() -> None:
+    """With the turn of the event loop in which it is told."""
+    for body in (b"", bytes(10 * PIECE_BYTES)):
+        line = Line()
+        task = line.ask(body=body)
+        line.connection.pause_writing()
+        await turns()
+        task.cancel()
+        await asyncio.sleep(0)
+        assert task.cancelled()
+        assert line.wire.ended == ["aborted"]
+        assert (line.free, line.over) == (0, 1)
+
+
+async def test_a_cancelled_read_loses_nothing() -> None:
+    """Whoever wants no more closes the reply."""
+    line = Line()
+    reply = await line.reply(OK + b"Content-Length: 5\r\n\r\n")
+    waiting = asyncio.create_task(reply.chunk())
+    await turns()
+    waiting.cancel()
+    await turns()
+    line.connection.data_received(b"he")
+    assert await reply.chunk() == b"he"
+    line.connection.data_received(b"llo")
+    assert await whole(reply) == b"llo"
+    assert line.free == 1
+
+
+async def test_a_reply_that_is_left_takes_its_connection_along() -> None:
+    """At once, and once; a whole one leaves it to others."""
+    line = Line()
+    reply = await line.reply(OK + b"Content-Length: 5\r\n\r\nhe")
+    await reply.aclose()
+    assert line.wire.ended == ["aborted"]
+    await reply.aclose()
+    assert (line.free, line.over, reply.closed) == (0, 1, True)
+    line = Line()
+    reply = await line.reply(SHORT)
+    await reply.aclose()
+    assert (line.free, line.over) == (1, 0)
+
+
+async def test_whoever_reads_while_another_closes_is_told() -> None:
+    line = Line()
+    reply = await line.reply(OK + b"Content-Length: 5\r\n\r\n")
+    waiting = asyncio.create_task(reply.chunk())
+    await turns()
+    await reply.aclose()
+    with pytest.raises(NetworkError, match="closed before"):
+        await waiting
+
+
+async def test_an_end_is_known_without_another_read() -> None:
+    """So nobody needs to close, with a time limit, what is over."""
+    line = Line()
+    reply = await line.reply(SHORT)
+    assert await reply.chunk() == b"ok"
+    assert not reply.closed
+    assert await reply.chunk() is None
+    assert reply.closed
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(b"", KEPT_SECONDS), (b"Keep-Alive: timeout=2\r\n", 1.6), (b"Keep-Alive: timeout=75\r\n", KEPT_SECONDS)],
+)
+async def test_a_connection_is_kept_no_longer_than_the_server_says(header: bytes, seconds: float) -> None:
+    """With some time to spare, as the request has to arrive while it is still there."""
+    line = Line()
+    now = asyncio.get_running_loop().time()
+    await whole(await line.reply(OK + header + b"Content-Length: 2\r\n\r\nok"))
+    later = asyncio.get_running_loop().time()
+    assert now + seconds <= line.connection.kept_until <= later + seconds
+
+
+async def test_every_end_is_told_once() -> None:
+    """Whoever closes, and however often the event loop says so."""
+    line = Line()
+    line.connection.close()
+    line.connection.abort()
+    line.connection.eof_received()
+    line.connection.data_received(b"x")
+    line.connection.connection_lost(None)
+    await line.connection.wait_closed()
+    assert line.over == 1
+    assert line.wire.ended == ["closed"]
+
+
+async def test_nobody_waits_for_a_server_s_good_bye() -> None:
+    """Ours is sent, and the socket closed with the next turn of the event loop."""
+    line = Line()
+    line.connection.close()
+    assert line.wire.ended == ["closed"]
+    await asyncio.sleep(0)
+    assert line.wire.ended == ["closed", "aborted"]

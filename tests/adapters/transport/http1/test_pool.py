@@ -1,0 +1,394 @@
+"""Connections over real sockets, on both loops of asyncio: which are kept, which are closed, and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import anyio
+import msgspec
+import pytest
+
+from adapters.transport.http1 import connection as http1_connection
+from adapters.transport.http1 import pool as http1_pool
+from adapters.transport.http1.client import Http1Transport
+from adapters.transport.http1.connection import Connection as Made
+from adapters.transport.http1.pool import Pool
+from adapters.transport.http1.request_head import target_of
+from adapters.transport.transport import HttpRequest, exchange, read_body
+from bus.errors import NetworkError, RequestTimeoutError
+from tests.support.certificate import local_tls
+
+from ....support.http1_wire import Line, Wire
+from ....support.scripted_server import Connection, serving
+from ....support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+@asynccontextmanager
+async def transport() -> AsyncIterator[Http1Transport]:
+    made = Http1Transport()
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+def post(url: str, body: bytes = b"{}", **changes: object) -> HttpRequest:
+    return msgspec.structs.replace(HttpRequest("POST", url, {}, body), **changes)
+
+
+async def talk(via: Http1Transport, url: str, body: bytes = b"{}") -> bytes:
+    return (await exchange(via, post(url, body)))[1]
+
+
+async def echo(connection: Connection) -> None:
+    await connection.reply(b"said " + await connection.request())
+
+
+@asynccontextmanager
+async def raw_server(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port of a server whose connections do as the script says, once."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(serve(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        server.close()
+
+
+async def test_each_request_at_once_has_a_connection_and_later_ones_share_them() -> None:
+    """None waits for another."""
+    arrived, release, calls = anyio.Event(), anyio.Event(), 40
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if len(connection.server.requests) == calls:
+            arrived.set()
+        await release.wait()
+        await connection.reply(body)
+
+    async with serving(script) as server, transport() as via:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(calls):
+                tasks.start_soon(talk, via, server.url)
+            await arrived.wait()
+            assert (via.statistics().clients, via.statistics().in_use) == (1, calls)
+            release.set()
+        for _ in range(calls):
+            await talk(via, server.url)
+        assert server.connections == server.open == calls
+        assert via.statistics().in_use == 0
+
+
+async def test_servers_are_told_apart() -> None:
+    """By name, port and scheme."""
+    async with serving(echo) as one, serving(echo) as other, transport() as via:
+        for _ in range(3):
+            assert await talk(via, one.url, b"1") == b"said 1"
+            assert await talk(via, other.url, b"2") == b"said 2"
+        assert (one.connections, other.connections) == (1, 1)
+        assert via.statistics().clients == 2
+        await talk(via, one.url.replace("127.0.0.1", "localhost"))
+        assert one.connections == 2
+
+
+async def test_an_idle_connection_is_closed_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another request; and its server is forgotten with the next new one."""
+    monkeypatch.setattr(http1_connection, "KEPT_SECONDS", 0.0)
+    async with serving(echo) as server, serving(echo) as other, transport() as via:
+        await talk(via, server.url)
+        await server.until_open(0)
+        assert via.statistics().clients == 1
+        await talk(via, other.url)
+        assert via.statistics().clients == 1
+
+
+async def test_a_server_that_closes_an_idle_connection_is_noticed() -> None:
+    """The next request has a new one, and is sent once."""
+    closed = anyio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.reply(await connection.request())
+        if connection.number == 0:
+            await closed.wait()
+            raise anyio.EndOfStream
+
+    async with serving(script) as server, transport() as via:
+        await talk(via, server.url)
+        (pool,) = via._pools.values()
+        assert len(pool._idle) == 1
+        closed.set()
+        with anyio.fail_after(10):
+            while pool._idle:  # noqa: ASYNC110 (the loop tells nobody)
+                await asyncio.sleep(0)
+        told: list[str] = []
+        await (await via.send(post(server.url, on_resend=lambda: told.append("resent")))).aclose()
+        assert (len(server.requests), server.connections, told) == (2, 2, [])
+
+
+async def test_a_cancelled_request_leaves_no_socket() -> None:
+    """While it connects, while it waits for the head, and while it reads."""
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if body == b"body":
+            await connection.start_chunks()
+        waiting.set()
+        await connection.request()
+
+    async with serving(script) as server, transport() as via:
+        with anyio.move_on_after(0):
+            await talk(via, server.url)
+        assert via.statistics().in_use == 0
+        for what in (b"head", b"body"):
+            waiting = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(talk, via, server.url, what)
+                await waiting.wait()
+                assert via.statistics().in_use == 1
+                tasks.cancel_scope.cancel()
+            assert via.statistics().in_use == 0
+            await server.until_open(0)
+
+
+async def test_closing_takes_connections_in_use_along() -> None:
+    """Whoever reads from one is told; sockets are closed when it returns."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        await connection.request()
+
+    async with serving(script) as server:
+        via = Http1Transport()
+        reply = await via.send(post(server.url))
+        async with anyio.create_task_group() as tasks:
+
+            async def read() -> None:
+                with pytest.raises(NetworkError, match="closed"):
+                    await reply.chunk()
+
+            tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            (pool,) = via._pools.values()
+            connections = list(pool._open)
+            await via.aclose()
+            assert [connection._lost for connection in connections] == [True]
+        await server.until_open(0)
+        await reply.aclose()
+
+
+def test_another_event_loop_gets_connections_of_its_own() -> None:
+    """As where a host calls `asyncio.run` several times with one adapter, for one server."""
+    via, listener = Http1Transport(), socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await reader.read()
+        writer.close()
+
+    async def once() -> bytes:
+        async with await asyncio.start_server(answer, sock=listener.dup()):
+            said = await talk(via, url)
+            (pool,) = via._pools.values()
+            for connection in list(pool._open):
+                connection.abort()  # or its socket would be the garbage collector's
+                await connection.wait_closed()
+            return said
+
+    with listener:
+        assert [asyncio.run(once()) for _ in range(2)] == [b"ok"] * 2
+
+
+async def test_a_connection_whose_time_is_up_is_not_picked_though_no_timer_said_so() -> None:
+    """The event loop may have been busy for longer than it is kept."""
+    pool, line = Pool(target_of("http://api.test/").origin, "api.test", ssl.create_default_context), Line()
+    pool._keep(line.connection)
+    assert line.connection.kept_until == 0.0
+    assert pool.pick() is None
+    assert line.wire.ended
+    pool.close()
+
+
+async def test_large_bodies_arrive_whole_both_ways() -> None:
+    """When neither side takes all at once."""
+    sent = bytes(range(256)) * 20_000
+    async with serving(echo) as server, transport() as via:
+        assert await talk(via, server.url, sent) == b"said " + sent
+        assert await talk(via, server.url, b"after") == b"said after"
+        assert server.connections == 1
+
+
+async def test_a_server_that_is_slow_to_begin_with_is_given_up_in_time() -> None:
+    """Nothing was sent yet, so any attempt may follow."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        started.set()
+        await reader.read()  # what else the client says, until it closes
+        ended.set()
+
+    started, ended = asyncio.Event(), asyncio.Event()
+    async with raw_server(silent) as port, transport() as via:
+        with pytest.raises(RequestTimeoutError, match="within the connect timeout") as raised:
+            await via.send(post(f"https://127.0.0.1:{port}/", connect_timeout=0.05))
+        assert raised.value.before_sending
+        assert via.statistics().in_use == 0
+        with anyio.fail_after(10):
+            await ended.wait()
+        started.clear()
+        ended.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(via.send, post(f"https://127.0.0.1:{port}/"))
+            await started.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(10):
+            await ended.wait()
+
+
+@pytest.mark.parametrize("how", ["ended", "spoke", "closed"])
+async def test_a_connection_that_is_over_before_the_request_is_none(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent, so any attempt may follow; a request on it would wait for ever."""
+    wires = []
+
+    async def connect(origin: object, context: object, make: Callable[[], Made], *, public_only: bool) -> Made:
+        connection = make()
+        wires.append(wire := Wire())
+        connection.connection_made(wire)
+        match how:
+            case "ended":
+                connection.eof_received()
+            case "spoke":
+                connection.data_received(b"HTTP/1.1 503 No\r\n\r\n")
+            case _:
+                asyncio.get_running_loop().call_soon(via._pools[target_of("http://api.test/").origin].close)
+                await asyncio.sleep(0)
+        return connection
+
+    monkeypatch.setattr(http1_pool, "connect", connect)
+    via = Http1Transport()
+    with pytest.raises(NetworkError, match="could not connect") as raised:
+        await via.send(post("http://api.test/"))
+    assert raised.value.before_sending
+    assert via.statistics().in_use == 0
+    assert wires[0].ended
+    assert wires[0].sent == []
+
+
+async def test_a_name_that_leads_nowhere_is_a_network_error() -> None:
+    """And may be tried again."""
+    async with transport() as via:
+        for url in ("http://nowhere.invalid/", "http://127.0.0.1:1/", "https://" + "a" * 70 + ".test/"):
+            with pytest.raises(NetworkError, match="could not connect") as raised:
+                await via.send(post(url))
+            assert raised.value.before_sending
+
+
+class Contexts(NamedTuple):
+    """server: with a certificate for 127.0.0.1. trusting, strange: of clients that know it, and that don't."""
+
+    server: ssl.SSLContext
+    trusting: ssl.SSLContext
+    strange: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+    from adapters.transport.http1.connecting import tls_context
+
+    strange = tls_context()
+    with local_tls(tmp_path_factory.mktemp("tls")) as server:
+        server.set_alpn_protocols(["h2", "http/1.1"])
+        return Contexts(server, tls_context(), strange)
+
+
+async def test_tls_carries_the_same_bytes_and_speaks_http_1(tls: Contexts) -> None:
+    """Over one connection, where many requests follow each other."""
+    sent = b"0123456789" * 50_000
+    async with serving(echo, tls=tls.server) as server, transport() as via:
+        via._context = tls.trusting
+        for _ in range(3):
+            assert await talk(via, server.url, sent) == b"said " + sent
+        assert server.connections == 1
+        (pool,) = via._pools.values()
+        (connection,) = pool._open
+        assert connection._transport.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_certificate_that_is_not_trusted_or_of_another_host_is_no_connection(
+    tls: Contexts, trusted: bool
+) -> None:
+    """The check is ssl's own: the context decides."""
+    async with serving(echo, tls=tls.server) as server, transport() as via:
+        via._context = tls.trusting if trusted else tls.strange
+        url = server.url.replace("127.0.0.1", "localhost") if trusted else server.url
+        with pytest.raises(NetworkError, match="certificate verify failed") as raised:
+            await via.send(post(url))
+        assert raised.value.before_sending
+        await server.until_open(0)
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+async def test_a_server_that_speaks_no_tls_is_no_connection(said: bytes) -> None:
+    """Nor is one that ends it within the handshake."""
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(said)
+
+    async with raw_server(plain) as port, transport() as via:
+        with pytest.raises(NetworkError, match="could not connect"):
+            await via.send(post(f"https://127.0.0.1:{port}/"))
+
+
+async def test_an_end_without_a_good_bye_is_the_end(tls: Contexts) -> None:
+    """Some servers leave TLS's out: a body that ends with the connection is whole, a shorter one is not."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = b"" if b"whole" in head else b"Content-Length: 10\r\n"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + length + b"\r\nhello")
+        await writer.drain()
+        writer.transport.abort()
+
+    async with raw_server(script, tls.server) as port, transport() as via:
+        via._context = tls.trusting
+        reply = await via.send(post(f"https://127.0.0.1:{port}/whole"))
+        assert await read_body(reply) == b"hello"
+        with pytest.raises(NetworkError):
+            await exchange(via, post(f"https://127.0.0.1:{port}/"))

@@ -1,0 +1,204 @@
+"""Replies out of bytes: every form in every cut, and what is none is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.transport.http1.reply_parser import MOST_HEAD_BYTES, ReplyParser, keep_alive_seconds
+
+from ....support.http1_replies import BAD, FORMS, OK, Form
+
+Read = tuple[int, dict[str, str], bytes, bool, str | None]
+
+
+def read(parts: Iterable[bytes], method: str = "POST", *, ends: bool = True) -> tuple[ReplyParser, Read]:
+    """A parser that was fed these parts, and what it read: status, headers, body, whether all, and the error."""
+    parser = ReplyParser()
+    parser.begin(method)
+    body = []
+    for part in parts:
+        parser.feed(part)
+        body += parser.pieces
+        parser.pieces.clear()
+    whole = parser.complete or (ends and parser.end())
+    return parser, (parser.status, dict(parser.headers()), b"".join(body), whole, parser.error)
+
+
+def check(form: Form, parts: Iterable[bytes]) -> None:
+    parser, (status, headers, body, whole, error) = read(parts, form.method)
+    assert (status, body, whole, error) == (form.status, form.body, True, None)
+    assert headers.items() >= form.headers.items()
+    assert parser.keeps_open is form.free
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read_in_every_cut(name: str) -> None:
+    """Whole, byte by byte, and in two parts at every place; what follows it is noticed and left."""
+    form = FORMS[name]
+    check(form, [form.sent])
+    check(form, [form.sent[at : at + 1] for at in range(len(form.sent))])
+    for at in range(1, len(form.sent)):
+        check(form, [form.sent[:at], form.sent[at:]])
+
+
+@given(st.sampled_from(sorted(FORMS)), st.data())
+def test_every_form_is_read_in_many_parts(name: str, data: st.DataObject) -> None:
+    form = FORMS[name]
+    places = data.draw(st.lists(st.integers(0, len(form.sent)), max_size=8).map(sorted))
+    parts = [form.sent[a:b] for a, b in zip([0, *places], [*places, len(form.sent)], strict=True)]
+    check(form, [part for part in parts if part])
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.free and not form.ends])
+def test_one_reply_follows_another(name: str) -> None:
+    """Nothing of the first is left for the second, whatever form it has."""
+    parser = ReplyParser()
+    for form in (FORMS[name], *(each for each in FORMS.values() if each.free), FORMS[name]):
+        parser.begin(form.method)
+        parser.feed(form.sent)
+        assert (parser.status, b"".join(parser.pieces), parser.complete) == (form.status, form.body, True)
+        assert parser.headers().items() >= form.headers.items()
+        assert parser.keeps_open
+        parser.pieces.clear()
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if "behind" not in name])
+def test_a_form_that_breaks_off_is_never_whole(name: str) -> None:
+    """At whatever byte; only a body that ends with the connection can't be told from its beginning."""
+    form = FORMS[name]
+    head = form.sent.rfind(b"\r\n\r\n") if form.ends else len(form.sent) - 1
+    for at in range(min(head + 4, len(form.sent)) if form.ends else len(form.sent)):
+        parser, (_, _, body, whole, error) = read([form.sent[:at]], form.method)
+        assert not whole, form.sent[:at]
+        assert error is None
+        assert form.body.startswith(body)
+        assert not parser.keeps_open
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_reply_is_refused(name: str) -> None:
+    """In every cut, and nobody takes what came of it for a whole one; what follows changes nothing."""
+    sent = BAD[name]
+    for parts in (
+        [sent],
+        [sent[at : at + 1] for at in range(len(sent))],
+        [sent, OK + b"Content-Length: 0\r\n\r\n"],
+    ):
+        parser, (_, _, _, whole, error) = read(parts)
+        assert not whole
+        assert error
+        assert not parser.keeps_open
+
+
+def test_what_is_read_of_a_head_is_bounded() -> None:
+    """Its headers, the hints before it, its trailers and the extensions of its chunks; in one piece or many."""
+    line = b"X-A: " + b"a" * 1000 + b"\r\n"
+    many = MOST_HEAD_BYTES // len(line) + 1
+    chunked = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+    floods = {
+        "headers": [OK, *[line] * many],
+        "one header": [OK + b"X-A: ", *[b"a" * 1000] * (many + 2)],
+        "hints": [b"HTTP/1.1 103 Early Hints\r\n" + line + b"\r\n"] * many,
+        "trailers": [chunked + b"0\r\n", *[line] * many],
+        "an extension": [chunked + b"5;", *[b"a" * 1000] * (many + 2)],
+        "a reason": [b"HTTP/1.1 200 ", *[b"a" * 1000] * (many + 2)],
+        "at once": [OK + line * many + b"Content-Length: 0\r\n\r\n"],
+    }
+    for name, parts in floods.items():
+        _, (_, _, _, whole, error) = read(parts)
+        assert not whole, name
+        assert error is not None, name
+        assert "bytes of headers" in error, name
+    _, (status, _, _, whole, error) = read([OK, *[line] * (many - 2), b"Content-Length: 0\r\n\r\n"])
+    assert (status, whole, error) == (200, True, None)
+
+
+def test_a_body_may_be_as_long_as_it_likes() -> None:
+    """Only what brings nothing is counted."""
+    chunk = [b"3e8\r\n" + b"a" * 1000, b"\r\n"]
+    parts = [OK + b"Transfer-Encoding: chunked\r\n\r\n", *chunk * 500, b"0\r\n\r\n"]
+    _, (_, _, body, whole, error) = read(parts)
+    assert (len(body), whole, error) == (500_000, True, None)
+
+
+@given(st.sampled_from(sorted(FORMS)), st.data())
+def test_whatever_comes_is_read_as_h11_reads_it_or_refused(name: str, data: st.DataObject) -> None:
+    """A form with some bytes changed: where both take it, they agree on what it is; and nothing else is raised."""
+    form = FORMS[name]
+    sent = bytearray(form.sent)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(sent) - 1))
+        with_what = data.draw(
+            st.sampled_from([b"", b"\r", b"\n", b"\r\n", b" ", b":", b"\0", b"0", b"9", b"a", b","])
+        )
+        sent[at : at + data.draw(st.integers(0, 2))] = with_what
+        if not sent:
+            return
+    _, (status, headers, body, whole, error) = read([bytes(sent)], form.method)
+    theirs = read_by_h11(bytes(sent), form.method)
+    if theirs is not None and whole:
+        assert (status, body) == (theirs[0], theirs[2])
+        for each in (headers, theirs[1]):
+            each.pop("transfer-encoding", None)  # whose value h11 writes anew
+        assert headers == theirs[1]
+    if theirs is None and whole:
+        assert error is None
+
+
+def read_by_h11(sent: bytes, method: str) -> tuple[int, dict[str, str], bytes] | None:
+    """What h11 makes of a reply; None if it takes it for none."""
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method=method, target="/", headers=[("Host", "a"), ("Content-Length", "0")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(sent)
+    connection.receive_data(b"")
+    status, headers, body = 0, dict[str, str](), b""
+    try:
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
+            match event:
+                case h11.Response():
+                    status = event.status_code
+                    for name, value in event.headers:
+                        key, text = name.decode(), value.decode("latin-1")
+                        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+                case h11.Data():
+                    body += event.data
+                case h11.InformationalResponse():
+                    if event.status_code == 101:
+                        return None
+                case _:
+                    return None
+    except h11.RemoteProtocolError:
+        return None
+    return (status, headers, body) if isinstance(event, h11.EndOfMessage) else None
+
+
+def test_a_switch_to_another_protocol_is_called_by_its_name() -> None:
+    """As nobody asked for one, something between here and the server is wrong."""
+    for name in ("other protocols", "other protocols, without a word"):
+        _, (_, _, _, _, error) = read([BAD[name]])
+        assert error is not None
+        assert "status 101, which was not asked for" in error
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("timeout=5", 5),
+        ("timeout=5, max=100", 5),
+        ("max=100, timeout = 75", 75),
+        ('Timeout="3"', 3),
+        ("max=5", None),
+        ("", None),
+        ("timeout=", None),
+        ("timeout=-1", None),
+        ("xtimeout=5", None),
+    ],
+)
+def test_a_server_says_how_long_it_keeps_a_connection(header: str, seconds: float | None) -> None:
+    assert keep_alive_seconds(header) == seconds

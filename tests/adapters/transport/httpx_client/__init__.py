@@ -1,0 +1,1 @@
+"""Requests over httpx and httpcore."""

@@ -1,0 +1,43 @@
+"""A little of the HTTP/1.1 client's fuzzer; `labs/http1` plays as much as one likes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from adapters.transport.http1.connection import AgedConnectionError, Connection
+from adapters.transport.http1.reply_parser import ReplyParser
+from labs.http1.__main__ import run
+from labs.http1.rounds import read_round, talk_round
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_found(seed: int) -> None:
+    """Every kind of round is played, and both readers take some of what is spoilt."""
+    counts, failures = asyncio.run(run(seed))
+    assert failures == []
+    assert {name.partition(":")[0] for name in counts} == {"read", "spoil", "talk"}
+    assert counts["talk: whole"] > 10
+    assert counts["spoil: taken by both"] > 0
+
+
+def test_a_request_that_is_sent_again_though_it_arrived_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told or not: a server may have done what it asks."""
+    monkeypatch.setattr(Connection, "_failure", lambda self, error: AgedConnectionError("gone"))
+    with pytest.raises(AssertionError, match="was sent again though"):
+        for seed in range(20):
+            asyncio.run(talk_round(seed))
+
+
+def test_a_reply_that_is_taken_for_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that a server broke off."""
+
+    def end(self: ReplyParser) -> bool:
+        self.complete = not self.waits
+        return self.complete
+
+    monkeypatch.setattr(ReplyParser, "end", end)
+    with pytest.raises(AssertionError, match="broken off"):
+        for seed in range(50):
+            asyncio.run(read_round(seed))

@@ -1,0 +1,77 @@
+"""A connection of our own HTTP/1.1 client on a wire in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from adapters.transport.http1.connection import Connection
+from adapters.transport.http1.reply import Reply
+
+HEAD = b"POST / HTTP/1.1\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """What the event loop gives a connection, without a socket. sent: what was written. ended: how it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+        self.paused = False
+        self.ended: list[str] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.ended
+        self.sent.append(bytes(data))
+
+    def pause_reading(self) -> None:
+        assert not self.paused
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        assert self.paused
+        self.paused = False
+
+    def abort(self) -> None:
+        self.ended.append("aborted")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+class Line:
+    """A connection on a wire. free, over: how often it told that it is."""
+
+    def __init__(self) -> None:
+        self.free = 0
+        self.over = 0
+        self.wire = Wire()
+        self.connection = Connection("api.test", lambda _: self._count("free"), lambda _: self._count("over"))
+        self.connection.connection_made(self.wire)
+
+    def _count(self, what: str) -> None:
+        setattr(self, what, getattr(self, what) + 1)
+
+    def ask(self, method: str = "POST", body: bytes = b"") -> asyncio.Task[Reply]:
+        """A request under way."""
+        return asyncio.create_task(self.connection.exchange(method, HEAD, body))
+
+    async def reply(self, sent: bytes) -> Reply:
+        """The reply of which these bytes came."""
+        task = self.ask()
+        await turns()
+        self.connection.data_received(sent)
+        return await task
+
+
+async def turns() -> None:
+    """Let everybody go on who can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def whole(reply: Reply) -> bytes:
+    """All of a body. Raises what its reader is told."""
+    parts = []
+    while (part := await reply.chunk()) is not None:
+        parts.append(part)
+    return b"".join(parts)
