@@ -1,0 +1,481 @@
+"""A reply in the background is whole whatever the connections do, is never asked for twice, and ends when told."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters import AdapterConfig, AdapterError, CanonicalRequest, Message
+from adapters.contract import AttemptAccepted, AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
+from adapters.providers.openai.adapter import OpenAIAdapter
+from bus.errors import CancelledError, NetworkError, OutcomeUnknownError, RequestTimeoutError, ServerError
+from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta, ThinkingDelta
+from bus.values.raw_reply import RawReply
+from bus.values.usage import StopReason, TokenUsage, UsageSource
+from tests.support.background_server import SAID_PER_PIECE, SENT, THOUGHT, WORDS, Books, BooksTransport
+from tests.support.virtual_time import FakeClock, run_virtual
+
+FAULTS = (
+    *("", "refuse", "lose", "busy", "silent", "end", "twice", "no stream", "garbage"),
+    *(f"cut {size}" for size in (0, 1, 150, 300, 777, 1500, 2900, 4000)),
+)
+
+
+def adapter_to(books: Books, *faults: str, **config: object) -> tuple[OpenAIAdapter, BooksTransport]:
+    transport = BooksTransport(books, list(faults))
+    adapter = OpenAIAdapter(
+        AdapterConfig(api_key="sk-1", base_url="https://api.openai.com", **config),  # type: ignore[arg-type]
+        transport=transport,
+        clock=FakeClock(),
+    )
+    return adapter, transport
+
+
+def ask(words: str = "the moon?", **more: object) -> CanonicalRequest:
+    fields: dict[str, object] = {"background": True, "request_id": "req_1", "message_id": "msg_1", **more}
+    return CanonicalRequest(
+        model="openai:gpt-5.2",
+        messages=(Message.user(words),),
+        max_output_tokens=1000,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class Told:
+    """The reports of a call."""
+
+    def __init__(self) -> None:
+        self.reports: list[AttemptReport] = []
+
+    def __call__(self, report: AttemptReport) -> None:
+        self.reports.append(report)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [report.reason for report in self.reports if isinstance(report, AttemptStarted)]
+
+    @property
+    def accepted(self) -> list[str]:
+        return [report.response_id for report in self.reports if isinstance(report, AttemptAccepted)]
+
+
+async def streamed(
+    adapter: OpenAIAdapter, request: CanonicalRequest, told: Told
+) -> tuple[list[StreamEvent], object]:
+    """The events of a stream, and its response or its error."""
+    events: list[StreamEvent] = []
+    async with adapter.stream(request, on_attempt=told) as stream:
+        try:
+            async for event in stream:
+                events += [event]
+        except AdapterError as error:
+            return events, error
+        return events, stream.response
+
+
+def check_whole(events: list[StreamEvent], response: CanonicalResponse) -> None:
+    """The deltas are the reply, each once, and the response says the same."""
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == WORDS
+    assert "".join(event.text for event in events if isinstance(event, ThinkingDelta)) == THOUGHT
+    assert sum(isinstance(event, MessageStart) for event in events) == 1
+    assert isinstance(events[-1], MessageComplete)
+    assert events[-1].final_content == response.content
+    assert (response.text, response.thinking) == (WORDS, THOUGHT)
+
+
+def spent(response: CanonicalResponse) -> tuple[int, int]:
+    assert response.usage.source is UsageSource.REPORTED
+    return response.usage.input_tokens, response.usage.output_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(FAULTS), max_size=7))
+def test_a_stream_is_whole_and_paid_once_under_any_faults(faults: list[str]) -> None:
+    """It ends with the reply as it was made and billed, or with not knowing; nothing is ever made twice."""
+    books = Books()
+    adapter, _ = adapter_to(books, *faults, max_retries=10)
+    told = Told()
+
+    async def run() -> None:
+        events, end = await streamed(adapter, ask(), told)
+        if isinstance(end, OutcomeUnknownError):
+            assert not told.accepted
+            assert not events
+            assert len(books.made) <= 1
+            return
+        assert isinstance(end, CanonicalResponse)
+        check_whole(events, end)
+        assert books.bill(anyio.current_time()) == {"resp_1": spent(end)}
+        assert told.accepted == ["resp_1"]
+        assert set(told.reasons) <= {"first", "retry"}
+        assert len(books.made) == 1
+
+    run_virtual(run)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["", "refuse", "lose", "busy"]), max_size=7))
+def test_a_whole_reply_is_paid_once_under_any_faults(faults: list[str]) -> None:
+    """What is not streamed is looked at until it is over, with the same promise."""
+    books = Books()
+    adapter, transport = adapter_to(books, *faults, max_retries=10)
+    told = Told()
+
+    async def run() -> None:
+        try:
+            response = await adapter.complete(ask(), on_attempt=told)
+        except OutcomeUnknownError:
+            assert not told.accepted
+            assert len(books.made) <= 1
+            return
+        assert (response.text, response.thinking) == (WORDS, THOUGHT)
+        assert books.bill(anyio.current_time()) == {"resp_1": spent(response)}
+        assert [asked for asked in transport.asked if asked.startswith("POST")][-1] == "POST responses"
+        assert told.accepted == ["resp_1"]
+
+    run_virtual(run)
+
+
+@pytest.mark.parametrize("made_as_stream", [True, False])
+@pytest.mark.parametrize("as_stream", [True, False])
+@pytest.mark.parametrize("seconds", [0, 4, 9, 14, 400])
+@pytest.mark.parametrize("bare", [True, False])
+def test_another_process_takes_a_reply_up(
+    made_as_stream: bool, as_stream: bool, seconds: float, bare: bool
+) -> None:
+    """However it was asked for, whenever it is taken up, and with the request at hand or without it."""
+    books = Books()
+
+    async def run() -> None:
+        first, _ = adapter_to(books)
+        told = Told()
+        if made_as_stream:
+            with anyio.move_on_after(seconds + 0.5):
+                async with first.stream(ask(), on_attempt=told) as stream:
+                    async for _event in stream:
+                        pass
+        else:
+            with anyio.move_on_after(seconds + 0.5):
+                await first.complete(ask(), on_attempt=told)
+        (response_id,) = told.accepted
+        assert not books.cancels  # whoever dies or leaves cancels nothing
+        second, transport = adapter_to(books)
+        again = ask(response_id=response_id, background=None)
+        if bare:
+            again = CanonicalRequest(
+                request_id="req_1",
+                model="openai:gpt-5.2",
+                messages=(),
+                max_output_tokens=1,
+                response_id=response_id,
+                message_id="msg_1",
+            )
+        told = Told()
+        if as_stream:
+            events, response = await streamed(second, again, told)
+            assert isinstance(response, CanonicalResponse)
+            check_whole(events, response)
+        else:
+            response = await second.complete(again, on_attempt=told)
+            assert response.text == WORDS
+        assert told.reasons == ["taken_up"]
+        assert not told.accepted
+        assert not any(asked.startswith("POST") for asked in transport.asked)
+        assert books.bill(anyio.current_time()) == {"resp_1": spent(response)}
+
+    run_virtual(run)
+
+
+@pytest.mark.parametrize("fault", ["", "lose", "busy", "refuse"])
+def test_cancelled_it_ends_at_the_provider_and_is_billed_as_told(fault: str) -> None:
+    """The provider is told until it knows, and its own count is the usage."""
+    books = Books()
+    adapter, transport = adapter_to(books)
+
+    async def run() -> None:
+        request, events = ask(), []
+        async with adapter.stream(request) as stream:
+            async for event in stream:
+                events.append(event)
+                if isinstance(event, TextDelta):
+                    transport.faults = [fault]
+                    assert await adapter.cancel("req_1")
+        assert isinstance(events[-1], MessageComplete)
+        assert events[-1].stop_reason is StopReason.CANCELLED
+        assert stream.response is not None
+        billed = books.bill(anyio.current_time())["resp_1"]
+        assert (stream.response.usage.input_tokens, stream.response.usage.output_tokens) == billed
+        assert books.made["resp_1"].ended is not None
+        assert not await adapter.cancel("req_1")
+
+    run_virtual(run)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(FAULTS), max_size=5), st.floats(0, 40), st.booleans())
+def test_cancelled_at_any_moment_nothing_goes_on_unseen(faults: list[str], seconds: float, whole: bool) -> None:
+    """Once its id is known, the reply is over at the provider, and its bill is the call's usage."""
+    books = Books()
+    adapter, _ = adapter_to(books, *faults, max_retries=10)
+    told = Told()
+    usages: list[TokenUsage | None] = []
+
+    async def ask_it() -> None:
+        if whole:
+            try:
+                usages.append((await adapter.complete(ask(), on_attempt=told)).usage)
+            except AdapterError as error:
+                usages.append(error.usage)
+            return
+        _, end = await streamed(adapter, ask(), told)
+        assert isinstance(end, CanonicalResponse | AdapterError)
+        usages.append(end.usage)
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_it)
+            await anyio.sleep(seconds)
+            await adapter.cancel("req_1")
+        if told.accepted:
+            now = anyio.current_time()
+            assert books.is_over(books.made[told.accepted[-1]], now)
+            (usage,) = usages
+            assert usage is not None
+            assert books.bill(now) == {"resp_1": (usage.input_tokens, usage.output_tokens)}
+        assert len(books.made) <= 1
+
+    run_virtual(run)
+
+
+def test_a_whole_reply_is_cancelled_while_it_is_looked_at() -> None:
+    """The call ends with the usage that the provider told."""
+    books = Books()
+    adapter, _ = adapter_to(books)
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def cancel_soon() -> None:
+                await anyio.sleep(12)
+                assert await adapter.cancel("req_1")
+
+            tasks.start_soon(cancel_soon)
+            with pytest.raises(AdapterError) as caught:
+                await adapter.complete(ask())
+        assert type(caught.value).__name__ == "CancelledError"
+        assert caught.value.usage is not None
+        billed = books.bill(anyio.current_time())["resp_1"]
+        assert (caught.value.usage.input_tokens, caught.value.usage.output_tokens) == billed
+        assert billed[1] % SAID_PER_PIECE == 0
+        assert billed[0] == SENT
+
+    run_virtual(run)
+
+
+def test_cancelled_before_anything_is_known_it_is_not_sent_again() -> None:
+    """A request whose id never came can't be ended, and nothing is asked."""
+    books = Books()
+    adapter, transport = adapter_to(books, "silent")
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def cancel_soon() -> None:
+                await anyio.sleep(1)
+                await adapter.cancel("req_1")
+
+            tasks.start_soon(cancel_soon)
+            _, end = await streamed(adapter, ask(), Told())
+        assert isinstance(end, CanonicalResponse)
+        assert end.stop_reason is StopReason.CANCELLED
+        assert transport.asked == ["POST responses"]
+
+    run_virtual(run)
+
+
+def test_the_calls_own_time_ends_the_reply() -> None:
+    """Nobody waits for it any more, so the provider is told."""
+    books = Books()
+    adapter, _ = adapter_to(books)
+
+    async def run() -> None:
+        events, end = await streamed(adapter, ask(timeout_seconds=13.0), Told())
+        assert isinstance(end, RequestTimeoutError)
+        assert books.cancels == ["resp_1"]
+        assert end.usage is not None
+        billed = books.bill(anyio.current_time())["resp_1"]
+        assert end.usage.input_tokens == billed[0]
+        assert isinstance(events[-1], MessageComplete)
+        assert events[-1].stop_reason is StopReason.ERROR
+
+    run_virtual(run)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reply_that_failed_before_its_first_words_is_another_attempt(stream: bool) -> None:
+    """The provider said so itself, so nothing is under way."""
+    books = Books()
+    adapter, _ = adapter_to(books, max_retries=1)
+
+    async def run() -> None:
+        told = Told()
+        if stream:
+            events, end = await streamed(adapter, ask("fail"), told)
+            assert any(isinstance(event, TextDelta) for event in events)
+            assert told.reasons == ["first"]
+        else:
+            with pytest.raises(ServerError) as caught:
+                await adapter.complete(ask("fail"), on_attempt=told)
+            end = caught.value
+            assert told.reasons == ["first", "retry"]
+            assert told.accepted == ["resp_1", "resp_2"]
+            assert sum(isinstance(report, AttemptFailed) for report in told.reports) == 1
+        assert isinstance(end, ServerError)
+        assert "asleep" in str(end)
+
+    run_virtual(run)
+
+
+def test_a_reply_at_its_limit_is_incomplete() -> None:
+    """As it is without the background."""
+    adapter, _ = adapter_to(Books())
+
+    async def run() -> None:
+        _, end = await streamed(adapter, ask("short"), Told())
+        assert isinstance(end, CanonicalResponse)
+        assert end.stop_reason is StopReason.MAX_TOKENS
+
+    run_virtual(run)
+
+
+def test_breaks_are_waited_out_for_a_quarter_of_an_hour_and_nothing_is_sent_anew() -> None:
+    """A reply that we lose sight of may still be made: the call fails, and is no second attempt."""
+    books = Books()
+    adapter, transport = adapter_to(books, "cut 700", *["refuse"] * 300, max_retries=5)
+
+    async def run() -> None:
+        told = Told()
+        _, end = await streamed(adapter, ask(), told)
+        assert isinstance(end, NetworkError)
+        assert 900 <= anyio.current_time() < 960
+        assert told.reasons == ["first"]
+        assert transport.asked.count("POST responses") == 1
+
+    run_virtual(run)
+
+
+@pytest.mark.parametrize(
+    ("stream", "faults"), [(True, ["cut 700"]), (True, []), (False, [])], ids=["broken", "stream", "whole"]
+)
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_key_that_is_changed_meanwhile_is_asked_for_again(
+    stream: bool, faults: list[str], cancels: bool
+) -> None:
+    """The reply is taken up with the new one, and so is it cancelled."""
+    keys = ["old", "new"]
+    books = Books()
+    transport = BooksTransport(books, faults)
+    config = AdapterConfig(api_key=lambda: keys.pop(0), base_url="https://api.openai.com")
+    adapter = OpenAIAdapter(config, transport=transport, clock=FakeClock())
+
+    async def run() -> None:
+        async def change() -> None:
+            await anyio.sleep(2)
+            transport.key = "new"
+            await anyio.sleep(10)
+            if cancels:
+                await adapter.cancel("req_1")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(change)
+            text = ""
+            if stream:
+                _, end = await streamed(adapter, ask(), Told())
+                assert isinstance(end, CanonicalResponse)
+                text = end.text
+            else:
+                with contextlib.suppress(CancelledError):
+                    text = (await adapter.complete(ask())).text
+        assert (text == WORDS) is not cancels
+        assert books.cancels == (["resp_1"] if cancels else [])
+        assert len(books.made) == 1
+
+    run_virtual(run)
+
+
+def test_a_reply_that_is_gone_has_an_unknown_outcome() -> None:
+    """The provider keeps it for a while only, and nobody knows what it was billed."""
+    adapter, _ = adapter_to(Books())
+
+    async def run() -> None:
+        for as_stream in (True, False):
+            again = ask(response_id="resp_9")
+            if as_stream:
+                _, end = await streamed(adapter, again, Told())
+            else:
+                with pytest.raises(OutcomeUnknownError) as caught:
+                    await adapter.complete(again)
+                end = caught.value
+            assert isinstance(end, OutcomeUnknownError)
+            assert "resp_9" in str(end)
+
+    run_virtual(run)
+
+
+def test_how_it_is_asked_for() -> None:
+    """By the option or by the protocol's own field, and it is stored unless the host says otherwise."""
+    adapter, _ = adapter_to(Books())
+    import json
+
+    for request, stored in (
+        (ask(), True),
+        (ask(background=None, provider_options={"openai": {"background": True}}), True),
+        (ask(provider_options={"openai": {"store": False}}), False),
+        (ask(background=False), False),
+    ):
+        body = json.loads(adapter.write_request(request, stream=True).body)
+        assert body["store"] is stored
+        assert body.get("background", False) is (request.background is not False)
+
+
+def test_a_server_without_it_says_so_in_a_warning() -> None:
+    """The reply then lives and dies with its connection, which the caller should know."""
+    adapter = OpenAIAdapter(AdapterConfig(api_key="sk-1", base_url="http://other.example/v1"))
+    written = adapter.write_request(ask(), stream=True)
+    assert b"background" not in written.body
+    assert [str(warning.code) for warning in written.warnings] == ["parameter_dropped"]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [[], ["cut 1500"], ["cut 300", "refuse", "cut 777"], ["cut 777", "no stream"], ["cut 1500", "twice"]],
+)
+def test_the_raw_reply_has_the_events_of_all_connections(faults: list[str]) -> None:
+    """Each of them once. Or the last look of a reply that is not streamed."""
+    books = Books()
+    adapter, _ = adapter_to(books, *faults)
+
+    async def run() -> None:
+        _, response = await streamed(adapter, ask(include_raw=True), Told())
+        assert isinstance(response, CanonicalResponse)
+        assert response.raw is not None
+        events: list[Any] = list(response.raw.events)
+        if "no stream" in faults:
+            assert isinstance(response.raw.body, dict)
+            assert response.raw.body["status"] == "completed"
+        else:
+            said = [each["delta"] for each in events if each["type"] == "response.output_text.delta"]
+            assert "".join(said) == WORDS
+            numbers = [each["sequence_number"] for each in events]
+            assert numbers == sorted(set(numbers))
+        whole = await adapter.complete(ask(include_raw=True, request_id="req_2"))
+        assert isinstance(whole.raw, RawReply)
+        assert isinstance(whole.raw.body, dict)
+        assert whole.raw.body["status"] == "completed"
+
+    run_virtual(run)

@@ -1,0 +1,219 @@
+"""A stream that breaks off in its text goes on with another attempt, and its readers see one text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters import AdapterConfig, AdapterError, CanonicalRequest, Message, ProviderAdapter
+from adapters.contract import AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
+from adapters.providers.anthropic.adapter import AnthropicAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from bus.errors import NetworkError
+from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from bus.values.messages import ToolChoice
+from bus.values.usage import StopReason
+from tests.support.continuing_server import TextProvider
+from tests.support.virtual_time import FakeClock, run_virtual
+
+SERVERS = {
+    "messages": ("https://api.anthropic.com", "claude-sonnet-4-5"),
+    "plain": ("https://api.groq.com", "llama-4"),
+    "prefix": ("https://api.mistral.ai", "mistral-large"),
+    "partial": ("https://api.moonshot.ai", "kimi-k2"),
+    "final_message": ("http://vllm.example:8000", "m"),
+}
+TEXT = "The tide comes in,\n\n  and the tide goes out;  twice a day.\n"
+BREAKS = st.one_of(st.integers(0, 60), st.sampled_from(["ok", "end", "refuse", "busy"]))
+
+
+def adapter_to(provider: TextProvider, **options: Any) -> ProviderAdapter:
+    url, _ = SERVERS[provider.kind]
+    if provider.kind == "final_message":
+        options["quirks"] = "vllm"
+    kind = AnthropicAdapter if provider.kind == "messages" else OpenAICompatibleAdapter
+    config = AdapterConfig(api_key="k", base_url=url, options=options, max_retries=20)
+    return kind(config, transport=provider, clock=FakeClock())
+
+
+def ask(kind: str = "messages", **more: Any) -> CanonicalRequest:
+    fields = {"continue_broken": True, "max_output_tokens": 1000, "message_id": "msg_1", **more}
+    model = fields.pop("model", SERVERS[kind][1])
+    return CanonicalRequest(request_id="r", model=f"x:{model}", messages=(Message.user("Hm?"),), **fields)
+
+
+class Seen:
+    """What a reader and an observer saw of a call."""
+
+    def __init__(self) -> None:
+        self.events: list[StreamEvent] = []
+        self.reports: list[AttemptReport] = []
+        self.response: CanonicalResponse | None = None
+        self.error: AdapterError | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
+
+    @property
+    def reasons(self) -> list[str]:
+        return [each.reason for each in self.reports if isinstance(each, AttemptStarted)]
+
+    @property
+    def failures(self) -> list[AdapterError]:
+        return [each.error for each in self.reports if isinstance(each, AttemptFailed)]
+
+
+def read(adapter: ProviderAdapter, request: CanonicalRequest) -> Seen:
+    seen = Seen()
+
+    async def run() -> None:
+        async with adapter.stream(request, on_attempt=seen.reports.append) as stream:
+            try:
+                async for event in stream:
+                    seen.events += [event]
+            except AdapterError as error:
+                seen.error = error
+            seen.response = stream.response
+
+    run_virtual(run)
+    return seen
+
+
+WORDS = st.text(st.sampled_from("ab \n"), min_size=1, max_size=40).filter(lambda text: bool(text.strip()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(SERVERS)),
+    st.one_of(st.just(TEXT), WORDS),
+    st.lists(BREAKS, max_size=6),
+    st.integers(1, 9),
+)
+def test_readers_see_one_text_whatever_breaks(kind: str, text: str, breaks: list[int | str], piece: int) -> None:
+    """Each character once, white space included, in one message; and every attempt is told with its own usage."""
+    provider = TextProvider(text, breaks, kind, piece=piece)
+    seen = read(adapter_to(provider), ask(kind))
+    assert seen.error is None
+    assert seen.response is not None
+    assert seen.text == text == seen.response.text
+    assert sum(isinstance(event, MessageStart) for event in seen.events) == 1
+    last = seen.events[-1]
+    assert isinstance(last, MessageComplete)
+    assert last.final_content == seen.response.content
+    assert last.stop_reason is StopReason.END_TURN
+    assert (seen.response.usage.input_tokens, seen.response.usage.output_tokens) == provider.bill[-1]
+    assert len(seen.failures) == len(seen.reasons) - 1
+    assert set(seen.reasons[1:]) <= {"retry", "continued"}
+
+
+def test_what_is_sent_is_the_text_without_its_last_white_space() -> None:
+    """Anthropic refuses it there; the rest says it again, and nobody reads it twice."""
+    provider = TextProvider(TEXT, [20], "messages")
+    seen = read(adapter_to(provider), ask())
+    first, second = provider.bodies
+    assert first["messages"][-1]["role"] == "user"
+    assert (
+        second["messages"][-1] == {"role": "assistant", "content": "The tide comes in,"}
+        or second["messages"][-1]["content"][0]["text"] == "The tide comes in,"
+    )
+    assert second["max_tokens"] < first["max_tokens"]
+    assert seen.reasons == ["first", "continued"]
+    assert seen.text == TEXT
+    (broke,) = seen.failures
+    assert broke.usage is not None
+    assert broke.usage.input_tokens == provider.bill[0][0]
+
+
+def test_an_error_amid_the_stream_is_a_break_as_well() -> None:
+    """As Anthropic says it when it is overloaded."""
+    provider = TextProvider(TEXT, ["overloaded"], "messages")
+    seen = read(adapter_to(provider), ask())
+    assert (seen.text, seen.reasons) == (TEXT, ["first", "continued"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"continue_broken": None},
+        {"model": "claude-sonnet-4-6"},
+        {"model": "claude-opus-5-5"},
+        {"model": "claude-haiku-4-5", "reasoning_effort": "low"},
+        {"provider_options": {"anthropic": {"thinking": {"type": "enabled", "budget_tokens": 1024}}}},
+        {"output_schema": {"type": "object", "properties": {}}},
+        {"tool_choice": ToolChoice("named", "t")},
+        {"max_output_tokens": 3},
+    ],
+)
+def test_where_no_beginning_is_taken_the_break_is_the_error(asked: dict[str, Any]) -> None:
+    """As without the option: the text that came stands, and nothing more is sent."""
+    from adapters import ToolDefinition
+
+    if "tool_choice" in asked:
+        asked = {**asked, "tools": (ToolDefinition("t", "", {"type": "object", "properties": {}}),)}
+    provider = TextProvider(TEXT, [20], "messages")
+    seen = read(adapter_to(provider), ask(**asked))
+    assert isinstance(seen.error, NetworkError)
+    assert seen.text == TEXT[:20]
+    assert len(provider.bodies) == 1
+    assert isinstance(seen.events[-1], MessageComplete)
+    assert seen.events[-1].stop_reason is StopReason.ERROR
+
+
+@pytest.mark.parametrize("url", ["https://api.openai.com", "https://openrouter.ai", "https://api.deepseek.com"])
+def test_servers_that_begin_anew_are_not_asked(url: str) -> None:
+    """DeepSeek takes a beginning at its beta address alone."""
+    wire = OpenAICompatibleAdapter(AdapterConfig(api_key="k", base_url=url)).wire
+    assert not wire.takes_beginning(ask())
+    if "deepseek" in url:
+        wire = OpenAICompatibleAdapter(AdapterConfig(api_key="k", base_url=f"{url}/beta")).wire
+        assert wire.takes_beginning(ask())
+
+
+def test_when_no_retries_are_left_the_text_stands_with_the_last_error() -> None:
+    """Its usage is that of the last attempt alone, as each has a row of its own."""
+    provider = TextProvider(TEXT, [20, 5, 5, 5], "messages")
+    seen = read(adapter_to(provider), ask(max_retries=2))
+    assert seen.reasons == ["first", "continued", "continued"]
+    assert isinstance(seen.error, NetworkError)
+    assert TEXT.startswith(seen.text)
+    assert len(seen.text) > 20
+    assert seen.error.usage is not None
+    assert seen.error.usage.input_tokens == provider.bill[2][0]
+    assert isinstance(seen.events[-1], MessageComplete)
+
+
+def test_a_rest_that_is_never_begun_ends_the_message() -> None:
+    """Also where the attempt that was to go on fails before it says anything."""
+    provider = TextProvider(TEXT, [20, "busy", "busy", "busy"], "messages")
+    seen = read(adapter_to(provider), ask(max_retries=2))
+    assert seen.reasons == ["first", "continued", "continued"]
+    assert seen.error is not None
+    assert seen.error.usage is None
+    assert seen.error.content == seen.events[-1].final_content  # type: ignore[union-attr]
+    assert isinstance(seen.events[-1], MessageComplete)
+    assert seen.events[-1].final_content[0].text == TEXT[:20]  # type: ignore[union-attr]
+    assert seen.error.content == seen.events[-1].final_content
+
+
+def test_the_raw_reply_has_the_events_of_both_attempts() -> None:
+    """What came before the break, and then the rest."""
+    seen = read(adapter_to(TextProvider(TEXT, [8])), ask(include_raw=True))
+    assert seen.response is not None
+    assert seen.response.raw is not None
+    events: list[Any] = list(seen.response.raw.events)
+    assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == TEXT
+    assert [event["type"] for event in events].count("message_start") == 2
+
+
+def test_the_raw_reply_has_nothing_of_an_attempt_that_was_repeated() -> None:
+    """It failed before its first event, and leaves no trace."""
+    provider = TextProvider(TEXT, [0, "busy"])
+    seen = read(adapter_to(provider), ask(include_raw=True))
+    assert seen.reasons == ["first", "retry", "retry"]
+    assert seen.response is not None
+    assert seen.response.raw is not None
+    assert [event["type"] for event in seen.response.raw.events].count("message_start") == 1  # type: ignore[index,call-overload]
