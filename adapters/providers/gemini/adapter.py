@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, OtherWires
+from adapters.http.wire import ChatWire, Endpoint, OtherWires
 from adapters.http.wire_call import WireCall, get
+from adapters.refusals.repair import RepairRules
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.encoding import encode_json
@@ -24,6 +26,10 @@ from .data import REPAIRS, find_model
 from .embeddings import GeminiEmbeddings
 from .errors import CODES
 from .images import GeminiImages
+from .interactions import response
+from .interactions.request import build_interaction
+from .interactions.stream import InteractionNormaliser
+from .interactions.wire import REVISION
 from .paths import model_name, path_of
 from .videos import GeminiVideos
 
@@ -35,10 +41,12 @@ class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
 
     api_version: str | None = None
     """The version of the API in the address; None is ``v1beta``."""
+    api: Literal["generate_content", "interactions"] = "generate_content"
+    """The API that conversations go over."""
 
 
 class GenerateContentWire(ChatWire):
-    """Gemini's generateContent, and its stream."""
+    """Gemini's generateContent and its stream, or its Interactions API, for conversations."""
 
     default_name = "gemini"
     options_type = GeminiOptions
@@ -61,6 +69,12 @@ class GenerateContentWire(ChatWire):
         accepted_audio_media_types=AUDIO_TYPES,
         accepted_document_media_types=DOCUMENT_TYPES,
     )
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._speaks_interactions = self.config.options.get("api") == "interactions"
+        if self._speaks_interactions:
+            self.repair_rules = RepairRules()  # the rules name the fields of generateContent
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         row = find_model(model.removeprefix(f"{self.name}:"))
@@ -94,21 +108,34 @@ class GenerateContentWire(ChatWire):
         )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        built = build_request(request, provider=self.name)
-        built.history.log()
-        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-        path = path_of(self._version, model_name(request.wire_model), method)
-        return WireCall(path, encode_json(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
+        headers: dict[str, str] = {}
+        if self._speaks_interactions:
+            built = build_interaction(request, provider=self.name, stream=stream)
+            path, headers = f"/{self._version}/interactions", {"api-revision": REVISION}
+        else:
+            built = build_request(request, provider=self.name)
+            method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+            path = path_of(self._version, model_name(request.wire_model), method)
+        history = built.history
+        history.log()
+        body = encode_json(built.body)
+        return WireCall(
+            path, body, headers, warnings=built.warnings, losses=history.losses, tool_ids=history.tool_ids
+        )
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        read_reply(body, assembler)
+        if self._speaks_interactions:
+            response.read_reply(body, assembler)
+        else:
+            read_reply(body, assembler)
 
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        return GeminiNormaliser(assembler)
+        return InteractionNormaliser(assembler) if self._speaks_interactions else GeminiNormaliser(assembler)
 
 
 class GeminiAdapter(HttpAdapter):
-    """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
+    """Google's Gemini API: generateContent or interactions, and their streams; batchEmbedContents;
+    predictLongRunning.
 
     A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
     `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or

@@ -30,7 +30,7 @@ from .chat.response import STOP_REASONS
 from .errors import error_in_reply
 from .paths import model_name, path_of
 from .usage import UsageCounts
-from .wire import ABSENT, Usage, decode_json
+from .wire import ABSENT, decode_json
 
 _RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
 
@@ -82,7 +82,7 @@ class _Feedback(msgspec.Struct, gc=False):
 class _Reply(msgspec.Struct, gc=False):
     candidates: list[_Candidate] | None = None
     promptFeedback: _Feedback | None = None
-    usageMetadata: Usage | None = None
+    usageMetadata: msgspec.Raw = ABSENT
     modelVersion: str | None = None
     responseId: str | None = None
     error: msgspec.Raw = ABSENT
@@ -141,8 +141,8 @@ class GeminiImages(msgspec.Struct, frozen=True):
             if candidate.finishReason is not None:
                 reasons.append((candidate.finishReason, candidate.finishMessage or ""))
         counts = UsageCounts()
-        if reply.usageMetadata is not None:
-            counts.add(reply.usageMetadata, body)
+        if reply.usageMetadata is not ABSENT:
+            counts.add(reply.usageMetadata)
         usage = counts.total(final=True)
         if not images:
             refusal = _refusal(reply.promptFeedback, reasons)

@@ -19,18 +19,37 @@ class UsageCounts:
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
-        self._last = wire.Usage()
-        self._chunk = b""  # the last that had counts
+        self._former = wire.Usage()
+        self._latest = wire.ABSENT
+        self._form: bytes | None = None  # of the latest: all but its digits; None before the first
+        self._prompted = False  # whether it has the prompt's count
+        self._counted = wire.ABSENT  # the last that had
 
-    def add(self, usage: wire.Usage, data: bytes) -> None:
-        """Take in what a chunk reports. data: the chunk's JSON."""
-        last = self._last
-        if usage.promptTokenCount is not None:
-            self._chunk = data
+    def add(self, raw: msgspec.Raw) -> None:
+        """Take in what a chunk reports.
+
+        A chunk that differs from the one before by digits alone takes its place, and is read when the total is
+        asked for: in a stream each chunk has counts.
+
+        Raises:
+            msgspec.DecodeError: It is no usage.
+        """
+        form = bytes(raw).translate(None, b"0123456789")
+        if form != self._form:
+            self._former = self._so_far()
+            usage = wire.decode_counts(raw)
+            self._form, self._prompted = form, usage is not None and usage.promptTokenCount is not None
+        self._latest = raw
+        if self._prompted:
+            self._counted = raw
+
+    def _so_far(self) -> wire.Usage:
+        """The last of each count."""
+        usage, former = wire.decode_counts(self._latest) or wire.Usage(), self._former
         for name in usage.__struct_fields__:
             if getattr(usage, name) is None:
-                setattr(usage, name, getattr(last, name))
-        self._last = usage
+                setattr(usage, name, getattr(former, name))
+        return usage
 
     def total(self, *, final: bool = False) -> TokenUsage | None:
         """The counts in disjoint buckets; None if there are none.
@@ -38,7 +57,7 @@ class UsageCounts:
         The prompt includes what was read from a cache, and not what the provider's own tools put in; candidates
         don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
         """
-        last = self._last
+        last = self._so_far()
         prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
         candidates, thoughts = reported_count(last.candidatesTokenCount), reported_count(last.thoughtsTokenCount)
         tool_use = reported_count(last.toolUsePromptTokenCount)
@@ -47,7 +66,7 @@ class UsageCounts:
         heard, heard_before = _of(last.promptTokensDetails, "AUDIO"), _of(last.cacheTokensDetails, "AUDIO")
         seen, seen_before = _of(last.promptTokensDetails, "IMAGE"), _of(last.cacheTokensDetails, "IMAGE")
         spoken, drawn = (_of(last.candidatesTokensDetails, kind) for kind in ("AUDIO", "IMAGE"))
-        raw = wire.decode_usage(self._chunk).usageMetadata if self._chunk else msgspec.Raw()
+        raw = self._counted
         source = UsageSource.PARTIAL
         if final:
             source = source_of(
@@ -75,7 +94,7 @@ class UsageCounts:
                 **self.fees,
             ),
             service_tier=unusual_tier(last.serviceTier),
-            raw=_with_fees(raw, self.fees) if self._chunk else None,
+            raw=None if raw is wire.ABSENT else _with_fees(raw, self.fees),
         )
 
 

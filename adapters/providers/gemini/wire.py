@@ -8,6 +8,8 @@ This is version v1beta of the API. The names are those of the API.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from bus.values.json import Json
@@ -37,12 +39,17 @@ class FunctionCall(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part; of any other kind if it has neither text nor a functionCall. thought: the text is reasoning."""
+    """A part; of any other kind if it has neither text nor a functionCall. thought: the text is reasoning.
+
+    Of what else may stand in a part, only the last two do so beside text or a call.
+    """
 
     text: str | None = None
     functionCall: FunctionCall | None = None
     thought: object = None
     thoughtSignature: str | None = None
+    partMetadata: msgspec.Raw = ABSENT
+    speechMetadata: msgspec.Raw = ABSENT
 
 
 class Content(msgspec.Struct, gc=False):
@@ -62,6 +69,10 @@ class Candidate(msgspec.Struct, gc=False):
     groundingMetadata: msgspec.Raw = ABSENT
     urlContextMetadata: msgspec.Raw = ABSENT
     logprobsResult: msgspec.Raw = ABSENT
+    safetyRatings: msgspec.Raw = ABSENT
+    avgLogprobs: msgspec.Raw = ABSENT
+    continuationToken: msgspec.Raw = ABSENT
+    tokenCount: msgspec.Raw = ABSENT
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -89,21 +100,48 @@ class Chunk(msgspec.Struct, gc=False):
     """A whole reply, or the next piece of a streamed one; or an error, which may come with status 200."""
 
     candidates: list[Candidate] | None = None
-    usageMetadata: Usage | None = None
-    promptFeedback: PromptFeedback | None = None
+    usageMetadata: msgspec.Raw = ABSENT
+    promptFeedback: msgspec.Raw = ABSENT
+    modelStatus: msgspec.Raw = ABSENT
+    createTime: msgspec.Raw = ABSENT
     modelVersion: object = None
     responseId: object = None
     error: msgspec.Raw = ABSENT
 
 
-class RawUsage(msgspec.Struct, gc=False):
-    """A chunk's usage as it came."""
+class TextPart(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A part that is text and nothing else."""
 
+    text: str
+
+
+class TextContent(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The content of a TextChunk."""
+
+    parts: tuple[TextPart]
+    role: str = ""
+
+
+class TextCandidate(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The candidate of a TextChunk."""
+
+    content: TextContent
+    index: Literal[0] = 0
+
+
+class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A chunk amid a reply that brings a piece of text and counts, as most do. Any other is no TextChunk."""
+
+    candidates: tuple[TextCandidate]
     usageMetadata: msgspec.Raw = ABSENT
+    modelVersion: str = ""
+    responseId: str = ""
 
 
+decode_text_chunk = msgspec.json.Decoder(TextChunk).decode
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_chunks = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-decode_usage = msgspec.json.Decoder(RawUsage).decode
+decode_feedback = msgspec.json.Decoder(PromptFeedback | None).decode
+decode_counts = msgspec.json.Decoder(Usage | None).decode
 decode_json = msgspec.json.Decoder(Json).decode

@@ -13,7 +13,7 @@ The history is fitted by `adapters.requests.history` first. What remain are this
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from mimetypes import guess_type
 from urllib.parse import urlsplit
 
@@ -39,29 +39,35 @@ from bus.values.messages import Role
 from bus.values.warning_codes import WarningCode
 
 from ..data import Model
-from .response import REPLY_KINDS, SIGNATURE_KIND
+from .parts import OF_A_PART, OF_TEXT, REPLY_KINDS, SIGNATURE_KIND
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif")
 AUDIO_TYPES = (
     "audio/wav", "audio/x-wav", "audio/wave", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/x-aiff", "audio/aac",
     "audio/ogg", "audio/flac", "audio/x-flac",
 )  # fmt: skip
+VIDEO_TYPES = (
+    "video/mp4", "video/mpeg", "video/quicktime", "video/avi", "video/x-flv", "video/mpg", "video/webm",
+    "video/wmv", "video/3gpp", "video/x-msvideo", "video/x-ms-wmv",
+)  # fmt: skip
 DOCUMENT_TYPES = (
-    "application/pdf", "application/json", "text/plain", "text/markdown", "text/html", "text/css", "text/csv",
-    "text/xml", "text/md", "text/x-python", "text/rtf", "text/javascript",
+    *VIDEO_TYPES, "application/pdf", "application/json", "text/plain", "text/markdown", "text/html", "text/css",
+    "text/csv", "text/xml", "text/md", "text/x-python", "text/rtf", "text/javascript",
 )  # fmt: skip
 SCHEMES = (*WEB, "gs")
 
 NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
 """Stands for the signature of a call that Gemini did not make."""
 
-_ALIASES = {
+ALIASES = {
     "audio/x-wav": "audio/wav",
     "audio/wave": "audio/wav",
     "audio/mpeg": "audio/mp3",
     "audio/x-aiff": "audio/aiff",
     "audio/x-flac": "audio/flac",
     "application/json": "text/plain",
+    "video/x-msvideo": "video/avi",
+    "video/x-ms-wmv": "video/wmv",
 }
 """Media types by the names that the wire has for them."""
 
@@ -143,20 +149,23 @@ class _Writer:
     def _said(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
             case TextBlock():
-                yield {"text": block.text}
+                yield {"text": block.text, **self._fields(block.provider_raw, OF_A_PART)}
             case ImageBlock() | AudioBlock() | DocumentBlock():
                 yield from self._media(block, block)
+            case OpaqueBlock():
+                yield block.provider_raw.data
             case _:
                 self._lose(block, "this protocol has no such part")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
         """A part of bytes or of an address. home: the block of the message that it is in."""
+        own = self._fields(media.provider_raw, OF_A_PART)
         if media.url is not None and is_remote(media.url, SCHEMES):
             media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]
             file: JsonObject = {"fileUri": media.url}
             if media_type is not None:
-                file = {"mimeType": _ALIASES.get(media_type, media_type), **file}
-            yield {"fileData": file}
+                file = {"mimeType": ALIASES.get(media_type, media_type), **file}
+            yield {"fileData": file, **own}
             return
         found = media_bytes(media)
         if found is None:
@@ -164,7 +173,12 @@ class _Writer:
             return
         media_type = media_type_of(media) or ""
         encoded = b64encode(found[1]).decode()
-        yield {"inlineData": {"mimeType": _ALIASES.get(media_type, media_type), "data": encoded}}
+        yield {"inlineData": {"mimeType": ALIASES.get(media_type, media_type), "data": encoded}, **own}
+
+    def _fields(self, raw: ProviderRaw | None, names: Iterable[str]) -> JsonObject:
+        """Of the fields that a block has for this provider, those that a request takes there."""
+        own = self.history.own(raw)
+        return {name: own[name] for name in names if own.get(name) is not None} if own else {}
 
     # -- the model
 
@@ -185,6 +199,8 @@ class _Writer:
                     self._lose(block, "it has no signature")
                 case ThinkingBlock():
                     parts.append(self._thought(block))
+                case ImageBlock(data=bytes()):
+                    parts.append(self._own_image(block))
                 case OpaqueBlock() if block.kind in REPLY_KINDS:
                     pass  # about the reply, and no part of it
                 case OpaqueBlock():
@@ -196,7 +212,8 @@ class _Writer:
     def _thought(self, block: ThinkingBlock) -> JsonObject:
         start = self._own(block).get("start")
         said = block.text[start:] if isinstance(start, int) else block.text
-        return {"text": said, "thought": True, "thoughtSignature": block.signature}
+        own = self._fields(block.provider_raw, OF_TEXT)
+        return {"text": said, "thought": True, "thoughtSignature": block.signature, **own}
 
     def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
         """What the target attached to a block. What another model signed is no more to it than what nobody did."""
@@ -214,9 +231,20 @@ class _Writer:
                 return
         yield part
 
+    def _own_image(self, block: ImageBlock) -> JsonObject:
+        """The part in which the model's own image came."""
+        assert block.data is not None
+        assert block.provider_raw is not None
+        about = block.provider_raw.data.get("inlineData")
+        data: JsonObject = {"mimeType": block.media_type, **(about if isinstance(about, dict) else {})}
+        data["data"] = b64encode(block.data).decode()
+        part = self._fields(block.provider_raw, ("thought", "thoughtSignature", *OF_A_PART))
+        return {**part, "inlineData": data}
+
     def _text(self, block: TextBlock) -> Iterator[JsonObject]:
         """The parts that a text came in, as far as their signatures tell them apart."""
         at = 0
+        own = self._fields(block.provider_raw, OF_TEXT)
         signed = self._own(block).get("signatures")
         for piece in signed if isinstance(signed, list) else ():
             match piece:
@@ -224,16 +252,17 @@ class _Writer:
                     if not at <= start <= end <= len(block.text):
                         break  # the text is no longer what was signed
                     if start > at:
-                        yield {"text": block.text[at:start]}
-                    yield {"text": block.text[start:end], "thoughtSignature": signature}
+                        yield {"text": block.text[at:start], **own}
+                    yield {"text": block.text[start:end], "thoughtSignature": signature, **own}
                     at = end
         if at < len(block.text):
-            yield {"text": block.text[at:]}
+            yield {"text": block.text[at:], **own}
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
         call: JsonObject = {"id": self.history.tool_ids[block.id], "name": block.name, "args": block.input}
         signature = self._own(block).get("thoughtSignature")
-        return {"functionCall": call, **({"thoughtSignature": signature} if signature else {})}
+        own = self._fields(block.provider_raw, OF_TEXT)
+        return {"functionCall": call, **({"thoughtSignature": signature} if signature else {}), **own}
 
     # -- the tools
 
@@ -246,6 +275,7 @@ class _Writer:
                 {"error": block.text or FAILED_SILENTLY} if block.is_error else {"output": block.text}
             )
             response: JsonObject = {"id": self.history.tool_ids[block.tool_use_id], "name": name, "response": said}
+            response |= self._fields(block.provider_raw, ("scheduling", "willContinue"))
             media = list(self._result_media(block))
             within: list[Json] = [part for part in media if self.row.modern and _fits_result(part)]
             if within:
@@ -259,8 +289,10 @@ class _Writer:
 
     def _result_media(self, block: ToolResultBlock) -> Iterator[JsonObject]:
         for part in () if isinstance(block.content, str) else block.content:
-            if not isinstance(part, TextBlock):
+            if isinstance(part, ImageBlock | DocumentBlock):
                 yield from self._media(part, block)
+            elif isinstance(part, OpaqueBlock):
+                yield part.provider_raw.data
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))

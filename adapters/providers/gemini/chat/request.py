@@ -14,7 +14,7 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import joined_options, merge_options
+from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
 from adapters.schemas.sanitizer import instruction
 from bus.errors import CapabilityError
@@ -23,6 +23,7 @@ from bus.values.messages import ToolDefinition
 from bus.values.warning_codes import WarningCode
 
 from ..data import BUDGETS, UNLISTED, find_model
+from . import continuation
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
 from .schema import fit_schema, takes_nothing
 
@@ -68,7 +69,7 @@ def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
 
 class _Builder:
     def __init__(self, request: CanonicalRequest, provider: str) -> None:
-        self.request = request
+        self.request, self.token = continuation.take_up(request, provider)
         self.provider = provider
         self.row = find_model(request.wire_model) or UNLISTED
         self.options = joined_options(request, OPTIONS, provider)
@@ -94,6 +95,8 @@ class _Builder:
         self._sampling(config)
         _give_way(config, self.options)
         body["generationConfig"] = config
+        if self.token is not None:
+            body[continuation.KIND] = self.token
         merge_options(body, self.options)
         self._use_cached(body)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
@@ -116,10 +119,12 @@ class _Builder:
             audio_types=AUDIO_TYPES,
             document_types=DOCUMENT_TYPES,
             fetches=SCHEMES,
-            results_carry=("image", "document"),
+            results_carry=("image", "document", "opaque"),
             replays_thinking=True,
+            replays_images=True,
             begins_with_user=True,
             keeps_own_blanks=True,
+            takes_opaque=True,
         )
 
     def _use_cached(self, body: JsonObject) -> None:
@@ -138,7 +143,7 @@ class _Builder:
             raise CapabilityError(f"{self.provider}: {request.wire_model} takes no tools")
         theirs = self.options.get("tools")
         if request.tools:
-            body["tools"] = [{"functionDeclarations": [_declaration(tool) for tool in request.tools]}]
+            body["tools"] = [{"functionDeclarations": [self._declaration(tool) for tool in request.tools]}]
             if request.parallel_tool_calls is False:
                 self._left_out("parallel_tool_calls", "the protocol can't turn them off")
         mode = self._mode()
@@ -149,6 +154,16 @@ class _Builder:
             config["includeServerSideToolInvocations"] = True
         if config:
             body["toolConfig"] = config
+
+    def _declaration(self, tool: ToolDefinition) -> JsonObject:
+        fields: JsonObject = {"name": tool.name}
+        if tool.description:
+            fields["description"] = tool.description
+        options = tool_options(tool, OPTIONS, self.provider)
+        if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
+            fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
+        merge_options(fields, options)
+        return fields
 
     def _mode(self) -> JsonObject | None:
         choice, tools = self.request.tool_choice, self.request.tools
@@ -223,15 +238,6 @@ class _Builder:
 
 
 # -- pieces
-
-
-def _declaration(tool: ToolDefinition) -> JsonObject:
-    fields: JsonObject = {"name": tool.name}
-    if tool.description:
-        fields["description"] = tool.description
-    if not takes_nothing(tool.input_schema):
-        fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
-    return fields
 
 
 def _has_built_in(tools: list[Json]) -> bool:

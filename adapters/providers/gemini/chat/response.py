@@ -6,11 +6,15 @@ the cuts. What makes that delicate are thought signatures, which are only good i
 * Of a call, the signature stands in the block's `provider_raw`.
 * Of text, `provider_raw` says which piece of the block's text was signed, be it empty, so that the same parts can
   be sent again.
+* A text or a thought of which something is said beside it (`partMetadata`) is a block of its own, with that in its
+  `provider_raw`.
 * Of reasoning, it is the block's signature, and ends the block; `provider_raw` says where the signed part starts.
 * A signature in a part with nothing else, and no text before it, is kept as that part.
 
-Parts of other kinds (code that was run, images, the provider's own tools) are kept word for word, and so is what
-comes with the reply as a whole (grounding, citations), as its last blocks.
+An image is an ImageBlock, whose `provider_raw` is the part without the bytes. Parts of other kinds (code that was
+run, sound, the provider's own tools) are kept word for word, and so is what
+comes with the reply as a whole (grounding, citations), as its last blocks. What is said of it besides (safety
+ratings, the prompt's feedback) is among its `provider_details`.
 
 Only the first candidate is read.
 """
@@ -23,6 +27,7 @@ import msgspec
 
 from adapters.replies.assembler import Assembler
 from adapters.replies.broken_json import mend_body
+from adapters.replies.images import image_of_base64
 from adapters.replies.json_text import parse_object
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
@@ -31,8 +36,10 @@ from bus.values.warning_codes import WarningCode
 from .. import wire
 from ..errors import error_in_reply
 from ..usage import UsageCounts
+from . import continuation
 from .grounding import grounding_fees
 from .partial_args import PartialArguments
+from .parts import NOTHING, OF_TEXT, SIBLINGS, SIGNATURE_KIND, has_others, raw_parts, said_of
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "STOP": StopReason.END_TURN,
@@ -49,22 +56,15 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "IMAGE_RECITATION": StopReason.CONTENT_FILTER,
     "IMAGE_OTHER": StopReason.CONTENT_FILTER,
 }
-"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, CONTINUATION, what is to come) are
+"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, what is to come) are
 provider_specific: the reply did not end well, and not for a reason that other providers have, too. They are no
 errors, for the model spoke, was paid for it, and may speak the same again."""
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
 
-REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult")
-"""Opaque blocks that are no parts: about the whole reply, and never sent back."""
-
-SIGNATURE_KIND = "thoughtSignature"
-"""The kind of an opaque block whose part holds a signature alone."""
-
-_SIBLINGS = frozenset(
-    {"text", "thought", "thoughtSignature", "videoMetadata", "mediaResolution", "partMetadata", "functionCall"}
-)
-"""A part's fields that don't say of what kind it is."""
+_OF_CANDIDATES = ("safetyRatings", "avgLogprobs", "continuationToken", "tokenCount")
+_OF_CHUNKS = ("promptFeedback", "modelStatus", "createTime")
+"""What is said beside the content, and kept in `CanonicalResponse.provider_details` under the same names."""
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:
@@ -97,6 +97,7 @@ class ReplyReader:
         self._key = 0  # of the block that the next fragment of its kind joins
         self._kind = ""  # of that block: text, thinking, or anything else for none
         self._signed: list[Json] = []  # pieces of that block
+        self._about_block = NOTHING  # what is said of that block
         self._partial: PartialArguments | None = None  # of a call whose arguments still come
         self._about: dict[str, Json] = {}
         self._usage = UsageCounts()
@@ -106,25 +107,38 @@ class ReplyReader:
     def ended(self) -> bool:
         return self._finish_reason is not None or self._block_reason is not None
 
+    @property
+    def in_text(self) -> bool:
+        """Whether a block of text goes on, if the next chunk brings more."""
+        return self._kind == "text" and not self._about_block
+
+    def add_text(self, chunk: wire.TextChunk) -> None:
+        """As `add`, for a chunk amid a block of text, which most are. Raises msgspec's decoding errors."""
+        if chunk.usageMetadata is not wire.ABSENT:
+            self._usage.add(chunk.usageMetadata)
+        text = chunk.candidates[0].content.parts[0].text
+        if text:
+            self.assembler.text(self._key, text, implicit_end=True)
+
     def add(self, chunk: wire.Chunk, data: bytes) -> None:
         """Take a chunk in. data: its JSON. Raises AdapterError if it is an error; then it has taken in nothing."""
         if chunk.error != wire.ABSENT:
             raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         candidate: wire.Candidate | None = None
         parts: list[wire.Part] | None = None
-        raw_parts: Sequence[Json] = ()
+        others: Sequence[Json] = ()
         if chunk.candidates:
             candidate = chunk.candidates[0]
             if candidate.index or len(chunk.candidates) > 1:
                 candidate = self._first(chunk.candidates)
             if candidate is not None and candidate.content is not None:
                 parts = candidate.content.parts
-                if parts and _has_others(parts):
-                    raw_parts = _raw_parts(data)
+                if parts and has_others(parts):
+                    others = raw_parts(data)
         if not self._begun:
             self._begin(chunk)
-        if chunk.usageMetadata is not None:
-            self._usage.add(chunk.usageMetadata, data)
+        if chunk.usageMetadata is not wire.ABSENT:
+            self._usage.add(chunk.usageMetadata)
         if parts:
             for position, part in enumerate(parts):
                 if part.functionCall is not None:
@@ -132,14 +146,16 @@ class ReplyReader:
                 elif part.text is not None:
                     self._text(part, part.text)
                 else:
-                    self._other(raw_parts[position] if position < len(raw_parts) else None)
+                    self._other(others[position] if position < len(others) else None)
         if candidate is not None:
             self.saw_candidate = True
             if candidate.finishReason is not None:
                 self._end(candidate)
             self._note(candidate)
-        if chunk.promptFeedback is not None:
-            self._block(chunk.promptFeedback)
+        if chunk.promptFeedback is not wire.ABSENT:
+            self._block(wire.decode_feedback(chunk.promptFeedback))
+        if not (chunk.promptFeedback is chunk.modelStatus is chunk.createTime is wire.ABSENT):
+            self._note_details(chunk, _OF_CHUNKS)
 
     def finish(self) -> None:
         """The reply is whole."""
@@ -148,7 +164,11 @@ class ReplyReader:
         for kind, value in self._about.items():
             assembler.whole(kind, kind, {kind: value})
         raw = self._finish_reason or self._block_reason
-        if self._finish_reason is not None:
+        if self._finish_reason == continuation.FINISH_REASON and assembler.details.get(continuation.KIND):
+            reason = StopReason.PAUSE_TURN
+            token: JsonObject = {continuation.KIND: assembler.details[continuation.KIND]}
+            assembler.whole(continuation.KIND, continuation.KIND, token)
+        elif self._finish_reason is not None:
             reason = STOP_REASONS.get(self._finish_reason, StopReason.PROVIDER_SPECIFIC)
             if reason is StopReason.END_TURN and assembler.has_tool_use:
                 reason = StopReason.TOOL_USE
@@ -192,6 +212,16 @@ class ReplyReader:
             self._note_one("urlContextMetadata", candidate.urlContextMetadata)
         if candidate.logprobsResult is not wire.ABSENT:
             self._note_one("logprobsResult", candidate.logprobsResult)
+        ratings, average = candidate.safetyRatings, candidate.avgLogprobs
+        if not (ratings is average is candidate.continuationToken is candidate.tokenCount is wire.ABSENT):
+            self._note_details(candidate, _OF_CANDIDATES)
+
+    def _note_details(self, about: wire.Candidate | wire.Chunk, names: Sequence[str]) -> None:
+        """Keep the latest of what is said beside the content."""
+        for name in names:
+            said = getattr(about, name)
+            if said is not wire.ABSENT and said != wire.ABSENT:
+                self.assembler.details[name] = wire.decode_json(said)
 
     def _note_one(self, kind: str, raw: msgspec.Raw) -> None:
         value = wire.decode_json(raw)
@@ -204,7 +234,9 @@ class ReplyReader:
         if kind == "groundingMetadata":
             self._usage.fees = grounding_fees(value, self.assembler.model)
 
-    def _block(self, feedback: wire.PromptFeedback) -> None:
+    def _block(self, feedback: wire.PromptFeedback | None) -> None:
+        if feedback is None:
+            return
         if isinstance(feedback.blockReason, str) and feedback.blockReason:
             self._block_reason = self.assembler.raw_stop_reason = feedback.blockReason
             if isinstance(feedback.blockReasonMessage, str):
@@ -218,53 +250,77 @@ class ReplyReader:
         return self._key
 
     def _text(self, part: wire.Part, text: str) -> None:
+        plain = part.partMetadata is part.speechMetadata is wire.ABSENT
+        about = NOTHING if plain else said_of(part)
         if part.thought:
-            self._thinking(text, part.thoughtSignature)
+            self._thinking(text, part.thoughtSignature, about)
         elif part.thoughtSignature:
-            self._signed_text(text, part.thoughtSignature)
+            self._signed_text(text, part.thoughtSignature, about)
         elif text:
-            if self._kind != "text":
-                self._begin_text()
-            self.assembler.text(self._key, text, implicit_end=True)
+            if not self._joins("text", about):
+                self._begin_text(about)
+            self.assembler.text(self._key, text, implicit_end=True, raw=self._raw_of_text() if about else None)
+        elif about:
+            self._opaque(next(iter(about)), {"text": "", **about})
 
-    def _begin_text(self) -> None:
+    def _joins(self, kind: str, about: JsonObject) -> bool:
+        return self._kind == kind and self._about_block == about
+
+    def _begin_text(self, about: JsonObject) -> None:
         self._next("text")
-        self._signed = []
+        self._signed, self._about_block = [], about
 
-    def _thinking(self, text: str, signature: str | None) -> None:
-        if not text and not signature:
+    def _raw_of_text(self) -> JsonObject:
+        return {**self._about_block, **({"signatures": self._signed} if self._signed else {})}
+
+    def _thinking(self, text: str, signature: str | None, about: JsonObject) -> None:
+        if not (text or signature or about):
             return
-        key = self._key if self._kind == "thinking" else self._next("thinking")
+        key = self._key if self._joins("thinking", about) else self._next("thinking")
+        self._about_block = about
         if not signature:
-            self.assembler.thinking(key, text, implicit_end=True)
+            self.assembler.thinking(key, text, implicit_end=True, raw=about or None)
             return
         start = len(self.assembler.block_text(key))
         self.assembler.thinking(key, text, implicit_end=True)
-        self.assembler.signature(key, signature, raw={"start": start} if start else None)
+        raw = {**about, "start": start} if start else about
+        self.assembler.signature(key, signature, raw=raw or None)
         self._kind = ""
 
-    def _signed_text(self, text: str, signature: str) -> None:
-        if self._kind != "text":
+    def _signed_text(self, text: str, signature: str, about: JsonObject) -> None:
+        if not self._joins("text", about):
             if not text:
-                self._opaque(SIGNATURE_KIND, {"text": "", "thoughtSignature": signature})
+                self._opaque(SIGNATURE_KIND, {"text": "", "thoughtSignature": signature, **about})
                 return
-            self._begin_text()
+            self._begin_text(about)
         start = len(self.assembler.block_text(self._key))
         self._signed.append({"start": start, "end": start + len(text), "signature": signature})
-        self.assembler.text(self._key, text, implicit_end=True, raw={"signatures": self._signed})
+        self.assembler.text(self._key, text, implicit_end=True, raw=self._raw_of_text())
 
     def _other(self, raw: Json) -> None:
         if not isinstance(raw, dict):
             return
-        kind = next((name for name in raw if name not in _SIBLINGS), None)
+        kind = next((name for name in raw if name not in SIBLINGS), None)
+        about = {name: raw[name] for name in OF_TEXT if raw.get(name) is not None}
         if kind is not None:
             self._opaque(kind, raw)
         elif isinstance(signature := raw.get("thoughtSignature"), str) and signature:
-            self._signed_text("", signature)
+            self._signed_text("", signature, about)
+        elif about:
+            self._opaque(next(iter(about)), raw)
         else:
             self._warn_once(WarningCode.UNKNOWN_CONTENT, "a part of the reply has nothing in it")
 
     def _opaque(self, kind: str, raw: JsonObject) -> None:
+        inline = raw.get("inlineData")
+        if isinstance(inline, dict) and not raw.get("thought"):
+            media_type = inline.get("mimeType")
+            shown = isinstance(media_type, str) and media_type.startswith("image/")
+            image = image_of_base64(inline.get("data"), media_type) if shown else None
+            if image is not None:
+                about = {name: value for name, value in inline.items() if name != "data"}
+                self.assembler.image(self._next("whole"), kind, raw, image, {**raw, "inlineData": about})
+                return
         self.assembler.whole(self._next("whole"), kind, raw)
 
     # -- calls
@@ -282,6 +338,8 @@ class ReplyReader:
             raw["id"] = call.id
         if part.thoughtSignature:
             raw["thoughtSignature"] = part.thoughtSignature
+        if not (part.partMetadata is part.speechMetadata is wire.ABSENT):
+            raw |= said_of(part)
         key = self._next("call")
         self.assembler.tool_start(key, name, raw=raw)
         if call.willContinue or call.partialArgs:
@@ -320,25 +378,6 @@ class ReplyReader:
         if code not in self._warned:
             self._warned.add(code)
             self.assembler.warn(code, message)
-
-
-def _has_others(parts: Sequence[wire.Part]) -> bool:
-    """Whether a part is neither text nor a call."""
-    for part in parts:  # noqa: SIM110  (a generator costs more than the loop, and this is done for every delta)
-        if part.text is None and part.functionCall is None:
-            return True
-    return False
-
-
-def _raw_parts(data: bytes) -> Sequence[Json]:
-    """The first candidate's parts as plain JSON."""
-    value = wire.decode_json(data)
-    candidates = value.get("candidates") if isinstance(value, dict) else None
-    for one in candidates if isinstance(candidates, list) else ():
-        if isinstance(one, dict) and one.get("index") in (None, 0) and isinstance(one.get("content"), dict):
-            parts = one["content"].get("parts")
-            return parts if isinstance(parts, list) else ()
-    return ()
 
 
 def _extended(before: JsonObject, more: JsonObject) -> JsonObject:

@@ -25,8 +25,15 @@ class GeminiNormaliser(EventNormaliser):
         self._lines = SseDecoder()
         super().__init__(assembler, self._lines)
         self._reader = ReplyReader(assembler)
+        self._only_text = True  # of every chunk since the first
 
     def on_event(self, name: bytes, data: bytes) -> None:
+        if self._only_text and self._reader.in_text:
+            try:
+                self._reader.add_text(wire.decode_text_chunk(data))
+                return
+            except msgspec.DecodeError:
+                self._only_text = False
         try:
             chunk = wire.decode_chunk(data)
         except msgspec.DecodeError:

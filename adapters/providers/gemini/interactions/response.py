@@ -1,0 +1,224 @@
+"""From an interaction's steps to the assembler; for whole and streamed replies alike.
+
+    model_output    text (with its annotations in `provider_raw`), images; anything else of it is kept as it came
+    thought         reasoning, with its signature; a summary that isn't text alone is kept in `provider_raw`
+    function_call   a call of one of the request's tools
+    user_input      left out: a stored interaction repeats what was said to it
+    any other       kept word for word: the provider's own tools, with their results
+
+`Steps` reads steps that come whole, and those that are streamed begin and stop there as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.images import image_at, image_of_base64
+from bus.errors import AdapterError, StreamError
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason
+from bus.values.warning_codes import WarningCode
+
+from ..errors import error_in_reply
+from . import wire
+from .usage import read_usage
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "completed": StopReason.END_TURN,
+    "requires_action": StopReason.TOOL_USE,
+    "incomplete": StopReason.MAX_TOKENS,
+    "requires_continuation": StopReason.PAUSE_TURN,
+}
+"""All others (in_progress, queued, budget_exceeded, what is to come) are provider_specific; ``failed`` and
+``cancelled`` are errors."""
+
+_STATUSES = {
+    "400": "INVALID_ARGUMENT", "401": "UNAUTHENTICATED", "403": "PERMISSION_DENIED", "404": "NOT_FOUND",
+    "429": "RESOURCE_EXHAUSTED", "500": "INTERNAL", "503": "UNAVAILABLE", "504": "DEADLINE_EXCEEDED",
+}  # fmt: skip
+
+_DETAILS = ("continuation_token", "environment_id", "created", "updated")
+"""What is said beside the content, and kept in `CanonicalResponse.provider_details` under the same names."""
+
+
+def read_reply(body: bytes, assembler: Assembler) -> None:
+    """Feed a whole reply and finish it.
+
+    Raises:
+        AdapterError: It is an error, or the interaction has failed.
+        msgspec.DecodeError: It is no JSON, or no interaction.
+    """
+    interaction = wire.decode_interaction(body)
+    if interaction.error != wire.ABSENT:
+        raise failure_of(wire.decode_json(interaction.error), assembler.provider)
+    if not isinstance(interaction.status, str):
+        raise StreamError(f"{assembler.provider}: the reply is no interaction, it has no status")
+    steps = Steps(assembler)
+    steps.note(interaction)
+    for step in interaction.steps or ():
+        steps.whole(step)
+    steps.finish()
+
+
+class Steps:
+    """Reads the steps of one reply."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self.seen = False
+        """Whether a step has come."""
+        self.status: str | None = None
+        self._tier: object = None
+        self._warned = False
+        self._key = 0
+
+    def note(self, interaction: wire.Interaction) -> None:
+        """Take in what an interaction says of itself. Raises AdapterError if it has failed."""
+        assembler = self.assembler
+        if isinstance(interaction.id, str) and interaction.id:
+            assembler.response_id = interaction.id
+        if isinstance(interaction.model, str) and interaction.model:
+            assembler.model = interaction.model.removeprefix("models/")
+        self._tier = interaction.service_tier or self._tier
+        for name in _DETAILS:
+            self.note_detail(name, getattr(interaction, name))
+        self.note_usage(interaction.usage)
+        self.note_status(interaction.status, interaction.errors)
+
+    def note_detail(self, name: str, said: msgspec.Raw) -> None:
+        if said != wire.ABSENT:
+            self.assembler.details[name] = wire.decode_json(said)
+
+    def note_usage(self, raw: msgspec.Raw) -> None:
+        usage = None if raw == wire.ABSENT else read_usage(raw, self._tier)
+        if usage is not None:
+            self.assembler.usage = usage
+
+    def note_status(self, status: object, errors: msgspec.Raw = wire.ABSENT) -> None:
+        """Take in a status. Raises AdapterError if the interaction has failed."""
+        if not isinstance(status, str) or not status:
+            return
+        self.status = self.assembler.raw_stop_reason = status
+        if status == "failed":
+            raise self._failed(errors)
+
+    def _failed(self, errors: msgspec.Raw) -> AdapterError:
+        found = wire.decode_json(errors)
+        unsaid: Json = {"status": "INTERNAL", "message": "the interaction has failed"}
+        return failure_of(found[0] if isinstance(found, list) and found else unsaid, self.assembler.provider)
+
+    def finish(self) -> None:
+        """The reply is whole. Raises AdapterError if the provider's word for the end says that there was none."""
+        assembler = self.assembler
+        reason = STOP_REASONS.get(self.status or "", StopReason.PROVIDER_SPECIFIC)
+        if reason is StopReason.END_TURN and assembler.has_tool_use:
+            reason = StopReason.TOOL_USE
+        if self.status is None:
+            assembler.end_unsaid()
+        assembler.finish(reason, self.status)
+
+    def next_key(self) -> int:
+        """The key of a new block."""
+        self._key += 1
+        return self._key
+
+    # -- steps
+
+    def whole(self, step: Json) -> None:
+        """A step that came whole."""
+        if not isinstance(step, dict):
+            return
+        self.seen = True
+        match step.get("type"):
+            case "model_output":
+                content = step.get("content")
+                for item in content if isinstance(content, list) else ():
+                    self.item(item)
+            case "thought":
+                self.thought(step)
+            case "function_call":
+                self.call(step)
+            case "user_input":
+                pass
+            case str(kind):
+                self.assembler.whole(self.next_key(), kind, step)
+            case _:
+                self._unknown("a step without a type")
+
+    def item(self, item: Json) -> None:
+        """A piece of what the model says."""
+        if not isinstance(item, dict):
+            return
+        key, assembler = self.next_key(), self.assembler
+        match item:
+            case {"type": "text", "text": str(text)}:
+                annotations = item.get("annotations")
+                assembler.text(key, text, raw={"annotations": annotations} if text and annotations else None)
+                assembler.end(key)
+            case {"type": "image"}:
+                image = image_of_base64(item.get("data"), item.get("mime_type")) or image_at(item.get("uri"))
+                if image is None:
+                    assembler.whole(key, "image", item)
+                    return
+                source = "uri" if image.data is None else "data"
+                rest = {name: value for name, value in item.items() if name != source}
+                assembler.image(key, "image", item, image, rest)
+            case {"type": str(kind)}:
+                assembler.whole(key, kind, item)
+            case _:
+                self._unknown("content without a type")
+
+    def _unknown(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self.assembler.warn(WarningCode.UNKNOWN_CONTENT, f"the provider sent {what}, which was not understood")
+
+    def thought(self, step: JsonObject) -> None:
+        """A thought, whole."""
+        key, assembler = self.next_key(), self.assembler
+        summary = step.get("summary")
+        parts = summary if isinstance(summary, list) else []
+        text = "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+        signature = step.get("signature")
+        raw: JsonObject = {"summary": parts} if has_more_than_text(parts) else {}
+        if text or raw:
+            assembler.thinking(key, text, raw=raw)
+        if isinstance(signature, str) and signature:
+            assembler.signature(key, signature, raw=raw)
+        assembler.end(key)
+
+    def call(self, step: JsonObject) -> None:
+        """A call, whole."""
+        key = self.begin_call(step)
+        self.assembler.tool_arguments(key, arguments_of(step.get("arguments")))
+        self.assembler.end(key)
+
+    def begin_call(self, step: JsonObject) -> int:
+        """A call begins. Returns the key of its block."""
+        key, name = self.next_key(), step.get("name")
+        own = {field: value for field, value in step.items() if field not in ("type", "name", "arguments")}
+        self.assembler.tool_start(key, name if isinstance(name, str) else "", raw=own)
+        return key
+
+
+def failure_of(error: Json, provider: str) -> AdapterError:
+    """What an error means, whose code is a canonical status in any case, or an HTTP status as text."""
+    if not isinstance(error, dict):
+        return error_in_reply({"error": error}, provider)
+    code = error.get("code")
+    if isinstance(code, str) and "status" not in error:
+        error = {**error, "status": _STATUSES.get(code, code.upper())}
+    return error_in_reply({"error": error}, provider)
+
+
+def has_more_than_text(parts: list[Json]) -> bool:
+    """Whether a summary isn't one plain text."""
+    return len(parts) > 1 or any(not isinstance(part, dict) or part.keys() - {"type", "text"} for part in parts)
+
+
+def arguments_of(value: Json) -> str:
+    """A call's arguments as JSON text."""
+    return value if isinstance(value, str) else msgspec.json.encode({} if value is None else value).decode()

@@ -1,0 +1,325 @@
+"""Conversations over Gemini's Interactions API: what is sent as steps, and what its steps say."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import msgspec
+import pytest
+
+from adapters.config import AdapterConfig
+from adapters.providers.gemini.adapter import GeminiAdapter
+from bus.errors import AdapterError, ConfigurationError, OverloadedError, RateLimitError
+from bus.streams.events import ProviderBlock, ProviderEvent
+from bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason
+
+from ...support.fake_http import ask
+from ...support.judges import interaction_faults
+from ...support.wires import WIRES
+from ...support.wires import interactions as i
+from ...support.wires.reading import read, read_pieces, read_whole
+
+WIRE = WIRES[6]
+PNG = b"\x89PNG\r\n\x1a\n"
+SCHEMA: JsonObject = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+LOOK = ToolDefinition("look", "Looks.", SCHEMA)
+
+
+def body_of(*messages: Message, **changes: object) -> JsonObject:
+    fields = {"model": "gemini:gemini-3-flash", **changes}
+    adapter = GeminiAdapter(AdapterConfig(options={"api": "interactions"}))
+    call = adapter.write_request(ask(*(messages or (Message.user("Hi"),)), **fields), stream=False)
+    assert call.path == "/v1beta/interactions"
+    assert call.headers == {"api-revision": "2026-05-20"}
+    assert interaction_faults(call.body) == []
+    body: JsonObject = msgspec.json.decode(call.body)
+    return body
+
+
+def mine(**data: Json) -> ProviderRaw:
+    return ProviderRaw("gemini", data)
+
+
+# -- what is sent
+
+
+def test_a_conversation_is_sent_as_steps_and_nothing_is_stored() -> None:
+    body = body_of(
+        Message.user("Look."),
+        Message.assistant([TextBlock("So."), ToolUseBlock("tu_1", "look", {"x": "y"})]),
+        Message(Role.TOOL, (ToolResultBlock("tu_1", "Seen."),)),
+        tools=(LOOK,), system_prompt="Be brief.", temperature=0.5, top_p=0.5, seed=7, stop_sequences=("x",),
+    )  # fmt: skip
+    assert body == {
+        "model": "gemini-3-flash",
+        "store": False,
+        "system_instruction": "Be brief.",
+        "tools": [{"type": "function", "name": "look", "description": "Looks.", "parameters": SCHEMA}],
+        "generation_config": {
+            "max_output_tokens": 64, "temperature": 0.5, "top_p": 0.5, "seed": 7, "stop_sequences": ["x"],
+        },
+        "input": [
+            {"type": "user_input", "content": [{"type": "text", "text": "Look."}]},
+            {"type": "model_output", "content": [{"type": "text", "text": "So."}]},
+            {"type": "function_call", "id": "tu_1", "name": "look", "arguments": {"x": "y"}},
+            {"type": "function_result", "call_id": "tu_1", "name": "look",
+             "result": [{"type": "text", "text": "Seen."}]},
+        ],
+    }  # fmt: skip
+
+
+FILM = "https://www.youtube.com/watch?v=x"
+SAID: list[tuple[ContentBlock, JsonObject]] = [
+    (ImageBlock(data=PNG, provider_raw=mine(resolution="high")),
+     {"type": "image", "data": b64encode(PNG).decode(), "mime_type": "image/png", "resolution": "high"}),
+    (ImageBlock(url="https://x.test/a.png"),
+     {"type": "image", "uri": "https://x.test/a.png", "mime_type": "image/png"}),
+    (AudioBlock(data=b"x", media_type="audio/wav"), {"type": "audio", "data": "eA==", "mime_type": "audio/wav"}),
+    (DocumentBlock(data=b"%PDF-"), {"type": "document", "data": "JVBERi0=", "mime_type": "application/pdf"}),
+    (DocumentBlock(data=b"x", media_type="video/mp4"),
+     {"type": "video", "data": "eA==", "mime_type": "video/mp4"}),
+    (DocumentBlock(url=FILM), {"type": "video", "uri": FILM}),
+    (OpaqueBlock("video", mine(type="video", uri="files/1")), {"type": "video", "uri": "files/1"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "content"), SAID, ids=lambda value: type(value).__name__)
+def test_media_of_the_user(block: ContentBlock, content: JsonObject) -> None:
+    [step] = body_of(Message.user([block, TextBlock("So?")]))["input"]  # type: ignore[misc]
+    assert step == {"type": "user_input", "content": [content, {"type": "text", "text": "So?"}]}
+
+
+def test_a_result_holds_its_pictures_and_says_that_it_failed() -> None:
+    result = ToolResultBlock("tu_1", (TextBlock("No."), ImageBlock(data=PNG)), is_error=True)
+    body = body_of(
+        Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message(Role.TOOL, (result,))
+    )
+    step = body["input"][2]  # type: ignore[index, call-overload]
+    assert step["is_error"] is True
+    assert [part["type"] for part in step["result"]] == ["text", "image"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        (ToolChoice("auto"), "auto"), (ToolChoice("none"), "none"), (ToolChoice("required"), "any"),
+        (ToolChoice("named", "look"), {"allowed_tools": {"mode": "any", "tools": ["look"]}}),
+    ],
+)  # fmt: skip
+def test_a_tool_choice(choice: ToolChoice, sent: Json) -> None:
+    config = body_of(tools=(LOOK,), tool_choice=choice)["generation_config"]
+    assert config["tool_choice"] == sent  # type: ignore[index, call-overload]
+
+
+def test_a_strict_tool_and_an_objects_schema() -> None:
+    body = body_of(tools=(msgspec.structs.replace(LOOK, strict=True),), output_schema=SCHEMA)
+    assert body["generation_config"]["tool_choice"] == "validated"  # type: ignore[index, call-overload]
+    assert body["response_format"] == {"type": "text", "mime_type": "application/json", "schema": SCHEMA}
+
+
+def test_effort_is_a_level() -> None:
+    config = body_of(reasoning_effort="low")["generation_config"]
+    assert (config["thinking_level"], config["thinking_summaries"]) == ("low", "auto")  # type: ignore[index, call-overload]
+
+
+def test_a_hosts_own_fields_and_tools_are_merged() -> None:
+    own: JsonObject = {
+        "tools": [{"type": "google_search"}], "store": True, "previous_interaction_id": "v1_x",
+        "generation_config": {"thinking_level": "high"},
+    }  # fmt: skip
+    tool = msgspec.structs.replace(LOOK, provider_options={"gemini": {"defer_loading": True}})
+    body = body_of(tools=(tool,), provider_options={"gemini": own}, reasoning_effort="low")
+    ours, theirs = body["tools"]  # type: ignore[misc]
+    assert ours["defer_loading"] is True  # type: ignore[index, call-overload]
+    assert theirs == {"type": "google_search"}
+    assert (body["store"], body["previous_interaction_id"]) == (True, "v1_x")
+    assert body["generation_config"]["thinking_level"] == "high"  # type: ignore[index, call-overload]
+
+
+def test_an_unknown_api_is_an_error_of_the_configuration() -> None:
+    with pytest.raises(ConfigurationError, match="api"):
+        GeminiAdapter(AdapterConfig(options={"api": "chat"}))
+
+
+# -- what comes
+
+
+NOTE: JsonObject = {
+    "type": "url_citation",
+    "url": "https://x.test",
+    "start_index": 0,
+    "end_index": 2,
+    "title": "X",
+}
+SEARCH: JsonObject = {
+    "type": "google_search_call",
+    "id": "s1",
+    "arguments": {"queries": ["x"]},
+    "signature": "c2ln",
+}
+FOUND: JsonObject = {
+    "type": "google_search_result",
+    "call_id": "s1",
+    "result": [{"search_suggestions": "x"}, {"a": 1}],
+}
+DRAWN: JsonObject = {"type": "image", "data": b64encode(PNG).decode(), "mime_type": "image/png"}
+SPOKEN: JsonObject = {"type": "audio", "data": "eA==", "mime_type": "audio/wav"}
+CHART: JsonObject = {"type": "thought", "signature": "c2ln", "summary": [{"type": "text", "text": "Hm."}, DRAWN]}
+CALL: JsonObject = {
+    "type": "function_call",
+    "id": "c1",
+    "name": "look",
+    "arguments": {"x": "y"},
+    "signature": "Yw==",
+}
+STEPS: list[JsonObject] = [
+    CHART, SEARCH, FOUND,
+    {"type": "model_output", "content": [
+        {"type": "text", "text": "Hello", "annotations": [NOTE]}, DRAWN, SPOKEN, {"type": "text", "text": "there"},
+    ]},
+    CALL,
+]  # fmt: skip
+BEGUN: JsonObject = {"id": "reply-1", "status": "in_progress", "model": "gemini-3-flash"}
+STREAM: list[JsonObject] = [
+    i.event("interaction.created", interaction=BEGUN),
+    i.event("interaction.status_update", interaction_id="reply-1", status="in_progress"),
+    i.start(0, type="thought"),
+    i.delta(0, "thought_summary", content={"type": "text", "text": "H"}),
+    i.delta(0, "thought_summary", content={"type": "text", "text": "m."}),
+    i.delta(0, "thought_summary", content=DRAWN),
+    i.delta(0, "thought_signature", signature="c2ln"), i.stop(0),
+    i.start(1, type="google_search_call", id="s1", arguments={}),
+    i.delta(1, "google_search_call", arguments={"queries": ["x"]}, signature="c2ln"), i.stop(1),
+    i.start(2, type="google_search_result", call_id="s1", result=[{"search_suggestions": "x"}]),
+    i.delta(2, "google_search_result", result=[{"a": 1}]), i.stop(2),
+    i.start(3, type="model_output"),
+    i.delta(3, "text", text="Hel"), i.delta(3, "text", text="lo"),
+    i.delta(3, "text_annotation_delta", annotations=[NOTE]),
+    {**i.delta(3, "image"), "delta": DRAWN}, {**i.delta(3, "audio"), "delta": SPOKEN},
+    i.delta(3, "text", text="there"), i.stop(3),
+    i.start(4, **{**CALL, "arguments": {}}),
+    i.delta(4, "arguments_delta", arguments='{"x":'), i.delta(4, "arguments_delta", arguments='"y"}'), i.stop(4),
+    i.completed("requires_action"),
+]  # fmt: skip
+
+
+def test_a_reply_is_the_same_streamed_and_whole() -> None:
+    whole = read_whole(WIRE, i.interaction(*STEPS, status="requires_action")).reply
+    streamed = read(WIRE, *STREAM).reply
+    assert [block for block in streamed.content if not isinstance(block, ToolUseBlock)] == [
+        block for block in whole.content if not isinstance(block, ToolUseBlock)
+    ]
+    assert whole.stop_reason is streamed.stop_reason is StopReason.TOOL_USE
+    [(one, other)] = zip(
+        *[[block for block in reply.content if isinstance(block, ToolUseBlock)] for reply in (whole, streamed)],
+        strict=True,
+    )
+    assert (one.name, one.input, one.provider_raw) == (other.name, other.input, other.provider_raw)
+
+
+def test_a_reply_goes_back_as_it_came() -> None:
+    """Signatures, annotations, and the steps that have no name of ours, each in its place."""
+    for reading in (read_whole(WIRE, i.interaction(*STEPS, status="requires_action")), read(WIRE, *STREAM)):
+        content = [
+            msgspec.structs.replace(
+                block, provider_raw=msgspec.structs.replace(block.provider_raw, provider="gemini", model=None)
+            )
+            if block.provider_raw
+            else block
+            for block in reading.content
+        ]
+        answer = Message(Role.TOOL, (ToolResultBlock(content[-1].id, "So."),))  # type: ignore[union-attr]
+        body = body_of(Message.user("Hi"), Message.assistant(content), answer)
+        assert body["input"][1:-1] == STEPS  # type: ignore[index, call-overload]
+
+
+def test_a_step_of_the_providers_own_is_one_event() -> None:
+    shown = [event.raw for event in read(WIRE, *STREAM).events if isinstance(event, ProviderBlock)]
+    assert shown == [SEARCH, FOUND, DRAWN, SPOKEN]
+
+
+def test_steps_that_come_with_the_end_alone_are_read() -> None:
+    assert read(
+        WIRE, i.completed(steps=[{"type": "model_output", "content": [{"type": "text", "text": "Hi"}]}])
+    ).said == ["Hi"]
+
+
+def test_an_interaction_may_stand_in_the_event_itself() -> None:
+    """As LiteLLM's proxy writes it."""
+    begun, over = i.event("interaction.created", **BEGUN), i.event("interaction.completed", **i.interaction())
+    reply = read(
+        WIRE, begun, i.start(0, type="model_output", content=[]), i.delta(0, "text", text="Hi"), over
+    ).reply
+    assert (reply.response_id, reply.stop_reason, reply.usage.input_tokens) == ("reply-1", StopReason.END_TURN, 20)
+
+
+def test_a_delta_of_no_step_begins_one() -> None:
+    assert read(WIRE, i.delta(0, "text", text="H"), i.delta(0, "text", text="i"), i.completed()).said == ["Hi"]
+
+
+def test_a_stored_interaction_repeats_what_was_said_to_it() -> None:
+    said: JsonObject = {"type": "user_input", "content": [{"type": "text", "text": "Hi"}]}
+    assert read_whole(WIRE, i.interaction(said, STEPS[3], status="completed")).said[0] == "Hello"
+
+
+def test_what_an_interaction_says_beside_its_steps() -> None:
+    about: JsonObject = {"continuation_token": "t", "environment_id": "e", "created": "2026-01-01", "updated": "x"}
+    whole = read_whole(WIRE, i.interaction(STEPS[3], service_tier="priority", **about)).reply
+    assert (whole.provider_details, whole.usage.service_tier) == (about, "priority")
+    streamed = read(WIRE, i.delta(0, "text", text="Hi"), i.completed(service_tier="priority", **about)).reply
+    assert (streamed.provider_details, streamed.usage.service_tier) == (about, "priority")
+
+
+def test_an_event_of_a_new_kind_is_the_providers_own() -> None:
+    new = i.event("mood.change", mood="good")
+    told = read(WIRE, i.delta(0, "text", text="Hi"), new, i.completed())
+    assert [event.raw for event in told.events if isinstance(event, ProviderEvent)] == [new]
+    assert told.warnings == ["unknown_event"]
+
+
+COUNTED: JsonObject = {
+    "total_input_tokens": 100, "total_cached_tokens": 40, "total_output_tokens": 50, "total_thought_tokens": 20,
+    "total_tool_use_tokens": 7, "total_tokens": 177,
+    "input_tokens_by_modality": [{"modality": "text", "tokens": 70}, {"modality": "audio", "tokens": 30}],
+    "cached_tokens_by_modality": [{"modality": "audio", "tokens": 10}],
+    "output_tokens_by_modality": [{"modality": "image", "tokens": 15}],
+    "grounding_tool_count": [{"type": "google_search", "count": 2}, {"type": "google_maps", "count": 1}],
+}  # fmt: skip
+
+
+def test_a_usage_in_disjoint_buckets() -> None:
+    usage = read_whole(WIRE, i.interaction(STEPS[3], usage=COUNTED)).usage
+    assert (usage.input_tokens, usage.cached_input_tokens, usage.output_tokens) == (67, 40, 70)
+    assert usage.reasoning_tokens == 20
+    assert usage.details == {
+        "audio_input": 20, "audio_cache_read": 10, "image_output": 15, "web_search": 2, "map_search": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"code": "unavailable", "message": "busy"}, OverloadedError),
+        ({"code": "503", "message": "busy"}, OverloadedError),
+        ({"code": "429", "message": "slow down"}, RateLimitError),
+        ({"message": "odd"}, AdapterError),
+    ],
+)
+def test_a_failure_in_the_stream_or_as_a_status(error: JsonObject, kind: type[AdapterError]) -> None:
+    for body in ([i.event("error", error=error)], [i.completed("failed", errors=[error])]):
+        found = read_pieces(WIRE, [WIRE.stream(i.delta(0, "text", text="Hi"), *body)]).error
+        assert isinstance(found, kind)
+        assert str(error["message"]) in str(found)
