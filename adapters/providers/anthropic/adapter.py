@@ -44,6 +44,7 @@ class MessagesWire(ChatWire):
     """Anthropic's Messages API."""
 
     default_name = "anthropic"
+    media_fields = frozenset({"document.name"})
     options_type = AnthropicOptions
     default_base_url = "https://api.anthropic.com"
     error_codes = ERROR_CODES
@@ -83,6 +84,14 @@ class MessagesWire(ChatWire):
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         return {"x-api-key": key} if key else {}
+
+    def takes_beginning(self, request: CanonicalRequest) -> bool:
+        """See `ChatWire.takes_beginning`. A beginning is refused while the model thinks."""
+        row = find_model(request.wire_model)
+        if row is None or not row.beginnings or request.reasoning_effort not in (None, "none"):
+            return False
+        own = (request.provider_options.get(name) for name in ("anthropic", self.name))
+        return not any(isinstance(options, Mapping) and "thinking" in options for options in own)
 
     def health_request(self) -> WireCall:
         return get("/v1/models", {"anthropic-version": wire.VERSION})

@@ -57,6 +57,29 @@ def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool, hosts:
         _keep_order(body, control)
 
 
+def keep_latest(body: JsonObject) -> None:
+    """Take breakpoints of the messages away, the oldest first, until there are as many as may be.
+
+    A host that marks each message as it sends it has one more with every turn, and the last ones cover the others.
+    """
+    surplus = len(list(_marked(body))) - MOST
+    messages = body["messages"]
+    for message in messages if surplus > 0 and isinstance(messages, list) else ():
+        for home in _homes(_field(message, "content")):
+            for at, block in enumerate(home):
+                if surplus > 0 and isinstance(block, dict) and _MARKED in block:
+                    home[at] = {name: value for name, value in block.items() if name != _MARKED}
+                    surplus -= 1
+
+
+def _homes(blocks: Json) -> Iterator[list[Json]]:
+    """Lists of blocks in the order of the prompt: those inside of a block come after the block's own list."""
+    if isinstance(blocks, list):
+        yield blocks
+        for block in blocks:
+            yield from _homes(_field(block, "content"))
+
+
 def _keep_order(body: JsonObject, ours: JsonObject) -> None:
     """Take ours away where a longer-lived breakpoint would come after a shorter-lived one, which is refused."""
     marked = list(_marked(body))

@@ -26,6 +26,8 @@ class Model(ModelRow, frozen=True, kw_only=True):
     """The values of `output_config.effort`, the weakest first."""
     sampling: Literal["free", "one", "none"]
     """Whether temperature and top_p are taken: both (``free``), ``one`` of them or ``none``."""
+    beginnings: bool = False
+    """Whether the model goes on with a message of its own that comes last. Since Opus 4.6 models refuse it."""
     forced_tools: bool = True
     """Whether a call can be demanded while budgeted thinking is off."""
     cache_minimum: int = 1024
@@ -50,6 +52,9 @@ BUDGETS: Mapping[str, int] = {
 
 LEAST_BUDGET = 1_024
 
+_SINCE_NO_SAMPLING = (4, 7)
+"""The version from which on no model of any family takes temperature and top_p."""
+
 _NAME = re.compile(
     r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<after>[a-z]+))?"
 )
@@ -67,6 +72,14 @@ def find_model(name: str) -> Model | None:
     family, version = parsed
     rows = _by_version().get(family, {})
     return next((rows[since] for since in sorted(rows, reverse=True) if since <= version), None)
+
+
+def is_newer_claude(name: str) -> bool:
+    """Whether a model that isn't in the table is a new Claude: nothing in its name says that it is an old one."""
+    if "claude" not in name or "claude-instant" in name:
+        return False
+    parsed = _parse(name)
+    return parsed is None or parsed[1] >= _SINCE_NO_SAMPLING
 
 
 def _parse(name: str) -> tuple[str, tuple[int, int]] | None:

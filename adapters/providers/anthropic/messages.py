@@ -10,6 +10,7 @@ The history is fitted by `adapters.requests.history` first. What remains are thi
 * Calls of the provider's own tools come in pairs with their results, across messages; one without the other would
   make every later request fail. Only the last turn may still be waiting for a result, and the container that it
   waits in is named beside the messages.
+* What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
 
@@ -30,6 +31,7 @@ from bus.values.content import (
     DocumentBlock,
     ImageBlock,
     OpaqueBlock,
+    ProviderRaw,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -55,6 +57,7 @@ TEXT_MEDIA_TYPES = (
 )
 """Documents that go as plain text; the wire has no other name for them."""
 
+_MARK = "cache_control"
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
@@ -81,6 +84,14 @@ def open_container(history: FittedHistory) -> str | None:
         if message.role is Role.USER:
             break
     return None
+
+
+def write_system(history: FittedHistory) -> str | list[Json] | None:
+    """The system text: one string, or in parts if the host set a breakpoint in it."""
+    if not history.system_parts:
+        return history.system
+    writer = _Writer(history, errors_in_words=False)
+    return [writer._text(part) for part in history.system_parts]
 
 
 class _Writer:
@@ -125,7 +136,7 @@ class _Writer:
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
             case TextBlock():
-                yield {"type": "text", "text": block.text, **self._citations(block)}
+                yield self._text(block)
             case ImageBlock():
                 yield from self._image(block, block)
             case DocumentBlock():
@@ -152,16 +163,19 @@ class _Writer:
             case _:
                 assert_never(block)
 
+    def _text(self, block: TextBlock) -> JsonObject:
+        return {"type": "text", "text": block.text, **self._citations(block), **self._fields(block.provider_raw)}
+
+    def _fields(self, raw: ProviderRaw | None, *names: str) -> JsonObject:
+        """Of the fields that a block has for this provider, those that a request takes."""
+        own = self.history.own(raw)
+        return {name: own[name] for name in (_MARK, *names) if own.get(name) is not None} if own else {}
+
     def _citations(self, block: TextBlock) -> JsonObject:
         given = self.history.own(block.provider_raw).get("citations")
         if not isinstance(given, list) or not given:
             return {}
-        kept = [
-            {name: value for name, value in citation.items() if name != "file_id"}  # replies have it, requests not
-            for citation in given
-            if isinstance(citation, dict)
-        ]
-        return {"citations": list(kept)}
+        return {"citations": [_citation(citation) for citation in given if isinstance(citation, dict)]}
 
     def _tool_use(self, block: ToolUseBlock) -> JsonObject:
         wire_block: JsonObject = {
@@ -170,10 +184,10 @@ class _Writer:
             "name": block.name,
             "input": block.input,
         }
-        own = self.history.own(block.provider_raw)
-        if self._is_sent(own.get("caller")):
-            wire_block["caller"] = own["caller"]
-        return wire_block
+        own = self._fields(block.provider_raw, "caller", "toolset_name")
+        if not self._is_sent(own.get("caller")):
+            own.pop("caller", None)
+        return {**wire_block, **own}
 
     def _is_sent(self, caller: Json) -> bool:
         """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
@@ -195,7 +209,7 @@ class _Writer:
             result["content"] = content
         if block.is_error:
             result["is_error"] = True
-        return result
+        return {**result, **self._fields(block.provider_raw, "toolset_name")}
 
     def _result_content(self, block: ToolResultBlock) -> str | list[Json]:
         if isinstance(block.content, str):
@@ -205,7 +219,7 @@ class _Writer:
             match part:
                 case TextBlock():
                     if part.text.strip():
-                        parts.append({"type": "text", "text": part.text})
+                        parts.append(self._text(part))
                 case ImageBlock() | DocumentBlock() if block.is_error:
                     kind = "image" if isinstance(part, ImageBlock) else "document"
                     self._lose(block, "the result of a failed tool takes text only", kind=kind)
@@ -213,13 +227,18 @@ class _Writer:
                     parts += self._image(part, block)
                 case DocumentBlock():
                     parts += self._document(part, block)
+                case OpaqueBlock() if block.is_error:
+                    self._lose(block, "the result of a failed tool takes text only", kind=part.kind)
+                case OpaqueBlock():
+                    parts.append(_without_nulls(part.provider_raw.data))
                 case _:
                     assert_never(part)
         return parts
 
     def _image(self, image: ImageBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        own = self._fields(image.provider_raw, "transformations")
         if is_remote(image.url):
-            yield {"type": "image", "source": {"type": "url", "url": image.url}}
+            yield {"type": "image", "source": {"type": "url", "url": image.url}, **own}
             return
         found = media_bytes(image)
         if found is None:
@@ -228,7 +247,7 @@ class _Writer:
         data = found[1]
         media_type = media_type_of(image)
         encoded = b64encode(data).decode()
-        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}}
+        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}, **own}
 
     def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
         source = _document_source(document)
@@ -239,7 +258,7 @@ class _Writer:
         title = mend_text(document.name or "").strip()[:_MAX_TITLE]
         if title:
             wire_block["title"] = title
-        yield wire_block
+        yield {**wire_block, **self._fields(document.provider_raw, "citations", "context", "title")}
 
     def _lose(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> None:
         self.losses.append(self.history.loss(block, reason, kind=kind))
@@ -301,10 +320,31 @@ def _trim_end(content: list[Json]) -> None:
         last["text"] = str(last["text"]).rstrip()
 
 
+def _citation(data: JsonObject) -> JsonObject:
+    """A citation of a reply as a request takes it."""
+    return {name: value for name, value in data.items() if name != "file_id"}
+
+
 def _without_nulls(data: JsonObject) -> JsonObject:
     """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
-    return {
-        name: _without_nulls(value) if name == "content" and isinstance(value, dict) else value
-        for name, value in data.items()
-        if value is not None or name == "content"
-    }
+    return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
+
+
+def _inner(name: str, value: Json) -> Json:
+    """What a block has within it, as a request takes it: the blocks that it holds, and their citations."""
+    match name, value:
+        case "content", dict():
+            return _without_nulls(value)
+        case "content", list():
+            return [_with_citations(block) if isinstance(block, dict) else block for block in value]
+        case _:
+            return value
+
+
+def _with_citations(data: JsonObject) -> JsonObject:
+    """A block within another, its citations as a request takes them."""
+    match data.get("citations"):
+        case list(given):
+            return {**data, "citations": [_citation(one) if isinstance(one, dict) else one for one in given]}
+        case _:
+            return data

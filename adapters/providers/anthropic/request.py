@@ -16,7 +16,7 @@ from adapters.http.wire_call import WireCall
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import joined_options, merge_options
+from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import check_tool_choice
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
@@ -25,9 +25,9 @@ from bus.values.messages import Role, ToolDefinition
 from bus.values.warning_codes import WarningCode
 
 from . import wire
-from .caching import TTLS, mark
+from .caching import TTLS, keep_latest, mark
 from .data import find_model
-from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, opaque_blocks, open_container, write_messages
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages, write_system
 from .schema import fit_schema
 from .tuning import Tuning, check_choice, output_limit
 
@@ -65,10 +65,12 @@ def write_request(
         accepts_documents=True,
         image_types=IMAGE_MEDIA_TYPES,
         document_types=(PDF, *TEXT_MEDIA_TYPES),
-        results_carry=("image", "document"),
+        results_carry=("image", "document", "opaque"),
         replays_thinking=True,
         adopts_signatures=True,
         begins_with_user=True,
+        takes_opaque=True,
+        takes_system_parts=True,
     )
     check_demands(request, request.capabilities, provider)
     return _Writer(request, target, stream).write(options)
@@ -97,6 +99,9 @@ class _Writer:
             raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
         body = self._body(extra, errors_in_words=options.get(ERRORS_IN_WORDS) is True)
         can = self.request.capabilities
+        hosts = self._host_may_mark()
+        if hosts:
+            keep_latest(body)
         if auto_cache is not False and (can is None or can.supports_prompt_caching):
             minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
             mark(
@@ -104,7 +109,7 @@ class _Writer:
                 minimum=minimum,
                 ttl=str(ttl),
                 conversation="messages" not in extra and self._goes_on(),
-                hosts=bool(self.request.provider_options) or bool(opaque_blocks(self.request.messages)),
+                hosts=hosts,
             )
         headers = {"anthropic-version": wire.VERSION}
         if betas:
@@ -112,7 +117,16 @@ class _Writer:
         history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
         history.log()
         warnings = history.warnings + tuple(self.warnings)
-        return WireCall(wire.PATH, encode_json(body), headers, warnings, history.tool_ids)
+        return WireCall(wire.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)
+
+    def _host_may_mark(self) -> bool:
+        """Whether there may be breakpoints of the host's: in its options, its tools, or blocks with fields."""
+        request = self.request
+        return (
+            bool(request.provider_options)
+            or any(message.plain_text is None for message in request.messages)
+            or any(tool.provider_options for tool in request.tools)
+        )
 
     def _goes_on(self) -> bool:
         """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""
@@ -128,7 +142,7 @@ class _Writer:
         limit, warnings = output_limit(request, self.model, self.target.provider)
         body: JsonObject = {"model": request.wire_model, "max_tokens": limit}
         if request.tools:
-            body["tools"] = [_tool(tool) for tool in request.tools]
+            body["tools"] = [self._tool(tool) for tool in request.tools]
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
         choice = self._tool_choice(tools if isinstance(tools, list) else [])
@@ -151,20 +165,28 @@ class _Writer:
         merge_options(body, extra)
         return body
 
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        written = _tool(tool)
+        if tool.provider_options:
+            merge_options(written, tool_options(tool, _OPTIONS, self.target.provider))
+        return written
+
     def _format(self) -> JsonObject:
         if isinstance(self.held_to, dict):
             return {"format": {"type": "json_schema", "schema": self.held_to}}
         return {}
 
-    def _system(self) -> str | None:
+    def _system(self) -> str | list[Json] | None:
         """The system text, with the schema that the model can't be held to but can be told."""
-        schema = self.request.output_schema
+        schema, system = self.request.output_schema, write_system(self.history)
         if schema is None or isinstance(self.held_to, dict):
-            return self.history.system
+            return system
         why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
         self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.target.provider}: {why}"))
         told = instruction(schema, with_tools=bool(self.request.tools))
-        return "\n\n".join(text for text in (self.history.system, told) if text)
+        if isinstance(system, list):
+            return [*system, {"type": "text", "text": told}]
+        return "\n\n".join(text for text in (system, told) if text)
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls

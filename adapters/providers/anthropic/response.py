@@ -88,7 +88,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
             assembler.thinking(key, _text(block.get("thinking")), implicit_end=True)
             add_signature(assembler, state, _text(block.get("signature")))
         case {"type": "tool_use"}:
-            raw = {name: block[name] for name in ("id", "caller") if block.get(name)}
+            raw = {name: block[name] for name in ("id", "caller", "toolset_name") if block.get(name)}
             assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
@@ -151,6 +151,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     if reply.content is None and reply.stop_reason is None:
         return
     begin_message(assembler, reply)
+    note_details(assembler, reply, reply)
     for position, value in enumerate(reply.content or ()):
         state = wire_block(position, value)
         if state is None:
@@ -170,6 +171,36 @@ def begin_message(assembler: Assembler, reply: wire.Reply) -> None:
         assembler.model = reply.model
 
 
+def note_details(assembler: Assembler, message: wire.Reply | wire.Delta, around: wire.Reply | wire.Event) -> None:
+    """Note what is said beside the content.
+
+    Args:
+        assembler: The reply's.
+        message: The reply, or the changes that a `message_delta` makes to it.
+        around: The reply, or the event that has the changes.
+    """
+    said = {
+        "stop_sequence": message.stop_sequence,
+        "stop_details": message.stop_details,
+        "container": message.container,
+        "context_management": around.context_management,
+        "input_transformations": around.input_transformations,
+        "diagnostics": around.diagnostics if isinstance(around, wire.Reply) else None,
+    }
+    assembler.details |= {name: value for name, value in said.items() if value}
+
+
+def warn_of_changes(assembler: Assembler) -> None:
+    """Say that the provider left out or changed parts of what it was sent."""
+    edits = assembler.details.get("context_management")
+    applied = edits.get("applied_edits") if isinstance(edits, dict) else None
+    for name, changes in (("edits", applied), ("transformations", assembler.details.get("input_transformations"))):
+        if isinstance(changes, list) and changes:
+            kinds = {str(change.get("type")) for change in changes if isinstance(change, dict)}
+            message = f"{assembler.provider} applied {name} to the request: {', '.join(sorted(kinds))}"
+            assembler.warn(WarningCode.PROVIDER_CHANGED_INPUT, message)
+
+
 def keep_container(assembler: Assembler, container: Json, stop_reason: object) -> None:
     """Note where the tools of a reply that is to be continued run; otherwise nothing has to go on there."""
     if stop_reason in ("tool_use", "pause_turn") and isinstance(container, dict) and container.get("id"):
@@ -186,6 +217,8 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
         said = (stop_details.get(name) for name in ("category", "explanation"))
         why = ": ".join(text for text in said if isinstance(text, str) and text)
         assembler.warn(WarningCode.REFUSAL, why or "the provider gave no reason")
+    if assembler.details:
+        warn_of_changes(assembler)
     assembler.finish(reason, raw, usage)
 
 

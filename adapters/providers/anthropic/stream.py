@@ -7,7 +7,7 @@ their predecessor stopped, fields or whole events are missing. So nothing here d
 are found by index, begin with what is known, and end at their stop, at the message's end, or where the assembler
 sees that a later one has begun. Only `message_stop` makes a reply complete.
 
-What is new to us is reported as a warning, once for each type, and is never an error.
+What is new to us is told as it came, and as a warning, once for each type. It is never an error.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .response import (
     error_in_reply,
     finish,
     keep_container,
+    note_details,
     read_usage,
     token_usage,
     wire_block,
@@ -78,7 +79,7 @@ class MessagesNormaliser(SseNormaliser):
             kind = wire.decode_event_type(data).type
             if isinstance(kind, str) and kind in _KNOWN_EVENTS:
                 raise
-            self._warn_once(WarningCode.UNKNOWN_EVENT, str(kind))
+            self._on_unknown(str(kind), data)
             return
         if event.type == "content_block_delta":
             self._on_delta(event, data)
@@ -106,7 +107,12 @@ class MessagesNormaliser(SseNormaliser):
             case _ if kind == "error" or event.error != wire.ABSENT:
                 raise error_in_reply(wire.decode_json(data), self.assembler.provider)
             case _:
-                self._warn_once(WarningCode.UNKNOWN_EVENT, kind)
+                self._on_unknown(kind, data)
+
+    def _on_unknown(self, kind: str, data: bytes) -> None:
+        self._warn_once(WarningCode.UNKNOWN_EVENT, kind)
+        if kind:
+            self.assembler.provider_event(kind, wire.decode_json(data))
 
     # -- the message
 
@@ -117,6 +123,7 @@ class MessagesNormaliser(SseNormaliser):
             self._warn_once(WarningCode.REPEATED_START, "message_start")
             return  # its content has been delivered and can't be taken back
         begin_message(self.assembler, message)
+        note_details(self.assembler, message, message)
         self._stop_reason, self._stop_details = message.stop_reason, message.stop_details
         self._container = message.container
         self._usage = usage
@@ -139,6 +146,7 @@ class MessagesNormaliser(SseNormaliser):
                 self._stop_details = event.delta.stop_details
             if event.delta.container is not None:
                 self._container = event.delta.container
+            note_details(self.assembler, event.delta, event)
 
     def _on_message_stop(self) -> None:
         for state in self._blocks.values():

@@ -1,7 +1,7 @@
 """The settings that tune a reply of the Messages API: sampling, effort and thinking. This module is pure.
 
 A setting that the model refuses, by the table in `data`, is left out with a warning. A model that is not in the
-table gets the settings word for word.
+table gets the settings word for word, but for temperature and top_p: no newer Claude takes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.values.json import Json, JsonObject
 from bus.values.warning_codes import WarningCode
 
-from .data import BUDGETS, LEAST_BUDGET, Model
+from .data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
 
 _WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _LONGEST_USER = 256
@@ -127,14 +127,20 @@ class Tuning:
             )
 
     def _refused(self, body: JsonObject) -> dict[str, str]:
-        if self.model is None or (self.request.temperature is None and self.request.top_p is None):
+        if self.request.temperature is None and self.request.top_p is None:
             return {}
+        name = self.request.wire_model
+        if self.model is None:
+            newer = is_newer_claude(name)
+            return (
+                dict.fromkeys(("temperature", "top_p"), f"{name} is new, and new ones refuse it") if newer else {}
+            )
         if self.model.sampling == "none":
-            return dict.fromkeys(("temperature", "top_p"), f"{self.request.wire_model} refuses it")
+            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it")
         if _thinks(self.extra.get("thinking", body.get("thinking"))):
-            return dict.fromkeys(("temperature", "top_p"), f"{self.request.wire_model} refuses it while it thinks")
+            return dict.fromkeys(("temperature", "top_p"), f"{name} refuses it while it thinks")
         if self.model.sampling == "one" and self.request.temperature is not None:
-            return {"top_p": f"{self.request.wire_model} takes it or temperature, not both"}
+            return {"top_p": f"{name} takes it or temperature, not both"}
         return {}
 
     def _warn(self, code: WarningCode, message: str) -> None:

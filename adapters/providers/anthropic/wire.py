@@ -34,8 +34,12 @@ class Reply(msgspec.Struct, gc=False):
     model: object = None
     content: list[Json] | None = None
     stop_reason: object = None
+    stop_sequence: Json = None
     stop_details: Json = None
     container: Json = None
+    context_management: Json = None
+    input_transformations: Json = None
+    diagnostics: Json = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
 
@@ -50,6 +54,7 @@ class Delta(msgspec.Struct, gc=False):
     signature: str | None = None
     citation: Json = None
     stop_reason: object = None
+    stop_sequence: Json = None
     stop_details: Json = None
     container: Json = None
 
@@ -63,6 +68,8 @@ class Event(msgspec.Struct, gc=False):
     content_block: msgspec.Raw = ABSENT
     message: msgspec.Raw = ABSENT
     usage: msgspec.Raw = ABSENT
+    context_management: Json = None
+    input_transformations: Json = None
     error: msgspec.Raw = ABSENT
 
 

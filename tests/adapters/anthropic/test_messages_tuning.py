@@ -99,7 +99,10 @@ def test_capabilities_are_those_of_the_model(
 @pytest.mark.parametrize(
     ("model", "left"),
     [
-        ("claude-of-tomorrow", {"temperature": 0.5, "top_p": 0.5}),
+        ("claude-of-tomorrow", {}),
+        ("claude-saga-6", {}),
+        ("claude-2.1", {"temperature": 0.5, "top_p": 0.5}),
+        ("llama-3.3-70b", {"temperature": 0.5, "top_p": 0.5}),
         ("claude-3-5-sonnet-20241022", {"temperature": 0.5, "top_p": 0.5}),
         ("claude-sonnet-4-5", {"temperature": 0.5}),
         ("claude-opus-4-7", {}),
