@@ -25,7 +25,7 @@ from adapters import (
     create_adapter,
 )
 from adapters.conformance.invariants import check_stream
-from adapters.providers.scripted import Call, Failure, Reply
+from adapters.providers.scripted import ScriptedCall, ScriptedFailure, ScriptedReply
 from bus.errors import ConfigurationError
 from bus.streams.events import TextDelta, ToolUseInputDelta
 from bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
@@ -39,7 +39,7 @@ from ..support.virtual_time import FakeClock
 pytestmark = pytest.mark.anyio
 
 
-def scripted(*replies: str | Reply, **config: object) -> ScriptedAdapter:
+def scripted(*replies: str | ScriptedReply, **config: object) -> ScriptedAdapter:
     settings = AdapterConfig(**{"retry": RetryPolicy(jitter=False), **config})  # type: ignore[arg-type]
     return ScriptedAdapter(settings, clock=FakeClock(), replies=replies)
 
@@ -52,11 +52,11 @@ def from_options(**options: Json) -> ScriptedAdapter:
 
 async def test_a_reply_can_hold_everything() -> None:
     """Thinking with its signature, text in pieces, calls with their fragments, in that order."""
-    reply = Reply(
+    reply = ScriptedReply(
         text=("Let me ", "look."),
         thinking=("Hm", "m."),
         signature="c2ln",
-        calls=(Call("read", {"path": "a"}), Call("list", fragments=('{"deep"', ": true}"))),
+        calls=(ScriptedCall("read", {"path": "a"}), ScriptedCall("list", fragments=('{"deep"', ": true}"))),
         usage=TokenUsage(12, 7),
     )
     adapter = scripted(reply, reply)
@@ -87,7 +87,7 @@ async def test_usage_that_nobody_wrote_down_is_estimated() -> None:
 
 async def test_an_attempt_that_is_repeated_takes_the_next_reply() -> None:
     """A failure is retried as any provider's would be, its hint included."""
-    adapter = scripted(Reply(fails=Failure("rate_limit", retry_after=7)), "There.")
+    adapter = scripted(ScriptedReply(fails=ScriptedFailure("rate_limit", retry_after=7)), "There.")
     before = anyio.current_time()
     assert (await adapter.complete(request())).text == "There."
     assert anyio.current_time() - before == pytest.approx(7.0)
@@ -96,7 +96,7 @@ async def test_an_attempt_that_is_repeated_takes_the_next_reply() -> None:
 
 async def test_a_failure_after_text_keeps_the_text() -> None:
     """The message ends in an error with it, and the next reply is left for the next call."""
-    adapter = scripted(Reply("Half", fails=Failure("rate_limit", "slow down")), "Whole.")
+    adapter = scripted(ScriptedReply("Half", fails=ScriptedFailure("rate_limit", "slow down")), "Whole.")
     events: list[StreamEvent] = []
     with pytest.raises(RateLimitError, match="slow down") as raised:
         async for event in adapter.stream(request()):
@@ -108,14 +108,17 @@ async def test_a_failure_after_text_keeps_the_text() -> None:
 
 async def test_any_exception_can_be_raised() -> None:
     """To see how a host bears an adapter's bug."""
-    for reply in (Reply(raises=ZeroDivisionError("bug")), Reply("Half", raises=ZeroDivisionError("bug"))):
+    for reply in (
+        ScriptedReply(raises=ZeroDivisionError("bug")),
+        ScriptedReply("Half", raises=ZeroDivisionError("bug")),
+    ):
         with pytest.raises(ZeroDivisionError):
             await scripted(reply).complete(request())
 
 
 async def test_delay_and_pace_are_kept() -> None:
     """Seconds before anything, then before each piece and before the end."""
-    adapter = scripted(Reply(("a", "b"), delay=5, pace=2))
+    adapter = scripted(ScriptedReply(("a", "b"), delay=5, pace=2))
     stream = adapter.stream(request())
     times = [anyio.current_time() async for event in stream if isinstance(event, TextDelta)]
     assert times == [7.0, 9.0]
@@ -125,7 +128,7 @@ async def test_delay_and_pace_are_kept() -> None:
 async def test_a_pause_holds_a_reply_up_until_the_test_lets_go() -> None:
     """And `cancel` reaches it there."""
     go = anyio.Event()
-    adapter = scripted(Reply("a", pause=go.wait), Reply("b", pause=anyio.sleep_forever))
+    adapter = scripted(ScriptedReply("a", pause=go.wait), ScriptedReply("b", pause=anyio.sleep_forever))
     async with anyio.create_task_group() as tasks:
 
         async def release() -> None:
@@ -149,7 +152,7 @@ async def test_a_pause_holds_a_reply_up_until_the_test_lets_go() -> None:
 async def test_a_function_may_answer() -> None:
     """It sees the request."""
 
-    def answer(asked: CanonicalRequest) -> str | Reply:
+    def answer(asked: CanonicalRequest) -> str | ScriptedReply:
         return f"You said {asked.messages[-1].text!r}."
 
     adapter = ScriptedAdapter(replies=answer)
@@ -228,5 +231,5 @@ async def test_a_wrong_script_is_a_configuration_error(options: dict[str, Json],
 
 async def test_replies_are_plain_data() -> None:
     """What a script says can be written down and read back."""
-    reply = Reply(("a", "b"), calls=(Call("t", {"x": 1}),), fails=Failure("overloaded"))
-    assert msgspec.convert(msgspec.to_builtins(reply), Reply) == reply
+    reply = ScriptedReply(("a", "b"), calls=(ScriptedCall("t", {"x": 1}),), fails=ScriptedFailure("overloaded"))
+    assert msgspec.convert(msgspec.to_builtins(reply), ScriptedReply) == reply

@@ -7,8 +7,8 @@ import msgspec
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.registry import create_adapter
 from adapters.requests.settings import read_options
-from adapters.transport.client_transport import new_transport
 from adapters.transport.key_masking import given_keys
+from adapters.transport.opening import new_transport
 from adapters.transport.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError

@@ -10,6 +10,7 @@ PROVIDER = Provider(
         Preset(name="local-chat", model="smollm2", options={"protocol": "chat"}),
         Preset(name="local-messages", model="smollm2", options={"protocol": "messages"}),
         Preset(name="local-responses", model="smollm2", options={"protocol": "responses"}),
+        Preset(name="local-tools", model="smollm2", options={"protocol": "chat", "tools": "emulate"}),
         Preset(
             name="local-embed",
             model="smollm2",

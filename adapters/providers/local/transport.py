@@ -13,7 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from adapters.health import CountingTransport
-from adapters.transport.transport import HttpReply, HttpRequest, HttpxTransport, Transport, TransportStatistics
+from adapters.transport.opening import new_transport
+from adapters.transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
 from bus.errors import ConfigurationError, NetworkError, NotFoundError
 
 from .process import LocalServer, SharedServer
@@ -28,7 +29,7 @@ class LocalTransport:
 
     def __init__(self, find_settings: Callable[[], LocalServerSettings], http: Transport | None = None) -> None:
         self._find_settings = find_settings
-        self._http = http or HttpxTransport()
+        self._http = http or new_transport()
         self._claim: SharedServer | None = None
         self._closed = False
 

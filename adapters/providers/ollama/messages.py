@@ -151,4 +151,4 @@ class _Writer:
 
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
         kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.session_id, message.id or "", kind, self.provider, reason))
+        self.losses.append(Loss(self.session_id, message.id or "", kind, self.provider, reason, block))

@@ -107,7 +107,8 @@ class _Writer:
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         history.log()
         headers = {"accept": NDJSON} if stream else {}
-        return WireCall(CHAT_PATH, encode_json(body), headers, history.warnings + tuple(self.warnings))
+        warnings = history.warnings + tuple(self.warnings)
+        return WireCall(CHAT_PATH, encode_json(body), headers, warnings, history.losses)
 
     def _check(self) -> None:
         """What the current turn itself asks for must be there."""
@@ -180,8 +181,9 @@ class _Writer:
 
     def _options(self, num_ctx: int) -> JsonObject:
         request = self.request
-        for name in ("verbosity", "user"):
-            if getattr(request, name) is not None:
+        for name in ("verbosity", "user", "background"):
+            value = getattr(request, name)
+            if value is not None and value is not False:
                 self._left_out(name, "the protocol does not know it")
         options: JsonObject = {"num_ctx": num_ctx, "num_predict": request.max_output_tokens}
         for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"):

@@ -21,6 +21,7 @@ from bus.errors import AdapterError
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
+from .background import ResponsesInBackground
 from .batch import RESPONSES_BATCHES
 from .chat import response
 from .chat.request import build_request
@@ -46,6 +47,7 @@ class ResponsesWire(ChatWire):
     """OpenAI's Responses API."""
 
     default_name = "openai"
+    media_fields = frozenset({"image.detail", "document.name"})
     options_type = OpenAIOptions
     default_base_url = "https://api.openai.com"
     error_codes = CODES
@@ -55,6 +57,7 @@ class ResponsesWire(ChatWire):
         super().__init__(endpoint)
         self.quirks = choose_quirks(self.config.options.get("quirks"), self.base_url)
         self._unencrypted: set[str] = set()  # models that have refused to encrypt their reasoning
+        self._unsummarised: set[str] = set()  # and those that have refused to sum it up
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
             supports_documents=self.quirks.documents,
@@ -73,7 +76,13 @@ class ResponsesWire(ChatWire):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def other_wires(self) -> OtherWires:
-        return OtherWires(OpenAIEmbeddings(), _image_wire, OpenAIVideos(codes=CODES), RESPONSES_BATCHES)
+        return OtherWires(
+            OpenAIEmbeddings(),
+            _image_wire,
+            OpenAIVideos(codes=CODES),
+            RESPONSES_BATCHES,
+            ResponsesInBackground(self.name, self.quirks),
+        )
 
     def auth_headers(self, key: str | None) -> Mapping[str, str]:
         headers = bearer(key)
@@ -90,18 +99,22 @@ class ResponsesWire(ChatWire):
             quirks=self.quirks,
             stream=stream,
             encrypts=request.wire_model not in self._unencrypted,
+            summarises=request.wire_model not in self._unsummarised,
         )
         built.history.log()
-        body, ids = encode_json(built.body), built.history.tool_ids
-        return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
+        body, losses, ids = encode_json(built.body), built.history.losses, built.history.tool_ids
+        return WireCall("/v1/responses", body, warnings=built.warnings, losses=losses, tool_ids=ids)
 
     def repair(
         self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """See `ChatWire.repair`. Models that refuse to encrypt are remembered, and asked no more for it."""
+        """See `ChatWire.repair`. What models refuse to do with their reasoning is remembered."""
         found = super().repair(request, call, error, done)
-        if found is not None and any(edit.entry == ENCRYPTED_REASONING for edit in found.edits):
-            self._unencrypted.add(request.wire_model)
+        for edit in found.edits if found is not None else ():
+            if edit.entry == ENCRYPTED_REASONING:
+                self._unencrypted.add(request.wire_model)
+            if edit.path == ("reasoning", "summary"):
+                self._unsummarised.add(request.wire_model)
         return found
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:

@@ -37,12 +37,18 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest limit of output tokens that the server accepts."""
     user: str = "user"
     """The server's name of the field for the id of an end user."""
+    summaries: bool = False
+    """Whether the server's known models give a summary of their reasoning, if they are asked for one."""
+    background: bool = False
+    """Whether the server goes on with a reply whose connection is lost, if it is asked to."""
     cache_key: bool = False
     """Whether the server takes a cache key, which leads the calls of a session to the place of their cached
     prompt."""
 
 
-OPENAI = Quirks(strict_tools=True, documents=True, user="safety_identifier", cache_key=True)
+OPENAI = Quirks(
+    strict_tools=True, documents=True, user="safety_identifier", cache_key=True, background=True, summaries=True
+)
 COMPATIBLE = Quirks()
 
 QUIRKS: Mapping[str, Quirks] = {

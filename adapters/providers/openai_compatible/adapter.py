@@ -53,6 +53,7 @@ class ChatCompletionsWire(ChatWire):
     """OpenAI's Chat Completions, as each compatible server speaks them."""
 
     default_name = "openai_compatible"
+    media_fields = frozenset({"image.detail", "document.name"})
     options_type = OpenAICompatibleOptions
     protocol_of_many = True
     default_base_url = "https://api.openai.com"
@@ -65,6 +66,7 @@ class ChatCompletionsWire(ChatWire):
         self.quirks = choose_quirks(options, self.base_url)
         self.path = endpoint_path(self.quirks, self.config.base_url, self.base_url, options)
         self.emulates_tools = self.quirks.tools == "emulate"
+        self.echoes_beginning = self.quirks.echoes_beginning
         native = not self.emulates_tools
         self.capabilities = AdapterCapabilities(
             supports_images=True,
@@ -94,7 +96,8 @@ class ChatCompletionsWire(ChatWire):
         capabilities = request.capabilities or self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
-        return WireCall(self.path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
+        body, losses, ids = encode_json(chat.body), chat.history.losses, chat.history.tool_ids
+        return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
@@ -104,7 +107,7 @@ class ChatCompletionsWire(ChatWire):
         if reply.object == "error" and not reply.choices:
             raise error_in_body(body, self.name)
         self._prepare(assembler)
-        read_whole(reply, assembler, self.quirks)
+        read_whole(reply, body, assembler, self.quirks)
 
     def _read_events(self, body: bytes, assembler: Assembler) -> None:
         decoder, normaliser = SseDecoder(), self.normaliser(assembler)
@@ -121,6 +124,13 @@ class ChatCompletionsWire(ChatWire):
     def _prepare(self, assembler: Assembler) -> None:
         if assembler.request is not None and self.quirks.strict:
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
+
+    def takes_beginning(self, request: CanonicalRequest) -> bool:
+        """See `ChatWire.takes_beginning`. Models that reason would think about it anew."""
+        quirks = self.quirks
+        if quirks.beginning == "none" or not self.base_url.endswith(quirks.beginning_at):
+            return False
+        return request.reasoning_effort in (None, "none") and not self.emulates_tools
 
     def health_request(self) -> WireCall:
         """The models are listed beside the endpoint, wherever that is."""

@@ -6,6 +6,7 @@ PROVIDER = Provider(
     name="openai_compatible",
     adapter="adapter:OpenAICompatibleAdapter",
     kinds=("chat", "embedding", "image", "video"),
+    base_url_variable="OPENAI_BASE_URL",
     rates="rates.json",
     vendor_of="quirks.servers:vendor_of",
     other_vendors=(

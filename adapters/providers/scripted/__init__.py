@@ -6,10 +6,11 @@ from bus._lazy_names import later
 
 if TYPE_CHECKING:
     from .adapter import ScriptedAdapter
-    from .replies import Call, Failure, Reply
+    from .replies import ScriptedCall, ScriptedFailure, ScriptedReply
 else:
     __getattr__, __dir__ = later(
-        __name__, {".adapter": ("ScriptedAdapter",), ".replies": ("Call", "Failure", "Reply")}
+        __name__,
+        {".adapter": ("ScriptedAdapter",), ".replies": ("ScriptedCall", "ScriptedFailure", "ScriptedReply")},
     )
 
-__all__ = ["Call", "Failure", "Reply", "ScriptedAdapter"]
+__all__ = ["ScriptedAdapter", "ScriptedCall", "ScriptedFailure", "ScriptedReply"]

@@ -27,13 +27,13 @@ from bus.values.usage import TokenUsage
 from ...config import AdapterConfig
 from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest
 from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
-from .replies import Reply, read_options
+from .replies import ScriptedReply, read_options
 from .vectors import word_vector
 
 REQUESTS_KEPT = 1000
 DIMENSIONS = 64
 
-Script: TypeAlias = Sequence[str | Reply] | Callable[[CanonicalRequest], str | Reply]
+Script: TypeAlias = Sequence[str | ScriptedReply] | Callable[[CanonicalRequest], str | ScriptedReply]
 
 
 class ScriptedWire(ChatWire):
@@ -105,7 +105,7 @@ class ScriptedAdapter(HttpAdapter):
         if not callable(self._script) and not self._script:
             raise ConfigurationError(f"adapters.{self.name}.options.replies: expected at least one reply")
 
-    def next_reply(self, request: CanonicalRequest) -> str | Reply:
+    def next_reply(self, request: CanonicalRequest) -> str | ScriptedReply:
         """The answer to an attempt of a request. A subclass may override it.
 
         Raises:
@@ -120,13 +120,13 @@ class ScriptedAdapter(HttpAdapter):
         self._played += 1
         return self._script[self._played - 1]
 
-    def _choose(self, request_id: str) -> Reply:
+    def _choose(self, request_id: str) -> ScriptedReply:
         call = self.client.running[request_id]
         assert isinstance(call, HttpCall)
         request = call.request
         self.requests.append(request)
         reply = self.next_reply(request)
-        return Reply(reply) if isinstance(reply, str) else reply
+        return ScriptedReply(reply) if isinstance(reply, str) else reply
 
     # -- embeddings, which need no script
 

@@ -15,7 +15,7 @@ from bus.errors import AdapterError, StreamError
 from bus.streams.events import StreamEvent
 from bus.values.usage import StopReason, TokenUsage
 
-from .replies import Reply, pieces_of
+from .replies import ScriptedReply, pieces_of
 
 
 class Used(msgspec.Struct, frozen=True, tag="used"):
@@ -78,7 +78,7 @@ Step: TypeAlias = Used | Thought | Signed | Said | Called | Argued | Stopped
 _decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
-def steps_of(reply: Reply) -> Iterator[tuple[Step, bool]]:
+def steps_of(reply: ScriptedReply) -> Iterator[tuple[Step, bool]]:
     """A reply step by step, and whether its pace holds each of them up. Without its end if it fails."""
     if reply.usage is not None:
         yield Used(reply.usage), False
@@ -133,6 +133,9 @@ class ScriptedNormaliser:
         self.finished = False
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
+        if self.assembler.raw is not None:
+            for line in chunk.splitlines():
+                self.assembler.raw.event(line)
         self.finished = self.finished or read_lines(chunk, self.assembler)
         return self.assembler.take()
 
@@ -145,7 +148,7 @@ class ScriptedNormaliser:
 class ScriptedTransport:
     """Answers each request with the reply that `choose` gives for the body of it, which is the request's id."""
 
-    def __init__(self, choose: Callable[[str], Reply]) -> None:
+    def __init__(self, choose: Callable[[str], ScriptedReply]) -> None:
         self._choose = choose
         self._open = 0
 
@@ -180,7 +183,7 @@ class _Playing:
     status = 200
     headers: Mapping[str, str] = {"content-type": "application/x-ndjson"}
 
-    def __init__(self, reply: Reply, failure: Exception | None, transport: ScriptedTransport) -> None:
+    def __init__(self, reply: ScriptedReply, failure: Exception | None, transport: ScriptedTransport) -> None:
         self._reply = reply
         self._failure = failure
         self._transport: ScriptedTransport | None = transport

@@ -57,7 +57,7 @@ _EXCEPTIONS: Mapping[str, type[AdapterError]] = {
 }
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptedFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The provider fails. It is retried like any other failure of its kind."""
 
     kind: FailureKind = "server"
@@ -72,7 +72,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _EXCEPTIONS[self.kind](self.message, retry_after_seconds=self.retry_after)
 
 
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call."""
 
     name: str
@@ -87,7 +87,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.fragments or (msgspec.json.encode(self.input).decode(),)
 
 
-class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ScriptedReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One reply: thinking, then text, then calls, and then its end or a failure."""
 
     text: str | tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The reasoning, in one piece or in several."""
     signature: str | None = None
     """The signature of the reasoning."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ScriptedCall, ...] = ()
     """The tool calls."""
     stop: StopReason | None = None
     """The stop reason; None is ``tool_use`` after calls, and else ``end_turn``."""
@@ -106,7 +106,7 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The time before the first piece, in seconds."""
     pace: float = 0.0
     """The time before each piece and before the end, in seconds."""
-    fails: Failure | None = None
+    fails: ScriptedFailure | None = None
     """The failure in place of the end. Without any content it is the whole reply."""
     raises: Exception | None = None
     """For Python only: an exception to fail with, also one that no adapter should raise."""
@@ -132,7 +132,7 @@ def pieces_of(text: str | tuple[str, ...]) -> tuple[str, ...]:
 class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `AdapterConfig.options` of type ``scripted``."""
 
-    replies: tuple[str | Reply, ...] = ()
+    replies: tuple[str | ScriptedReply, ...] = ()
     """The replies in order. A reply that is only text may be a string."""
     repeat: bool = False
     """Whether the script begins anew after its end. Otherwise a call beyond the replies fails."""

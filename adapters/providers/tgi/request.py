@@ -85,7 +85,8 @@ class _Writer:
         merge_own_options(parameters, request, _OPTIONS, self.provider, protected=_PROTECTED)
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)
-        return WireCall(STREAM_PATH if stream else WHOLE_PATH, encode_json(body), warnings=warnings)
+        path = STREAM_PATH if stream else WHOLE_PATH
+        return WireCall(path, encode_json(body), warnings=warnings, losses=history.losses)
 
     def _max_new_tokens(self, room: int | None) -> int:
         """The limit that was asked for, or the room that there is: the server refuses a sum beyond its window."""
@@ -115,8 +116,9 @@ class _Writer:
             value = getattr(request, name)
             if value is not None:
                 fields[name] = value
-        for name in ("presence_penalty", "verbosity", "user"):
-            if getattr(request, name) is not None:
+        for name in ("presence_penalty", "verbosity", "user", "background"):
+            value = getattr(request, name)
+            if value is not None and value is not False:
                 self._left_out(name, "the server does not know it")
         if request.reasoning_effort not in (None, "none"):
             self._left_out("reasoning_effort", "the server does not know it")

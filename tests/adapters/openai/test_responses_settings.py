@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from adapters.config import AdapterConfig
@@ -13,8 +14,10 @@ from bus.errors import ConfigurationError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message
 
-from ...support.fake_http import ask
+from ...support.fake_http import FakeReply, FakeTransport, ask, failing
 from ...support.judges import responses_faults
+from ...support.virtual_time import run_virtual
+from ...support.wires.responses import message, response
 
 
 def build(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: object) -> BuiltRequest:
@@ -46,6 +49,38 @@ def test_verbosity_is_sent_only_to_models_that_have_it(model: str, taken: bool) 
     built = build(model, verbosity="low")
     assert ("text" in built.body) is taken
     assert len(built.warnings) == (0 if taken else 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "summary"),
+    [("gpt-5.5", "low", "auto"), ("gpt-5.5", "none", None), ("gpt-of-tomorrow", "low", None)],
+)
+def test_effort_asks_for_a_summary_where_the_model_is_known_to_give_one(
+    model: str, effort: str, summary: str | None
+) -> None:
+    reasoning = build(model, reasoning_effort=effort).body["reasoning"]
+    assert isinstance(reasoning, dict)
+    assert reasoning.get("summary") == summary
+    assert build("gpt-5.5").body.get("reasoning") is None
+    assert build("gpt-5.5", COMPATIBLE, reasoning_effort="low").body["reasoning"] == {"effort": "low"}
+
+
+def test_a_model_that_sums_up_for_nobody_is_asked_once() -> None:
+    said = "Your organization must be verified to generate reasoning summaries. Please go to the settings."
+    refusal = {"error": {"message": said, "type": "invalid_request_error", "param": "reasoning.summary"}}
+    body = msgspec.json.encode(response(output=[message("Hi")]))
+    replies = [failing(400, msgspec.json.encode(refusal)), FakeReply(body), FakeReply(body)]
+    transport = FakeTransport(*replies)
+    adapter = OpenAIAdapter(AdapterConfig(api_key="sk-test"), transport=transport)
+
+    async def asked_twice() -> None:
+        for _ in range(2):
+            reply = await adapter.complete(ask(Message.user("Hi"), model="openai:gpt-5.5", reasoning_effort="low"))
+            assert reply.text == "Hi"
+
+    run_virtual(asked_twice)
+    sent = [msgspec.json.decode(one.body)["reasoning"] for one in transport.requests]
+    assert sent == [{"effort": "low", "summary": "auto"}, {"effort": "low"}, {"effort": "low"}]
 
 
 def test_servers_that_are_only_compatible_know_the_older_name_and_no_cache_key() -> None:

@@ -13,7 +13,7 @@ from ...support.wires import WIRES
 from ...support.wires import tgi as t
 from ...support.wires.reading import read, read_whole
 
-TGI = WIRES[-1]
+TGI = WIRES[5]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ without theirs, so they stay with the model whose reasoning it was.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Collection, Iterable
 from mimetypes import guess_extension
 from typing import assert_never
 
 import msgspec
 
 from adapters.requests.fitted import FittedHistory, Loss
+from adapters.requests.free_form import INPUT, free_text
+from adapters.requests.host_options import add_host_fields
 from adapters.requests.media import write_data_url
 from adapters.requests.surrogates import mend_text
 from bus.values.content import (
@@ -35,48 +37,85 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
-from .response import CUSTOM, REASONING_PART
+from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 
 COMPACTION = "compaction"
+PROGRAM, PROGRAM_OUTPUT = "program", "program_output"
 SELF_CONTAINED = frozenset(
     {
+        IMAGE_CALL,
         "web_search_call",
         "file_search_call",
         "code_interpreter_call",
-        "image_generation_call",
         "mcp_list_tools",
         "mcp_call",
+        PROGRAM,
+        PROGRAM_OUTPUT,
+        "additional_tools",
         COMPACTION,
     }
 )
 """Items that say all there is to say, and may go back without anything being stored."""
 
-_ANSWERED = re.compile(r"(tool_search|shell|local_shell|apply_patch|computer)_call(_output)?|tool_search_output")
+_PAIRS = {
+    "computer_call": "computer_call_output",
+    "shell_call": "shell_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+    "mcp_approval_request": "mcp_approval_response",
+}
+_OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
 """Items that come in pairs, a call and its output; one may go back only with the other."""
 
+_IDS = {
+    "local_shell_call": ("call_id", "id"),
+    "local_shell_call_output": ("call_id", "id"),
+    "mcp_approval_request": ("id",),
+    "mcp_approval_response": ("approval_request_id",),
+}
+"""The fields by which the halves of a pair know each other, where it isn't `call_id`."""
 
-def write_items(history: FittedHistory, model: str) -> tuple[list[Json], list[Loss]]:
+_NEVER_NULL = {
+    IMAGE_CALL: ("error", "svg_usage"),
+    "computer_call": ("action", "actions"),
+    "mcp_call": ("status",),
+}
+"""Fields that replies may say to be null, and requests only leave out."""
+
+_HALF = "a call can't go back without its output, nor an output without its call"
+
+
+def write_items(
+    history: FittedHistory, model: str, free_form: Collection[str] = ()
+) -> tuple[list[Json], list[Loss]]:
     """The items of a history.
 
     Args:
         history: The fitted history.
         model: The model that the items go to, as the wire names it.
+        free_form: The names of the free-form tools of the request.
 
     Returns:
         The items, and the losses.
     """
-    return _Writer(history, model).write()
+    return _Writer(history, model, free_form).write()
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, model: str) -> None:
+    def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
         self.provider = history.adapter
         self.model = model
         self.losses: list[Loss] = []
         self.items: list[Json] = []
         self.reasoning: set[Json] = set()  # ids of the items that were written
-        self.calls: dict[str, ToolUseBlock] = {}
+        self.free_form = free_form
+        self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
+        blocks = [block for message in history.messages for block in message.content]
+        ours = [block for block in blocks if isinstance(block, OpaqueBlock) and self._is_ours(block)]
+        self.pairs = {key for block in ours for key in _pair_keys(block)}
+        self.programs = {block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.history.messages:
@@ -89,6 +128,8 @@ class _Writer:
                     self._assistant(message)
                 case Role.TOOL:
                     self.items += [self._result(block) for block in message.content]
+                case role if any(isinstance(block, OpaqueBlock) for block in message.content):
+                    self._mixed(str(role), message.content)
                 case role:
                     self.items.append({"role": str(role), "content": self._content(message.content)})
         if not self.items:
@@ -108,10 +149,13 @@ class _Writer:
                 case TextBlock():
                     self._text(block, former)
                 case ToolUseBlock():
-                    self.calls[block.id] = block
-                    self.items.append(self._call(block))
+                    item = self._call(block)
+                    self.calls[block.id] = block, item["type"] == CUSTOM
+                    self.items.append(item)
                 case OpaqueBlock():
-                    self.items.append(block.provider_raw.data)
+                    self.items.append(_as_input(block))
+                case ImageBlock():
+                    self.items.append(self._own_image(block))
                 case _:
                     raise AssertionError(block)
             former = block
@@ -119,7 +163,6 @@ class _Writer:
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
         """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
         blocks = list(content)
-        calls = {_call_key(block) for block in blocks if isinstance(block, OpaqueBlock)}
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None
         for block in reversed(blocks):
@@ -130,9 +173,12 @@ class _Writer:
                 case ThinkingBlock():
                     reason = self._unled(block, follower)
                 case OpaqueBlock():
-                    reason = self._unreplayable(block, calls)
-                case RedactedThinkingBlock() | ImageBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
+                    reason = self._unreplayable(block)
+                case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
                     reason = "this protocol has no such block"
+                case ImageBlock():
+                    called = self.history.own(block.provider_raw).get("type") == IMAGE_CALL
+                    reason = None if called and block.data is not None else "no call of the model's made it"
                 case TextBlock() | ToolUseBlock():
                     pass
                 case _:
@@ -144,6 +190,15 @@ class _Writer:
                 self._lose(block, reason)
         return kept[::-1]
 
+    def _own_image(self, block: ImageBlock) -> JsonObject:
+        """The item in which the model's own image came."""
+        assert block.data is not None
+        absent = _NEVER_NULL[IMAGE_CALL]
+        own = self.history.own(block.provider_raw).items()
+        return {name: value for name, value in own if value is not None or name not in absent} | {
+            "result": b64encode(block.data).decode()
+        }
+
     def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """Why a reasoning item can't go back before that block; None if it can."""
         item = _reasoning_item(self.history.own(block.provider_raw))
@@ -154,21 +209,36 @@ class _Writer:
             led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
         return None if led_to else "the item that it led to is not sent"
 
-    def _unreplayable(self, block: OpaqueBlock, calls: set[tuple[str, Json]]) -> str | None:
+    def _unreplayable(self, block: OpaqueBlock) -> str | None:
         """Why an item can't go back; None if it can."""
-        issuer = block.provider_raw.model
-        if block.kind != COMPACTION and issuer is not None and issuer != self.model:
-            return f"the reasoning that led to it belongs to the model {issuer}"
+        if not self._is_ours(block):
+            return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
+        if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self.programs:
+            return "the program that it is of is not sent"
+        if block.kind == "additional_tools" and block.provider_raw.data.get("role") != "developer":
+            return "only a developer's tools can go back"
         if block.kind in SELF_CONTAINED:
             return None
-        if _ANSWERED.fullmatch(block.kind):
-            base = block.kind.removesuffix("_output").removesuffix("_call")
-            call_id = _call_key(block)[1]
-            output = "tool_search_output" if base == "tool_search" else f"{base}_call_output"
-            if (f"{base}_call", call_id) in calls and (output, call_id) in calls:
-                return None
-            return "a call can't go back without its output, nor an output without its call"
+        if block.kind in _OTHER_HALF:
+            return None if self._is_paired(block) else _HALF
         return "an item of this kind can't go back while nothing is stored"
+
+    def _is_ours(self, block: OpaqueBlock) -> bool:
+        """Whether no other model's reasoning led to an item. A compaction is for all models."""
+        return block.kind == COMPACTION or block.provider_raw.model in (None, self.model)
+
+    def _caller(self, own: JsonObject) -> JsonObject:
+        """The caller of a call and of its result, unless it is a program that is not sent."""
+        caller = own.get("caller")
+        if not isinstance(caller, dict):
+            return {}
+        sent = caller.get("type") != PROGRAM or caller.get("caller_id") in self.programs
+        return {"caller": caller} if sent else {}
+
+    def _is_paired(self, block: OpaqueBlock) -> bool:
+        """Whether a call's output is there, or an output's call."""
+        other = _OTHER_HALF[block.kind]
+        return any((other, call_id) in self.pairs for _, call_id in _pair_keys(block))
 
     def _item_id(self, own: JsonObject) -> Json:
         """An item's own id, if the reasoning that led to it is sent as well."""
@@ -222,14 +292,13 @@ class _Writer:
             "call_id": self.history.tool_ids[block.id],
             "name": block.name,
         }
-        if own.get("type") == CUSTOM:
-            text = block.input.get("input")
-            item |= {"type": CUSTOM, "input": text if isinstance(text, str) else ""}
+        if own.get("type") == CUSTOM or (block.name in self.free_form and free_text(block) is not None):
+            item |= {"type": CUSTOM, INPUT: free_text(block) or ""}
         else:
             item["arguments"] = msgspec.json.encode(block.input).decode()
         if item_id := self._item_id(own):
             item["id"] = item_id
-        return item | {name: own[name] for name in ("namespace", "caller") if name in own}
+        return item | {name: own[name] for name in ("namespace", "async") if name in own} | self._caller(own)
 
     def _result(self, block: ContentBlock) -> JsonObject:
         assert isinstance(block, ToolResultBlock)
@@ -237,35 +306,59 @@ class _Writer:
         output: Json
         if isinstance(block.content, str):
             output = prefix + block.content
-        elif all(isinstance(part, TextBlock) for part in block.content):
+        elif all(isinstance(part, TextBlock) and not self._fields(part) for part in block.content):
             output = prefix + block.text
         else:
             output = [{"type": "input_text", "text": prefix}] if prefix else []
             output += [part for content in block.content for part in self._part(content, block)]
-        own = self.history.own(self.calls[block.tool_use_id].provider_raw)
+        call, free_form = self.calls[block.tool_use_id]
+        own = self.history.own(call.provider_raw)
         item: JsonObject = {
-            "type": f"{CUSTOM}_output" if own.get("type") == CUSTOM else "function_call_output",
+            "type": f"{CUSTOM}_output" if free_form else "function_call_output",
             "call_id": self.history.tool_ids[block.tool_use_id],
             "output": output,
         }
-        return item | ({"caller": own["caller"]} if "caller" in own else {})
+        return add_host_fields(item | self._caller(own), self.history.own(block.provider_raw))
+
+    def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
+        """What a user says, with items of the provider's own kinds in it: messages and items, in their order."""
+        said: list[ContentBlock] = []
+        for block in (*blocks, None):
+            if block is not None and not _is_item(block):
+                said.append(block)
+                continue
+            if said:
+                self.items.append({"role": role, "content": self._content(tuple(said))})
+                said = []
+            if isinstance(block, OpaqueBlock):
+                if block.kind in _OTHER_HALF and not self._is_paired(block):
+                    self._lose(block, _HALF)
+                else:
+                    self.items.append(block.provider_raw.data)
 
     def _content(self, blocks: tuple[ContentBlock, ...]) -> Json:
-        if len(blocks) == 1 and isinstance(blocks[0], TextBlock):
+        if len(blocks) == 1 and isinstance(blocks[0], TextBlock) and not self._fields(blocks[0]):
             return blocks[0].text
         return [part for block in blocks for part in self._part(block, block)]
 
     def _part(self, block: ContentBlock, home: ContentBlock) -> list[JsonObject]:
         match block:
             case TextBlock():
-                return [{"type": "input_text", "text": block.text}]
+                part: JsonObject = {"type": "input_text", "text": block.text}
             case ImageBlock():
-                return [_image_part(block)]
+                part = _image_part(block)
             case DocumentBlock():
-                return [_file_part(block)]
+                part = _file_part(block)
+            case OpaqueBlock():
+                return [block.provider_raw.data]
             case _:
                 self._lose(home, "this protocol has no such part")
                 return []
+        return [add_host_fields(part, self._fields(block))]
+
+    def _fields(self, block: TextBlock | ImageBlock | DocumentBlock) -> JsonObject:
+        """What the host says of a part by this provider's own names."""
+        return self.history.own(block.provider_raw)
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))
@@ -280,9 +373,30 @@ def _reasoning_item(data: JsonObject) -> JsonObject | None:
     return item
 
 
-def _call_key(block: OpaqueBlock) -> tuple[str, Json]:
-    call_id = block.provider_raw.data.get("call_id")
-    return block.kind, call_id if isinstance(call_id, str) else None
+def _as_input(block: OpaqueBlock) -> JsonObject:
+    """An item of a reply as a request takes it: some of its fields may be absent there, but not null."""
+    absent = _NEVER_NULL.get(block.kind, ())
+    item = {
+        name: value
+        for name, value in block.provider_raw.data.items()
+        if name != "created_by" and (value is not None or name not in absent)
+    }
+    action = item.get("action")
+    if block.kind == "web_search_call" and isinstance(action, dict):
+        item["action"] = {name: value for name, value in action.items() if value is not None}
+    return item
+
+
+def _is_item(block: ContentBlock) -> bool:
+    """Whether a block is an item of its own, and no part of a message."""
+    return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
+
+
+def _pair_keys(block: OpaqueBlock) -> list[tuple[str, Json]]:
+    """What the other half of a call and its output may know this half by. A search of the server's has no id."""
+    data = block.provider_raw.data
+    names = _IDS.get(block.kind, ("call_id",))
+    return [(block.kind, data.get(name)) for name in names if name in data] or [(block.kind, None)]
 
 
 def _image_part(block: ImageBlock) -> JsonObject:

@@ -14,8 +14,9 @@ import msgspec
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
+from adapters.requests.free_form import CUSTOM, is_free_form
 from adapters.requests.history import FittedHistory, Target, fit_history
-from adapters.requests.host_options import joined_options, merge_options
+from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
 from adapters.schemas.strict import StrictSchema
 from adapters.schemas.strict_mode import strict_reply, strict_tool
@@ -45,34 +46,46 @@ class BuiltRequest(msgspec.Struct, frozen=True):
 
 
 def build_request(
-    request: CanonicalRequest, *, provider: str, quirks: Quirks, stream: bool, encrypts: bool = True
+    request: CanonicalRequest,
+    *,
+    provider: str,
+    quirks: Quirks,
+    stream: bool,
+    encrypts: bool = True,
+    summarises: bool = True,
 ) -> BuiltRequest:
     """The request on the wire.
 
     Args:
         provider: The adapter's name.
         encrypts: Whether the model can be asked for encrypted reasoning, if it reasons as far as is known.
+        summarises: Whether the model can be asked for a summary of its reasoning, if it is known to give one.
 
     Raises:
         CapabilityError: The model can't do what is asked.
         InvalidRequestError: It can't be said on this wire.
     """
-    return _Builder(request, provider, quirks, encrypts).build(stream=stream)
+    return _Builder(request, provider, quirks, encrypts, summarises).build(stream=stream)
 
 
 class _Builder:
-    def __init__(self, request: CanonicalRequest, provider: str, quirks: Quirks, encrypts: bool) -> None:
+    def __init__(
+        self, request: CanonicalRequest, provider: str, quirks: Quirks, encrypts: bool, summarises: bool
+    ) -> None:
         self.request = request
         self.provider = provider
         self.quirks = quirks
         self.encrypts = encrypts
+        self.summarises = summarises and quirks.summaries
         self.model = find_model(request.wire_model)
         self.warnings: list[CallWarning] = []
+        self.free_form: set[str] = set()  # names of tools
 
     def build(self, *, stream: bool) -> BuiltRequest:
         check_demands(self.request, self.request.capabilities, self.provider)
         history = self._fit()
-        items, losses = write_items(history, self.request.wire_model)
+        tools: list[Json] = [self._tool(tool) for tool in self.request.tools]
+        items, losses = write_items(history, self.request.wire_model, self.free_form)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         body: JsonObject = {"model": self.request.wire_model, "input": items}
         if history.system:
@@ -89,7 +102,7 @@ class _Builder:
             body["store"] = False
             if self._reasons() and self.encrypts:
                 body["include"] = [ENCRYPTED_REASONING]
-        self._tools(body)
+        self._tools(body, tools)
         self._format(body)
         self._reasoning(body)
         self._settings(body)
@@ -102,6 +115,8 @@ class _Builder:
         if auto_cache is not False and self._caches() and self.request.session_id:
             body["prompt_cache_key"] = digest(self.request.session_id)
         merge_options(body, options)
+        if body.get("background") is True and "store" not in options:
+            body["store"] = True  # until it is read, a reply without a connection must be somewhere
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _warn(self, code: WarningCode, message: str) -> None:
@@ -125,9 +140,11 @@ class _Builder:
             accepts_documents=self.quirks.documents,
             image_types=IMAGE_TYPES,
             document_types=DOCUMENT_TYPES,
-            results_carry=("image", "document"),
+            results_carry=("image", "document", "opaque"),
             replays_thinking=self._reasons(),
+            replays_images=True,
             keeps_developer=self.quirks.keeps_developer,
+            takes_opaque=True,
         )
         return fit_history(self.request, target)
 
@@ -136,32 +153,48 @@ class _Builder:
 
     # -- tools
 
-    def _tools(self, body: JsonObject) -> None:
-        if self.request.tools:
-            body["tools"] = [self._tool(tool) for tool in self.request.tools]
+    def _tools(self, body: JsonObject, tools: list[Json]) -> None:
+        if tools:
+            body["tools"] = tools
             if self.request.parallel_tool_calls is not None:
                 body["parallel_tool_calls"] = self.request.parallel_tool_calls
         choice = self.request.tool_choice
         if choice is not None and (self.request.tools or choice.mode != "auto"):
             self._check_choice(choice)
             if self.request.tools or "tools" in self._options():
-                body["tool_choice"] = _tool_choice(choice)
+                body["tool_choice"] = self._tool_choice(choice)
 
     def _check_choice(self, choice: ToolChoice) -> None:
         if choice.mode == "required" and "tools" in self._options():
             return  # they are the caller's own, and there may be any
         check_tool_choice(choice, [tool.name for tool in self.request.tools])
 
+    def _tool_choice(self, choice: ToolChoice) -> Json:
+        if choice.mode != "named":
+            return choice.mode
+        return {
+            "type": CUSTOM if choice.tool_name in self.free_form else "function",
+            "name": choice.tool_name,
+        }
+
     def _tool(self, tool: ToolDefinition) -> JsonObject:
+        options = tool_options(tool, OPTIONS, self.provider)
         written: JsonObject = {"type": "function", "name": tool.name}
         if tool.description:
             written["description"] = tool.description
+        if is_free_form(tool, options):
+            self.free_form.add(tool.name)
+        else:
+            self._schema(tool, written)
+        merge_options(written, options)
+        return written
+
+    def _schema(self, tool: ToolDefinition, written: JsonObject) -> None:
         strict = strict_tool(tool, by_default=self.quirks.strict_tools)
         if isinstance(strict, str):
             self._warn(WarningCode.TOOL_NOT_STRICT, f"tool {tool.name!r} is sent without strict mode: {strict}")
         written["parameters"] = strict.schema if isinstance(strict, StrictSchema) else tool.input_schema
         written["strict"] = isinstance(strict, StrictSchema)
-        return written
 
     # -- the reply's form
 
@@ -197,6 +230,8 @@ class _Builder:
                 f"{self.request.wire_model} has no effort {asked!r}; {effort!r} is used",
             )
         body["reasoning"] = {"effort": effort}
+        if self.summarises and self.model is not None and effort != "none":
+            body["reasoning"] = {"effort": effort, "summary": "auto"}
 
     def _settings(self, body: JsonObject) -> None:
         model, refused = self.request.wire_model, {}
@@ -204,9 +239,12 @@ class _Builder:
             refused = dict.fromkeys(("temperature", "top_p"), f"{model} refuses it while it reasons")
         if self.model is not None and not self.model.verbosity:
             refused["verbosity"] = f"{model} has none"
+        if not self.quirks.background:
+            refused["background"] = "this server has no replies that are made in the background"
         paths = {
             "temperature": "temperature",
             "top_p": "top_p",
+            "background": "background",
             "verbosity": "text.verbosity",
             "user": self.quirks.user,
         }
@@ -222,10 +260,6 @@ def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default_effort
     return effort != "none"
-
-
-def _tool_choice(choice: ToolChoice) -> Json:
-    return {"type": "function", "name": choice.tool_name} if choice.mode == "named" else choice.mode
 
 
 def _schema_name(schema: JsonObject) -> str:

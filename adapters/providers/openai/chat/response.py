@@ -4,7 +4,8 @@ An `OutputItem` is fed with deltas, if there are any, and then with the whole it
 the deltas left out is emitted from it, and all that is opaque (ids, encrypted reasoning, phases) is taken from it
 alone. A whole reply is the case without deltas.
 
-A message becomes one text block for each of its parts, a refusal included. A reasoning item becomes one block of
+A message becomes one text block for each of its parts, a refusal included, with its annotations and the
+probabilities of its tokens. A reasoning item becomes one block of
 thinking for each part of its summary, or of its raw reasoning where it has no summary; the last one bears the item
 itself, the others are marked as its parts. A function call becomes a tool use; so does a custom tool's call, whose
 free text becomes the one argument `input`, so that other providers and our own tools know what to do with it. Any
@@ -15,19 +16,24 @@ What follows reasoning remembers which (`after`), for either may go back only wi
 
 from __future__ import annotations
 
+from weakref import proxy
+
 import msgspec
 
 from adapters.contract import CanonicalRequest
 from adapters.replies.assembler import Assembler
+from adapters.replies.images import image_of_base64
 from bus.errors import AdapterError, StreamError
 from bus.values.json import JsonObject
 from bus.values.usage import StopReason
+from bus.values.warning_codes import WarningCode
 
 from ..errors import error_in_reply
 from ..quirks import Quirks
 from .tool_fees import ToolFees
 from .usage import read_usage
 from .wire import (
+    DETAILS,
     IncompleteDetails,
     Item,
     Part,
@@ -54,6 +60,8 @@ HOST_CALLS = frozenset(
 
 CUSTOM = "custom_tool_call"
 TOOL_CALLS = ("function_call", CUSTOM)
+
+IMAGE_CALL = "image_generation_call"
 
 REASONING_PART = "reasoning_part"
 """The type in the provider_raw of a thinking block whose item stands with a later block."""
@@ -96,6 +104,7 @@ class Reply:
             tool_usage=response.tool_usage,
         )
         self.assembler.usage = usage or self.assembler.usage
+        self._note_details(response)
         error = error_of(response, self.assembler.provider)
         if error is not None:
             raise error
@@ -103,6 +112,16 @@ class Reply:
             raise StreamError(f"the response is still {response.status}, and is not polled", retryable=False)
         reason, raw = self._stop_reason(response)
         self.assembler.finish(reason, raw, usage)
+
+    def _note_details(self, response: Response) -> None:
+        said = {name: read_value(getattr(response, name)) for name in DETAILS}
+        self.assembler.details |= {name: value for name, value in said.items() if value}
+        removed = said["input_transformations"]
+        if isinstance(removed, list) and removed:
+            reasons = {str(each.get("reason")) for each in removed if isinstance(each, dict)}
+            what = f"{self.assembler.provider} left {len(removed)} items of reasoning out of the request"
+            message = f"{what}: {', '.join(sorted(reasons))}"
+            self.assembler.warn(WarningCode.PROVIDER_CHANGED_INPUT, message)
 
     def _stop_reason(self, response: Response) -> tuple[StopReason, str | None]:
         raw = response.status
@@ -120,6 +139,8 @@ class Reply:
                 return StopReason.REFUSAL, raw
             case "completed":
                 return StopReason.END_TURN, raw
+            case "cancelled":
+                return StopReason.CANCELLED, raw
             case None:
                 self.assembler.end_unsaid()
                 return StopReason.PROVIDER_SPECIFIC, raw
@@ -142,7 +163,7 @@ class OutputItem:
         self.placed = False
         self.is_done = False
         self.item_id: str | None = None
-        self._reply = reply
+        self._reply: Reply = proxy(reply)  # which holds its items
         self._assembler = reply.assembler
         self._implicit_end = reply.quirks.late_ends
         self._part: int | None = None
@@ -233,8 +254,16 @@ class OutputItem:
             case kind:
                 self._reply_waits(item)
                 self._reply.fees.note(kind, item)
-                self._assembler.whole(self._key, kind, as_object(raw))
+                self._other_item(kind, as_object(raw))
         self.is_done = self.placed = True
+
+    def _other_item(self, kind: str, raw: JsonObject) -> None:
+        image = image_of_base64(raw.get("result")) if kind == IMAGE_CALL else None
+        if image is None:
+            self._assembler.whole(self._key, kind, raw)
+            return
+        rest = {name: value for name, value in raw.items() if name != "result"}
+        self._assembler.image(self._key, kind, raw, image, rest)
 
     def _message_done(self, item: Item) -> None:
         parts = [(raw, read_or_default(Part, raw)) for raw in elements(item.content)]
@@ -262,6 +291,9 @@ class OutputItem:
         annotations = elements(part.annotations)
         if annotations:
             raw["annotations"] = [as_object(annotation) for annotation in annotations]
+        logprobs = elements(part.logprobs)
+        if logprobs:
+            raw["logprobs"] = [as_object(logprob) for logprob in logprobs]
         key = (self.number, position)
         if add_text:
             self.text(position, _remainder(part.text or part.refusal or "", self._assembler.block_text(key)))
@@ -296,6 +328,7 @@ class OutputItem:
             "after": after,
             "namespace": item.namespace,
             "caller": read_value(item.caller),
+            "async": item.is_async,
             "type": CUSTOM if self.kind == CUSTOM else None,
         }
         return {name: value for name, value in known.items() if value}

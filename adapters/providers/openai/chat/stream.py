@@ -85,8 +85,11 @@ class ResponsesNormaliser(SseNormaliser):
                 raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
             case _ if event.type is None and is_present(event.error):
                 raise error_in_reply(msgspec.json.decode(data), self.assembler.provider)
+            case _ if event.type is not None and kind not in _SAID_AGAIN:
+                # progress of items that arrive whole, and what is not invented yet
+                self.assembler.provider_event(kind, msgspec.json.decode(data))
             case _:
-                pass  # progress of items that arrive whole, repetitions of deltas, and what is not invented yet
+                pass
 
     # -- which item
 
@@ -242,6 +245,20 @@ def _begin_call(item: OutputItem, event: Event) -> None:
 def _finish_item(item: OutputItem, event: Event) -> None:
     item.done(read_or_default(Item, event.item), event.item)
 
+
+_SAID_AGAIN = frozenset(
+    {
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.output_text.annotation.added",
+        "response.refusal.done",
+        "response.reasoning_text.done",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.done",
+    }
+)
+"""Events that say what deltas and whole items say as well."""
 
 _DELTAS: Mapping[str, tuple[str, Step]] = {
     "response.output_text.delta": ("message", _text_delta),

@@ -54,6 +54,7 @@ class Item(msgspec.Struct, gc=False):
     caller: msgspec.Raw = EMPTY
     action: msgspec.Raw = EMPTY
     container_id: str | None = None
+    is_async: bool | None = msgspec.field(name="async", default=None)
 
 
 class Part(msgspec.Struct, gc=False):
@@ -63,6 +64,7 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
     refusal: str | None = None
     annotations: msgspec.Raw = EMPTY
+    logprobs: msgspec.Raw = EMPTY
 
 
 class Response(msgspec.Struct, gc=False):
@@ -78,6 +80,21 @@ class Response(msgspec.Struct, gc=False):
     usage: msgspec.Raw = EMPTY
     tool_usage: msgspec.Raw = EMPTY
     service_tier: str | None = None
+    access_programs: msgspec.Raw = EMPTY
+    conversation: msgspec.Raw = EMPTY
+    input_transformations: msgspec.Raw = EMPTY
+    moderation: msgspec.Raw = EMPTY
+    prompt_cache_diagnostics: msgspec.Raw = EMPTY
+
+
+DETAILS = (
+    "access_programs",
+    "conversation",
+    "input_transformations",
+    "moderation",
+    "prompt_cache_diagnostics",
+)
+"""The fields of a response that say something beside its content, and not what the request said."""
 
 
 class IncompleteDetails(msgspec.Struct, gc=False):
@@ -110,8 +127,10 @@ _DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {
     kind: msgspec.json.Decoder(kind)
     for kind in (Event, Item, Part, Response, IncompleteDetails, Usage, UsageDetails)
 }
-_FIELDS: dict[type[msgspec.Struct], dict[str, msgspec.json.Decoder[object]]] = {
-    kind: {field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(kind)}
+_FIELDS: dict[type[msgspec.Struct], dict[str, tuple[str, msgspec.json.Decoder[object]]]] = {
+    kind: {
+        field.encode_name: (field.name, msgspec.json.Decoder(field.type)) for field in msgspec.structs.fields(kind)
+    }
     for kind in _DECODERS
 }
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -135,8 +154,9 @@ def _read_fields(kind: type[T], data: bytes | msgspec.Raw) -> T:
     kept: dict[str, object] = {}
     for name, raw in _RAW_FIELDS.decode(data).items():
         if name in decoders:
+            field, decoder = decoders[name]
             try:
-                kept[name] = decoders[name].decode(raw)
+                kept[field] = decoder.decode(raw)
             except msgspec.ValidationError:
                 continue
     return kind(**kept)

@@ -7,11 +7,13 @@ chat templates want the roles to alternate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.requests.encoding import encode_json
+from adapters.requests.free_form import CUSTOM, INPUT, free_text
 from adapters.requests.history import FittedHistory, Loss
+from adapters.requests.host_options import add_host_fields
 from adapters.requests.text import join_text
 from bus.values.content import (
     AudioBlock,
@@ -38,9 +40,20 @@ def write_messages(
     quirks: Quirks,
     capabilities: AdapterCapabilities,
     provider: str,
+    *,
+    free_form: Collection[str] = (),
 ) -> tuple[list[JsonObject], list[Loss]]:
-    """The messages, without the system text, and what had to be left out of them. provider: the adapter's name."""
-    return _Writer(request, history, quirks, capabilities, provider).write()
+    """The messages, without the system text, and what had to be left out of them.
+
+    Args:
+        request: The request.
+        history: Its history, fitted.
+        quirks: What is special about the server.
+        capabilities: What the model can do.
+        provider: The adapter's name.
+        free_form: The names of the free-form tools of the request.
+    """
+    return _Writer(request, history, quirks, capabilities, provider, free_form).write()
 
 
 class _Writer:
@@ -51,41 +64,53 @@ class _Writer:
         quirks: Quirks,
         capabilities: AdapterCapabilities,
         provider: str,
+        free_form: Collection[str],
     ) -> None:
         self.request = request
         self.history = history
         self.quirks = quirks
         self.capabilities = capabilities
         self.provider = provider
+        self.free_form = free_form
         self.losses: list[Loss] = []
         self.messages: list[JsonObject] = []
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages
-        asked = [n for n, m in enumerate(history) if m.role is Role.USER and not m.steers]
-        loop_start = max(asked, default=-1)
+        loop_start = len(history) - 1
+        while loop_start >= 0 and (history[loop_start].role is not Role.USER or history[loop_start].steers):
+            loop_start -= 1
+        before = Role.ASSISTANT
         for position, message in enumerate(history):
-            match message.role:
+            role, text, follows = message.role, message.plain_text, before
+            before = role
+            if text is not None and (role is Role.ASSISTANT or (role is Role.USER and follows is Role.ASSISTANT)):
+                self.messages.append({"role": "user" if role is Role.USER else "assistant", "content": text})
+                continue
+            match role:
                 case Role.USER if self._only_text(message):
                     text = message.plain_text or "\n\n".join(map(_text, message.content))
                     self.messages.append({"role": "user", "content": text})
                 case Role.USER:
                     self._say(self._parts(message.content, message))
-                case Role.ASSISTANT if message.plain_text is not None:
-                    self.messages.append({"role": "assistant", "content": message.plain_text})
                 case Role.ASSISTANT:
-                    self.messages.append(self._assistant(message, in_loop=position > loop_start))
+                    wire = self._assistant(message, in_loop=position > loop_start)
+                    if wire["content"] or len(wire) > len(("role", "content")):
+                        self.messages.append(wire)  # else all that it held is among the losses
                 case Role.TOOL:
                     self._results(message)
                 case _:
-                    self.messages.append({"role": message.role.value, "content": join_text(message.content)})
+                    content = self._marked(message.content) or join_text(message.content)
+                    self.messages.append({"role": message.role.value, "content": content})
         return self.messages, self.losses
 
     def _only_text(self, message: Message) -> bool:
         """Whether a user's message is text alone, with no user's message before it that it would join."""
         if self.messages and self.messages[-1]["role"] == "user":
             return False
-        return message.plain_text is not None or all(type(block) is TextBlock for block in message.content)
+        return message.plain_text is not None or all(
+            type(block) is TextBlock and block.provider_raw is None for block in message.content
+        )
 
     def _say(self, parts: list[JsonObject]) -> None:
         """A user's words. They join a user message before them: chat templates want roles to alternate."""
@@ -96,7 +121,7 @@ class _Writer:
             content = before["content"]
             old: list[Json] = [_text_part(content)] if isinstance(content, str) else _as_list(content)
             before["content"] = [*old, *parts]
-        elif all(part["type"] == "text" for part in parts):
+        elif all(part["type"] == "text" and len(part) == 2 for part in parts):
             self.messages.append({"role": "user", "content": "\n\n".join(str(part["text"]) for part in parts)})
         else:
             self.messages.append({"role": "user", "content": list(parts)})
@@ -106,15 +131,18 @@ class _Writer:
         for block in content:
             match block:
                 case TextBlock():
-                    parts.append(_text_part(block.text))
+                    parts.append(add_host_fields(_text_part(block.text), self.history.own(block.provider_raw)))
                 case ImageBlock() if not self.capabilities.supports_images:
                     self._lose(message, block, "the model takes no images")
                 case ImageBlock() | AudioBlock() | DocumentBlock():
                     reason = refusal(block, self.quirks)
                     if reason is None:
-                        parts.append(media_part(block, self.quirks))
+                        own = self.history.own(block.provider_raw)
+                        parts.append(add_host_fields(media_part(block, self.quirks), own))
                     else:
                         self._lose(message, block, reason)
+                case OpaqueBlock():
+                    parts.append(block.provider_raw.data)
                 case _:
                     pass
         return parts
@@ -122,15 +150,27 @@ class _Writer:
     def _assistant(self, message: Message, *, in_loop: bool) -> JsonObject:
         calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
         text = join_text(message.content)
-        wire: JsonObject = {"role": "assistant", "content": text}
+        wire: JsonObject = {"role": "assistant", "content": self._marked(message.content) or text}
         if calls:
-            wire["content"] = text or (None if self.quirks.null_content else "")
+            wire["content"] = wire["content"] or (None if self.quirks.null_content else "")
             wire["tool_calls"] = [self._call(call) for call in calls]
         self._replay(wire, message, with_calls=bool(calls) and in_loop)
         return wire
 
+    def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
+        """Texts as parts, if the host gave one of them fields of its own."""
+        texts = [block for block in content if isinstance(block, TextBlock)]
+        if all(block.provider_raw is None for block in texts):
+            return None
+        parts = text_parts(texts, self.history)
+        return [*parts] if any(len(part) > 2 for part in parts) else None
+
     def _call(self, call: ToolUseBlock) -> JsonObject:
         own = self.history.own(call.provider_raw)
+        text = free_text(call)
+        if text is not None and (own.get("type") == CUSTOM or call.name in self.free_form):
+            said: JsonObject = {"name": call.name, INPUT: text}
+            return {"id": self.history.tool_ids[call.id], "type": CUSTOM, CUSTOM: said}
         wire: JsonObject = {
             "id": self.history.tool_ids[call.id],
             "type": "function",
@@ -180,16 +220,24 @@ class _Writer:
                 "tool_call_id": self.history.tool_ids[block.tool_use_id],
                 "content": f"Error: {text}" if block.is_error else text,
             }
+            if not isinstance(block.content, str) and not block.is_error:
+                result["content"] = self._marked(block.content) or result["content"]
             if self.quirks.tool_result_name:
                 result["name"] = name
-            self.messages.append(result)
+            self.messages.append(add_host_fields(result, self.history.own(block.provider_raw)))
             if pictures:
                 images += [_text_part(f"Result of {name}:"), *pictures]
         self._say(images)
 
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
         kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.provider, reason))
+        session_id = self.request.session_id
+        self.losses.append(Loss(session_id, message.id or "", kind, self.provider, reason, block))
+
+
+def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:
+    """Texts as parts, each with the fields that the host gave it."""
+    return [add_host_fields(_text_part(text.text), history.own(text.provider_raw)) for text in texts]
 
 
 def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:

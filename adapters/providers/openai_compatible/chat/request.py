@@ -17,8 +17,9 @@ from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import MEDIA, check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
+from adapters.requests.free_form import CUSTOM, is_free_form
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import merge_own_options
+from adapters.requests.host_options import merge_options, merge_own_options, tool_options
 from adapters.requests.settings import (
     changed,
     check_tool_choice,
@@ -31,12 +32,13 @@ from adapters.requests.text import current_turn
 from adapters.schemas.strict import StrictSchema
 from adapters.schemas.strict_mode import plain_schema, strict_reply, strict_tool
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.values.content import TextBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
 
 from ..quirks.servers import Quirks
 from .media import refusal
-from .messages import write_messages
+from .messages import text_parts, write_messages
 
 COMMON_OPTIONS = "openai_compatible"
 """Provider options under this name are for every server of this protocol."""
@@ -67,6 +69,8 @@ def target(quirks: Quirks, capabilities: AdapterCapabilities, provider: str) -> 
         accepts_documents=capabilities.supports_documents,
         replays_thinking=quirks.replays != "nothing",
         keeps_developer=quirks.developer_role,
+        takes_opaque=True,
+        takes_system_parts=True,
     )
 
 
@@ -84,20 +88,24 @@ class _Builder:
         self.capabilities = capabilities
         self.provider = provider
         self.warnings: list[CallWarning] = []
+        self.free_form: set[str] = set()  # names of tools
 
     def build(self, stream: bool) -> ChatBody:
         request = self.request
         self._check()
         history = fit_history(request, target(self.quirks, self.capabilities, self.provider))
         response_format, instruction = self._response_format()
-        messages, losses = write_messages(request, history, self.quirks, self.capabilities, self.provider)
-        self._add_system(messages, history.system, instruction, response_format)
+        tools = self._tools()
+        messages, losses = write_messages(
+            request, history, self.quirks, self.capabilities, self.provider, free_form=self.free_form
+        )
+        self._add_system(messages, history, instruction, response_format)
         if not messages:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
         body: JsonObject = {"model": request.wire_model, "messages": list(messages)}
         if self.quirks.needs_max_tokens or not may_omit_limit(request, AdapterCapabilities()):
             body[self.quirks.max_tokens_field] = request.max_output_tokens
-        body |= self._tools()
+        body |= tools
         if response_format is not None:
             body["response_format"] = response_format
         body |= self._sampling()
@@ -106,9 +114,21 @@ class _Builder:
             body["stream"] = True
             if self.quirks.stream_usage:
                 body["stream_options"] = {"include_usage": True}
+        if request.has_beginning:
+            self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
+
+    def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
+        """Tell the model to go on with its own last message."""
+        match self.quirks.beginning:
+            case "prefix" | "partial" as field:
+                beginning[field] = True
+            case "final_message":
+                body["continue_final_message"], body["add_generation_prompt"] = True, False
+            case _:
+                pass
 
     def _check(self) -> None:
         """What the current turn itself asks for must be there, in a form that the server takes."""
@@ -126,15 +146,18 @@ class _Builder:
     # -- the system text
 
     def _add_system(
-        self, messages: list[JsonObject], system: str | None, instruction: str, response_format: Json
+        self, messages: list[JsonObject], history: FittedHistory, instruction: str, response_format: Json
     ) -> None:
-        parts = [part for part in (system, instruction) if part]
+        added = [instruction] if instruction else []
         if response_format == {"type": "json_object"} and not instruction:
-            said = encode_json([system, *messages]).lower()
+            said = encode_json([history.system, *messages]).lower()
             if b"json" not in said:
-                parts.append("Reply with a JSON object.")  # servers refuse this mode unless JSON is mentioned
-        if parts:
-            messages.insert(0, {"role": self.quirks.system_role, "content": "\n\n".join(parts)})
+                added.append("Reply with a JSON object.")  # servers refuse this mode unless JSON is mentioned
+        content: Json = "\n\n".join([history.system, *added] if history.system else added)
+        if history.system_parts:
+            content = [*text_parts(history.system_parts, history), *text_parts(map(TextBlock, added), history)]
+        if content:
+            messages.insert(0, {"role": self.quirks.system_role, "content": content})
 
     # -- tools
 
@@ -169,10 +192,22 @@ class _Builder:
 
     def _choice(self, mode: str, name: str | None) -> Json:
         if mode == "named":
-            return {"type": "function", "function": {"name": name}}
+            kind = CUSTOM if name in self.free_form else "function"
+            return {"type": kind, kind: {"name": name}}
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
+        if not tool.provider_options:
+            return self._function(tool)
+        options = tool_options(tool, COMMON_OPTIONS, self.provider)
+        if is_free_form(tool, options):
+            self.free_form.add(tool.name)
+            return _free_form(tool, options)
+        written = self._function(tool)
+        merge_options(written, options)
+        return written
+
+    def _function(self, tool: ToolDefinition) -> JsonObject:
         schema, strict = plain_schema(tool), False
         if self.quirks.strict:
             enforced = strict_tool(tool, by_default=True)
@@ -247,6 +282,23 @@ class _Builder:
                 if effort != asked:
                     self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that it knows"))
                 return {"reasoning": {"effort": effort}} if style == "openrouter" else {"reasoning_effort": effort}
+
+
+def _free_form(tool: ToolDefinition, options: JsonObject) -> JsonObject:
+    """A free-form tool. Its fields may stand as the Responses API has them, beside its type, or as this protocol
+    has them, below it."""
+    fields: JsonObject = {"name": tool.name}
+    if tool.description:
+        fields["description"] = tool.description
+    merge_options(fields, {name: value for name, value in options.items() if name not in ("type", CUSTOM)})
+    match fields.get("format"):
+        case {"type": "grammar", "syntax": syntax, "definition": definition}:
+            fields["format"] = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+        case _:
+            pass
+    written: JsonObject = {"type": CUSTOM, CUSTOM: fields}
+    merge_options(written, {name: value for name, value in options.items() if name == CUSTOM})
+    return written
 
 
 def schema_name(schema: JsonObject) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.replies.assembler import Assembler
+from adapters.replies.images import image_at
 from bus.errors import AdapterError, StreamError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, unusual_tier
@@ -27,7 +28,7 @@ from .searches import Searches
 from .think_tags import ThinkTags
 from .tool_calls import ToolCalls
 from .usage import read_usage
-from .wire import WireChoice, WireMessage, WireReply, groq_usage
+from .wire import TextChunk, WireChoice, WireMessage, WireReply, groq_usage, read_details
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "stop": StopReason.END_TURN,
@@ -63,31 +64,64 @@ class ReplyReader:
         self._model_known = False
         self._refused = False
         self._choice_index: Json = None
+        self._data = b""  # the chunk that is read
         self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
         self._calls = ToolCalls(assembler)
         self._thinking = 0  # number of the current block of opaque reasoning
         self._details: list[Json] | None = None  # of that block, growing
         self._wholes = 0
+        self._plain_begun = False
         self._tier: str | None = None
         self._searches = Searches()
+        self._of_text: JsonObject = {}  # what the server says about the text, growing
 
-    def chunk(self, reply: WireReply) -> None:
-        """A whole reply, or a chunk of one. Raises AdapterError for the error that it carries."""
+    def chunk(self, reply: WireReply, data: bytes) -> None:
+        """A whole reply, or a chunk of one.
+
+        What it says beside its content is read of the chunk with the finish reason and of those without a choice,
+        which are first or last.
+
+        Args:
+            reply: The reply or the chunk.
+            data: The same as it came.
+
+        Raises:
+            AdapterError: It carries an error.
+        """
         assembler = self.assembler
+        self._data = data
         if reply.id and isinstance(reply.id, str):
             assembler.response_id = reply.id
         if not self._model_known and isinstance(reply.model, str) and reply.model:
             self._model_known = True
             assembler.model = reply.model
         self._tier = unusual_tier(reply.service_tier) or self._tier
-        if reply.usage or reply.x_groq:
+        if reply.usage:
             self._usage(reply.usage)
+        if reply.x_groq:
             self._usage(groq_usage(reply.x_groq))
+        if not reply.choices:
+            self._note_details()
         for choice in reply.choices or ():
             if choice is not None:
                 self._choice(choice)
         if reply.error:
             raise self._error(reply.error)
+
+    @property
+    def amid_text(self) -> bool:
+        """Whether a block of text is under way in which a chunk of text changes nothing else."""
+        return self._plain_begun and self._tags is None and not self._of_text and self._choice_index == 0
+
+    def text_chunk(self, chunk: TextChunk) -> None:
+        """As `chunk`, where `amid_text` is so."""
+        if chunk.id:
+            self.assembler.response_id = chunk.id
+        if chunk.service_tier is not None:
+            self._tier = unusual_tier(chunk.service_tier) or self._tier
+        text = chunk.choices[0].delta.content
+        if text:
+            self.assembler.text(_TEXT, text, implicit_end=True)
 
     def complete(self) -> None:
         """The reply is whole: finish the assembler."""
@@ -112,12 +146,15 @@ class ReplyReader:
         self.saw_choice = True
         if message is not None:
             self._message(message)
+        if choice.logprobs:
+            self._note_logprobs(choice.logprobs)
         if choice.usage:
             self._usage(choice.usage)
         if choice.finish_reason is not None and not self.finish_reason:
             reason = choice.finish_reason
             self.finish_reason = reason if isinstance(reason, str) else str(reason)
             self.assembler.raw_stop_reason = self.finish_reason
+            self._note_details()
         if choice.error:
             raise self._error(choice.error)
 
@@ -134,7 +171,16 @@ class ReplyReader:
             return reason
         if self.assembler.has_tool_use:
             return StopReason.TOOL_USE
-        return StopReason.REFUSAL if self._refused else reason
+        if self._refused:
+            return StopReason.REFUSAL
+        return StopReason.STOP_SEQUENCE if self._met_a_stop() else reason
+
+    def _met_a_stop(self) -> bool:
+        """Whether the server says that one of the request's stop sequences ended the reply."""
+        request, said = self.assembler.request, self.assembler.details
+        if request is None or not request.stop_sequences:
+            return False
+        return any(said.get(name) in request.stop_sequences for name in ("stop_reason", "matched_stop"))
 
     def _said_reason(self) -> StopReason:
         if self.finish_reason:
@@ -171,6 +217,24 @@ class ReplyReader:
             self._media(message)
         if message.annotations or message.executed_tools:
             self._searches.note(message)
+            if isinstance(message.annotations, list):
+                self._note("annotations", message.annotations)
+
+    def _note_details(self) -> None:
+        self.assembler.details |= read_details(self._data, self._choice_index)
+
+    def _note_logprobs(self, logprobs: Json) -> None:
+        for name in ("content", "refusal"):
+            found = logprobs.get(name) if isinstance(logprobs, dict) else None
+            if isinstance(found, list):
+                self._note("logprobs", found)
+
+    def _note(self, name: str, entries: list[Json]) -> None:
+        """Keep more of what the server says about the text, with the text's block."""
+        kept = self._of_text.setdefault(name, [])
+        assert isinstance(kept, list)
+        kept += entries
+        self.assembler.block_raw(_TEXT, self._of_text)
 
     def _text(self, text: str) -> None:
         if self._tags is None:
@@ -180,7 +244,12 @@ class ReplyReader:
 
     def _plain(self, text: str) -> None:
         self._details = None
+        self._plain_begun = self._model_known
+        if self._of_text and self.assembler.is_closed(_TEXT):
+            self._of_text = {}
         self.assembler.text(_TEXT, text, implicit_end=True)
+        if self._of_text:
+            self.assembler.block_raw(_TEXT, self._of_text)
 
     def _tagged(self, pieces: list[tuple[bool, str]]) -> None:
         for is_thinking, piece in pieces:
@@ -209,10 +278,17 @@ class ReplyReader:
     def _whole(self, kind: str, raw: JsonObject) -> None:
         self._details = None
         self._wholes += 1
-        self.assembler.whole(("whole", self._wholes), kind, raw)
+        key = ("whole", self._wholes)
+        address = raw.get("image_url")
+        about: JsonObject = dict(address) if isinstance(address, dict) else {"url": address}
+        image = image_at(about.pop("url", None)) if kind == "image_url" else None
+        if image is None:
+            self.assembler.whole(key, kind, raw)
+        else:
+            self.assembler.image(key, kind, raw, image, {**raw, "image_url": about})
 
     def _media(self, message: WireMessage) -> None:
-        """What models paint and say is outside our catalogue of blocks; it is kept as it came."""
+        """What models paint is an image; what they say aloud is kept as it came."""
         for image in message.images if isinstance(message.images, list) else ():
             if isinstance(image, dict):
                 self._whole("image_url", image)
@@ -259,10 +335,20 @@ class ReplyReader:
                 pass
 
 
-def read_whole(reply: WireReply, assembler: Assembler, quirks: Quirks) -> None:
-    """Feed a whole reply to the assembler and finish it. Raises AdapterError if it is none."""
+def read_whole(reply: WireReply, data: bytes, assembler: Assembler, quirks: Quirks) -> None:
+    """Feed a whole reply to the assembler and finish it.
+
+    Args:
+        reply: The reply.
+        data: The same as it came.
+        assembler: The assembler.
+        quirks: How the server differs.
+
+    Raises:
+        AdapterError: It is no reply, or an error.
+    """
     reader = ReplyReader(assembler, quirks)
-    reader.chunk(reply)
+    reader.chunk(reply, data)
     if not any(_says_something(choice) for choice in reply.choices or ()):
         raise StreamError(f"{assembler.provider}: the reply is no chat completion, it holds no message")
     reader.complete()

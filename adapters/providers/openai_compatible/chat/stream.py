@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.errors import StreamError
@@ -9,7 +11,7 @@ from bus.errors import StreamError
 from ..errors import error_in_body
 from ..quirks.servers import Quirks
 from .response import ReplyReader
-from .wire import decode_reply
+from .wire import decode_reply, decode_text_chunk
 
 
 class ChatNormaliser(SseNormaliser):
@@ -23,8 +25,15 @@ class ChatNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._reader = ReplyReader(assembler, quirks)
         self._reasons = quirks.finish_reasons
+        self._only_text = True  # of every chunk since the first text
 
     def on_event(self, name: bytes, data: bytes) -> None:
+        if self._only_text and not name and self._reader.amid_text:
+            try:
+                self._reader.text_chunk(decode_text_chunk(data))
+                return
+            except msgspec.DecodeError:
+                self._only_text = False
         if data.startswith(b"[DONE]") or data.strip() == b"[DONE]":
             self._done()
             return
@@ -33,7 +42,7 @@ class ChatNormaliser(SseNormaliser):
         reply = decode_reply(data)
         if reply.object == "error" and not reply.choices:
             raise error_in_body(data, self.assembler.provider)
-        self._reader.chunk(reply)
+        self._reader.chunk(reply, data)
 
     def on_end(self) -> None:
         if not self._reader.finish_reason:

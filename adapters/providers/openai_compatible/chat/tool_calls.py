@@ -12,10 +12,11 @@ import msgspec
 
 from adapters.replies.assembler import Assembler
 from adapters.replies.json_text import parse_object
+from adapters.requests.free_form import CUSTOM, INPUT
 from bus.values.json import Json, JsonObject
 from bus.values.warning_codes import WarningCode
 
-from .wire import WireMessage, WireToolCall
+from .wire import WireFunction, WireMessage, WireToolCall
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class _Call:
     size: int = 0  # characters of arguments so far
     waiting: list[str] = field(default_factory=list)  # arguments that came before the name
     batch: int = -1  # the delta in which it began
+    free_form: bool = False
 
 
 class ToolCalls:
@@ -55,6 +57,8 @@ class ToolCalls:
     def complete(self) -> None:
         """The reply is whole."""
         for call in self._calls:
+            if call.free_form:
+                self._arguments(call, _TAIL if call.size else _HEAD + _TAIL)
             if not call.name:
                 self.assembler.warn(
                     WarningCode.NAMELESS_TOOL_CALL,
@@ -62,7 +66,11 @@ class ToolCalls:
                 )
 
     def _fragment(self, fragment: WireToolCall, position: int | None) -> None:
-        function = fragment.function
+        function, custom = fragment.function, fragment.custom
+        if custom is not None and function is not None and not (custom.name or custom.input):
+            custom = None  # a server that writes all fields of all kinds, the others' empty (Snowflake)
+        if custom is not None:
+            function = WireFunction(custom.name)
         name = function.name if function is not None and isinstance(function.name, str) else ""
         arguments = _fragment_text(function.arguments) if function is not None else ""
         wire_id = _id_text(fragment.id)
@@ -77,12 +85,21 @@ class ToolCalls:
         if late:
             call.id = call.id or wire_id
             call.extra = call.extra or fragment.extra_content
+        if custom is not None:
+            call.free_form = True
+            arguments = self._free_form(call, _fragment_text(custom.input))
         if name and not call.name:
             self._begin(call, name)
         elif late:
             self.assembler.block_raw(call.key, _call_raw(call))
         if arguments:
             self._arguments(call, arguments)
+
+    def _free_form(self, call: _Call, text: str) -> str:
+        """A piece of the text that is the one argument of a free-form tool's call."""
+        if not text:
+            return ""
+        return (_HEAD if not call.size else "") + msgspec.json.encode(text).decode()[1:-1]
 
     def _find(self, index: int | None, wire_id: str, name: str, position: int | None) -> _Call | None:
         """The call that a fragment continues, or None if it begins one."""
@@ -142,8 +159,13 @@ class ToolCalls:
         return text == self.assembler.block_text(call.key) and parse_object(text) is not None
 
 
+_HEAD, _TAIL = f'{{"{INPUT}":"', '"}'
+
+
 def _call_raw(call: _Call) -> JsonObject:
     raw: JsonObject = {"id": call.id}
+    if call.free_form:
+        raw["type"] = CUSTOM
     if call.extra:
         raw["extra_content"] = call.extra
     return raw

@@ -23,9 +23,8 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     wire = decode_usage(raw)
     if wire is None:
         return None
-    prompt, completion, total = (
-        reported_count(n) for n in (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens)
-    )
+    prompt, completion = reported_count(wire.prompt_tokens), reported_count(wire.completion_tokens)
+    total = reported_count(wire.total_tokens)
     if prompt is None and completion is None:
         return None
     derived = prompt is None or (completion is None and total is not None)
@@ -75,6 +74,9 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
 
 def _fees(wire: WireUsage) -> dict[str, int | None]:
     """What is billed besides tokens of the model: searches, and what was cited or read for the reply."""
+    searches = wire.server_tool_use or wire.server_tool_use_details or wire.num_search_queries
+    if not (searches or wire.citation_tokens or wire.num_sources_used):
+        return {}
     return {
         "web_search": _first(
             _detail(wire.server_tool_use, "web_search_requests"),
@@ -88,10 +90,12 @@ def _fees(wire: WireUsage) -> dict[str, int | None]:
 
 def _first(*counts: int | None) -> int | None:
     """The first count that isn't zero or missing; else zero if any was there."""
+    found = None
     for count in counts:
         if count:
             return count
-    return next((count for count in counts if count is not None), None)
+        found = count if found is None else found
+    return found
 
 
 def _detail(details: Json, name: str) -> int | None:

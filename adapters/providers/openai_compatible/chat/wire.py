@@ -7,11 +7,12 @@ streamed delta and a whole message have the same fields, so one struct serves bo
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Literal
 
 import msgspec
 
-from bus.values.json import Json
+from bus.values.json import Json, JsonObject
 
 NO_RAW: Final = msgspec.Raw()
 NULL: Final = msgspec.Raw(b"null")
@@ -24,12 +25,20 @@ class WireFunction(msgspec.Struct, gc=False):
     arguments: Json = None
 
 
+class WireFreeForm(msgspec.Struct, gc=False):
+    """The call of a free-form tool, or a fragment of one."""
+
+    name: Json = None
+    input: Json = None
+
+
 class WireToolCall(msgspec.Struct, gc=False):
     """A call, or a fragment of one."""
 
     index: Json = None
     id: Json = None
     function: WireFunction | None = None
+    custom: WireFreeForm | None = None
     extra_content: Json = None  # Gemini's signature of the call
 
 
@@ -58,6 +67,7 @@ class WireChoice(msgspec.Struct, gc=False):
     delta: WireMessage | None = None
     message: WireMessage | None = None
     finish_reason: Json = None
+    logprobs: Json = None
     usage: msgspec.Raw = NO_RAW
     error: Json = None
 
@@ -74,6 +84,79 @@ class WireReply(msgspec.Struct, gc=False):
     x_groq: msgspec.Raw = NO_RAW
     service_tier: Json = None
     error: Json = None
+
+
+class TextDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A delta that is text and nothing else."""
+
+    content: str
+    role: Json = None
+    refusal: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class TextChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The choice of a TextChunk."""
+
+    delta: TextDelta
+    index: Literal[0] = 0
+    finish_reason: None = None
+    logprobs: None = None
+    native_finish_reason: None = None
+    stop_reason: None = None
+    matched_stop: None = None
+    content_filter_results: Json = None
+
+
+class TextChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A chunk amid a reply that brings a piece of text, as most do. What else may be in it isn't read of such
+    chunks. Any other is no TextChunk."""
+
+    choices: tuple[TextChoice]
+    id: str = ""
+    service_tier: Json = None
+    usage: None = None
+    object: Json = None
+    created: Json = None
+    model: Json = None
+    provider: Json = None
+    system_fingerprint: Json = None
+    obfuscation: Json = None
+
+
+class WireChoiceDetails(msgspec.Struct, gc=False):
+    """What a choice says beside its message."""
+
+    index: Json = None
+    stop_reason: Json = None  # vLLM's: the stop sequence that was met
+    matched_stop: Json = None  # SGLang's
+    native_finish_reason: Json = None  # OpenRouter's: the word of the provider behind it
+    content_filter_results: Json = None  # Azure's
+    content_filter_result: Json = None
+
+
+class WireDetails(msgspec.Struct, gc=False):
+    """What a reply says beside its content and its usage. It is read of few chunks, see `ReplyReader.chunk`."""
+
+    choices: list[WireChoiceDetails | None] | None = None
+    system_fingerprint: Json = None
+    moderation: Json = None
+    provider: Json = None  # OpenRouter's: who made the reply
+    prompt_filter_results: Json = None  # Azure's
+    citations: Json = None  # Perplexity's and xAI's: the addresses behind the numbers in the text
+    search_results: Json = None
+    related_questions: Json = None
+    videos: Json = None
+    web_search: Json = None  # Zhipu's
+    input_sensitive: Json = None  # MiniMax's
+    output_sensitive: Json = None
+    timings: Json = None  # llama.cpp's
+    stats: Json = None  # LM Studio's
+    usage_breakdown: Json = None  # Groq's
+    prompt_logprobs: Json = None  # vLLM's
 
 
 class WireUsage(msgspec.Struct, gc=False):
@@ -106,7 +189,11 @@ class WireGroq(msgspec.Struct, gc=False):
     usage: msgspec.Raw = NO_RAW
 
 
+decode_text_chunk = msgspec.json.Decoder(TextChunk).decode
 _REPLY = msgspec.json.Decoder(WireReply)
+_DETAILS = msgspec.json.Decoder(WireDetails)
+_OF_REPLY = tuple(name for name in WireDetails.__struct_fields__ if name != "choices")
+_OF_CHOICE = tuple(name for name in WireChoiceDetails.__struct_fields__ if name != "index")
 _USAGE = msgspec.json.Decoder(WireUsage)
 _GROQ = msgspec.json.Decoder(WireGroq)
 
@@ -114,6 +201,30 @@ _GROQ = msgspec.json.Decoder(WireGroq)
 def decode_reply(data: bytes) -> WireReply:
     """Decode a reply or a chunk. Raises msgspec's decoding errors, UnicodeError or RecursionError."""
     return _REPLY.decode(data)
+
+
+def read_details(data: bytes, choice: Json) -> JsonObject:
+    """What a reply or a chunk says beside its content, by its own names. What it leaves empty is no detail.
+
+    Args:
+        data: The reply or the chunk.
+        choice: The index of the choice that is read.
+    """
+    try:
+        found = _DETAILS.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
+    said = _said(found, _OF_REPLY)
+    for each in found.choices or ():
+        if each is not None and each.index == choice:
+            said |= _said(each, _OF_CHOICE)
+    return said
+
+
+def _said(part: msgspec.Struct, names: Iterable[str]) -> JsonObject:
+    return {
+        name: value for name in names if (value := getattr(part, name)) is not None and value not in ("", [], {})
+    }
 
 
 def decode_usage(raw: msgspec.Raw) -> WireUsage | None:

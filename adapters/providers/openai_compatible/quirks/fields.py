@@ -136,6 +136,16 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batches: Literal["none", "openai", "mistral"] = "none"
     """The way in which the server takes batches: OpenAI's files and batches, or Mistral's jobs."""
 
+    beginning: Literal["none", "plain", "prefix", "partial", "final_message"] = "none"
+    """The way in which a model is told to go on with the last message, which is its own: no word, or that field of
+    the message, or vLLM's fields of the body. ``none``: it would begin anew."""
+
+    beginning_at: str = ""
+    """What the base URL must end with for that."""
+
+    echoes_beginning: bool = False
+    """Whether a reply that goes on with a beginning repeats it."""
+
     tools: Literal["native", "emulate"] = "native"
     """The way in which tools are called. ``emulate`` is for models that can't, see
     `adapters.requests.emulation`."""

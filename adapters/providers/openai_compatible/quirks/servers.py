@@ -39,7 +39,9 @@ QUIRKS: Mapping[str, Quirks] = {
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
     "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True),
-    "vllm": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "vllm": Quirks(
+        null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True, beginning="final_message"
+    ),
     "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
     "ollama": Quirks(
         tool_choices=("auto",),
@@ -65,6 +67,7 @@ QUIRKS: Mapping[str, Quirks] = {
         think_tags="paired",
         settings=settings("temperature", "top_p", "seed", "user"),
         batches="openai",
+        beginning="plain",
     ),
     "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
     "huggingface": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
@@ -77,6 +80,8 @@ QUIRKS: Mapping[str, Quirks] = {
         replays="tool_loop",
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
         forced_while_thinking=False,
+        beginning="prefix",
+        beginning_at="/beta",
     ),
     "mistral": Quirks(
         tool_id_length=9,
@@ -92,6 +97,8 @@ QUIRKS: Mapping[str, Quirks] = {
         document_urls=True,
         dimensions_field="output_dimension",
         batches="mistral",
+        beginning="prefix",
+        echoes_beginning=True,
     ),
     "moonshot": Quirks(
         tool_choices=("auto", "none"),
@@ -101,6 +108,7 @@ QUIRKS: Mapping[str, Quirks] = {
         effort="none",
         replays="tool_loop",
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        beginning="partial",
     ),
     "xai": Quirks(
         efforts=("none", "low", "medium", "high"),
