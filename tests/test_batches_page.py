@@ -45,6 +45,9 @@ async def test_the_page_s_programs_send_a_batch_and_come_back_to_it(
         assert not isinstance(found["T2"], CanonicalResponse | str)
     async with engine_at(server.url, store) as engine:
         await page["tomorrow"](engine)
+    async with engine_at(server.url, store) as engine:
+        await page["write_down"](engine, "tickets-2026-11-23", tmp_path / "results")
+    assert [line.split("\t")[0] for line in (tmp_path / "results").read_text().splitlines()] == ["T1", "T2"]
     assert len(server.books()["jobs"]) == 1
     told = capsys.readouterr().out
     assert "completed 1 of 2" in told

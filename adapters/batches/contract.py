@@ -157,10 +157,11 @@ class BatchAdapter(Protocol):
         """
         ...
 
-    async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> tuple[BatchOutcome, ...]:
+    async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> Sequence[BatchOutcome]:
         """The results of a job that is over: one for each request, in the order of the requests.
 
-        It costs nothing. Results that break off in the middle are asked for again.
+        It costs nothing. Results that break off in the middle are asked for again. A result may be made only when
+        it is taken from the sequence, so whoever needs it twice should keep it.
 
         Args:
             job: The job.

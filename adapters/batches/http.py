@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import anyio
 import msgspec
@@ -214,7 +214,7 @@ class HttpBatches:
 
     # -- results
 
-    async def read(self, job: BatchJob, items: Sequence[BatchItem]) -> tuple[BatchOutcome, ...]:
+    async def read(self, job: BatchJob, items: Sequence[BatchItem]) -> Sequence[BatchOutcome]:
         """See `BatchAdapter.read_batch`."""
         downloads = Downloads(self._client, self.wire, job)
         without_gain = 0
@@ -228,10 +228,10 @@ class HttpBatches:
                 raise error
             downloads.begin_anew()
             await anyio.sleep(backoff_delay(without_gain, self._client.config.retry, self._client.clock.random()))
-        if downloads.lines and not downloads.lines.keys() & {item.id for item in items}:
+        if len(downloads.lines) and not any(item.id in downloads.lines for item in items):
             said = f"{self._client.name}: the results of batch {job.id} are those of other requests"
             raise OutcomeUnknownError(said)
-        return tuple(self._outcome(job, item, downloads) for item in items)
+        return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
     async def _download(self, downloads: Downloads, job: BatchJob) -> AdapterError | None:
         """Download what is left. Returns the error of a download that may be begun anew, and raises any other."""
@@ -262,6 +262,25 @@ class HttpBatches:
         except AdapterError as error:
             error.request_id = item.request.request_id
             return error
+
+
+class _Outcomes(Sequence[BatchOutcome]):
+    """Outcomes that are made of their replies when they are asked for, each time anew, so that none is kept."""
+
+    def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
+        self._items, self._read = items, read
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, place: int) -> BatchOutcome: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[BatchOutcome, ...]: ...
+    def __getitem__(self, place: int | slice) -> BatchOutcome | tuple[BatchOutcome, ...]:
+        if isinstance(place, slice):
+            return tuple(self._read(item) for item in self._items[place])
+        return self._read(self._items[place])
 
 
 def bare_request(request_id: str, model: str) -> CanonicalRequest:

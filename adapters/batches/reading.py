@@ -18,7 +18,8 @@ from bus.errors import AdapterError, StreamError
 
 from ..contract import CanonicalRequest, CanonicalResponse
 from .contract import BatchJob
-from .wire import BatchLine, BatchWire, cancelled_item, expired_item, not_billed
+from .spool import Spool
+from .wire import BatchWire, cancelled_item, expired_item, not_billed
 
 MOST_LINE_BYTES = 128 * 1024 * 1024
 """The most bytes of one result. A longer one is a fault of the server."""
@@ -35,13 +36,13 @@ class Downloads:
         self._wire = wire
         self._job = job
         self._left = list(wire.results(job))
-        self.lines: dict[str, BatchLine] = {}
-        """The results that have come, by the ids of their requests. The first result of a request stands."""
+        self.lines = Spool()
+        """The results that have come."""
 
     @property
     def short(self) -> bool:
         """Whether fewer replies have come than the job says that there are."""
-        return sum(line.error is None for line in self.lines.values()) < self._job.succeeded
+        return self.lines.replies < self._job.succeeded
 
     def begin_anew(self) -> None:
         """Download everything again, and keep the lines that came."""
@@ -96,7 +97,7 @@ class Downloads:
 
     def _take(self, text: bytes) -> None:
         for line in self._wire.read_results(text, self._client.name):
-            self.lines.setdefault(line.id, line)
+            self.lines.add(line)
 
 
 class _ReplyOfBatch:

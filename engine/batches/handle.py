@@ -13,10 +13,10 @@ again: the trace is asked first, and its calls have ids of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 from adapters import AdapterError, CanonicalRequest, CanonicalResponse
@@ -26,13 +26,14 @@ from adapters.contract import CallWarning
 from adapters.videos import PollPolicy
 from adapters.videos.waiting import is_passing, wait_for_job
 from bus import BatchCompleted, BatchPartEnded, BatchProgress
-from bus.errors import CancelledError, OutcomeUnknownError, RequestTimeoutError
+from bus.errors import CallboardError, CancelledError, OutcomeUnknownError, RequestTimeoutError, StoreError
 from tracestore import CountedCall
 
 from ..budgets.reservation_names import job_of
 from ..runtime.runtime import Runtime
 from .adapter import with_adapter
 from .calls import ItemCall
+from .collected import CollectedResults, HandOutFailedError, OnResult
 from .plan import BatchPlan, BatchState, status_of
 from .results import BatchResult, BatchResults
 from .stored import counted_calls
@@ -43,7 +44,7 @@ USUAL_BATCH_POLLING = PollPolicy(first=5.0, longest=60.0)
 """When a batch is looked at, unless the caller says otherwise."""
 
 _EVENTS_AT_ONCE = 200
-"""After so many results everybody else has a turn."""
+"""After so many results everybody else has a turn, and the trace is asked which of the next are counted."""
 
 
 class Submission(msgspec.Struct):
@@ -77,7 +78,9 @@ class BatchHandle:
         self._requests = requests
         self._polling = polling
         self._submissions = submissions
-        self._results: dict[int, BatchResult] = {}
+        self._results = CollectedResults(plan.batch_id)
+        self._counted: dict[int, CountedCall] = {}  # by this handle, which an engine without a trace must remember
+        self._handing_out = False
         self._looking = anyio.Lock()
         self._told: tuple[BatchStatus, int, int] | None = None
         self._completed = False
@@ -106,8 +109,8 @@ class BatchHandle:
     def state(self) -> BatchState:
         """The batch at the last look."""
         jobs = [job for job in self.jobs if job is not None]
-        counted = len(self._results) == self._plan.total
-        answered = sum(result.response is not None for result in self._results.values())
+        counted = self._is_counted
+        answered = self._results.answered
         return BatchState(
             batch_id=self.id,
             status=self.status,
@@ -118,8 +121,12 @@ class BatchHandle:
         )
 
     @property
+    def _is_counted(self) -> bool:
+        return len(self._results) == self._plan.total
+
+    @property
     def results(self) -> tuple[BatchResult | None, ...]:
-        """The results in the order of the requests; None for those that are not there yet."""
+        """The results in the order of the requests; None for those that are not there yet, or were handed out."""
         return tuple(self._results.get(place) for place in range(self._plan.total))
 
     @property
@@ -135,11 +142,16 @@ class BatchHandle:
         Raises:
             AdapterError: The look failed.
         """
+        return await self._refresh(None)
+
+    async def _refresh(self, on_result: OnResult | None) -> BatchState:
         async with self._looking:
+            if on_result is not None:
+                await self._results.hand_out_kept(on_result)  # which another look has read
             for part in self._plan.parts():
-                await self._look_at(part)
+                await self._look_at(part, on_result)
                 self._tell_progress()
-            if len(self._results) == self._plan.total and not self._completed:
+            if self._is_counted and not self._completed:
                 self._completed = True
                 self._tell_end()
                 await self._runtime.host.secure()
@@ -163,16 +175,65 @@ class BatchHandle:
         Raises:
             RequestTimeoutError: The time is up. The batch goes on.
             AdapterError: Looking can't succeed, or has failed for too long. The batch goes on.
+            CallboardError: Results were handed out by `for_each`, and are not here any more.
         """
+        self._results.all()  # rather now than after a day
+        await self._wait_for_end(self.refresh, on_progress, timeout_seconds)
+        return BatchResults(batch_id=self.id, status=self.status, results=self._results.all())
+
+    async def for_each(
+        self,
+        on_result: OnResult,
+        *,
+        on_progress: OnProgress | None = None,
+        timeout_seconds: float | None = None,
+    ) -> BatchState:
+        """Wait for the end of the batch, and hand out its results, one after the other, without keeping any.
+
+        It is for batches whose results are too many for the memory. The results of one job come in the order of
+        its requests, and those of several jobs as the jobs end. If `on_result` raises, this can be called again:
+        it goes on with the result that failed. Another handle of the same batch hands out all of them.
+
+        Args:
+            on_result: Is given each result. It may be async, and is waited for. Its exceptions are raised here. It
+                can't look at the batch or wait for it.
+            on_progress: As in `wait`.
+            timeout_seconds: Seconds to wait, those that `on_result` takes included; None is without end.
+
+        Returns:
+            The batch at its end.
+
+        Raises:
+            RequestTimeoutError: As in `wait`.
+            AdapterError: As in `wait`.
+            CallboardError: Results are being handed out already.
+        """
+        if self._handing_out:
+            raise CallboardError(f"the results of batch {self.id} are being handed out already")
+        self._handing_out = True
         try:
-            await self.refresh()  # at once: it may be over
+            await self._wait_for_end(lambda: self._refresh(on_result), on_progress, timeout_seconds)
+        except HandOutFailedError as failed:
+            raise failed.error from None
+        finally:
+            self._handing_out = False
+        return self.state
+
+    async def _wait_for_end(
+        self,
+        look: Callable[[], Awaitable[BatchState]],
+        on_progress: OnProgress | None,
+        timeout_seconds: float | None,
+    ) -> None:
+        try:
+            await look()  # at once: it may be over
         except AdapterError as error:
             if not is_passing(error):
                 raise
         try:
             with anyio.fail_after(timeout_seconds):
                 await wait_for_job(
-                    self.refresh,
+                    look,
                     self.state,
                     policy=self._polling,
                     random=self._runtime.clock.random,
@@ -181,8 +242,6 @@ class BatchHandle:
         except TimeoutError as error:
             said = f"batch {self.id} is {self.status} after {timeout_seconds:g} s; it goes on"
             raise RequestTimeoutError(said, provider=self._plan.decision.provider, retryable=False) from error
-        results = tuple(self._results[place] for place in range(self._plan.total))
-        return BatchResults(batch_id=self.id, status=self.status, results=results)
 
     async def cancel(self) -> bool:
         """End the batch. What was answered by then is billed, and is among the results when `wait()` returns.
@@ -214,28 +273,27 @@ class BatchHandle:
             if self._job(part) is None and sent.job is not None:
                 self._submissions[part] = sent
                 self._completed = False
-                for place in self._plan.places(part):
-                    self._results.pop(place, None)
+                self._results.forget(self._plan.places(part))
 
     def _job(self, part: int) -> BatchJob | None:
         sent = self._submissions.get(part)
         return None if sent is None else sent.job
 
-    async def _look_at(self, part: int) -> None:
+    async def _look_at(self, part: int, on_result: OnResult | None) -> None:
         places = self._plan.places(part)
         if all(place in self._results for place in places):
             return
         sent = self._submissions.get(part)
         if sent is None or sent.job is None:
-            self._leave_out(part, sent)
+            await self._leave_out(part, sent, on_result)
             return
         if not sent.job.done:
             sent.job = await self._retrieved(sent.job)
         if sent.job.done:
             outcomes = await self._read(part, sent.job)
-            await self._count(part, sent, sent.job, outcomes)
+            await self._count(part, sent, sent.job, outcomes, on_result)
 
-    def _leave_out(self, part: int, sent: Submission | None) -> None:
+    async def _leave_out(self, part: int, sent: Submission | None, on_result: OnResult | None) -> None:
         """Give the requests of a part without a job their errors."""
         provider = self._plan.decision.provider
         how = f"engine.create_batch(requests, batch_id={self.id!r})"
@@ -249,7 +307,7 @@ class BatchHandle:
                     f"{how} sends it",
                     provider=provider,
                 )
-            self._keep(place, error, None)
+            await self._keep(place, error, None, on_result)
 
     async def _retrieved(self, job: BatchJob) -> BatchJob:
         async def look(adapter: BatchAdapter) -> BatchJob:
@@ -277,32 +335,53 @@ class BatchHandle:
             return bare_request(request_id, self._plan.model)
         return msgspec.structs.replace(self._requests[place], request_id=request_id, model=self._plan.model)
 
-    async def _count(self, part: int, sent: Submission, job: BatchJob, outcomes: Sequence[BatchOutcome]) -> None:
-        """Make a call of each result that isn't one yet."""
-        places = self._plan.places(part)
-        counted = await counted_calls(self._runtime, [self._plan.call_id(place) for place in places])
-        for number, (place, outcome) in enumerate(zip(places, outcomes, strict=True), 1):
-            before = counted.get(self._plan.call_id(place))
+    async def _count(
+        self,
+        part: int,
+        sent: Submission,
+        job: BatchJob,
+        outcomes: Sequence[BatchOutcome],
+        on_result: OnResult | None,
+    ) -> None:
+        """Make a call of each result that isn't one yet.
+
+        Another process may count them at the same moment. So the trace is asked again and again, and at the end it
+        says what counts in the budgets: there each result is one row, whoever told it.
+        """
+        counted: dict[str, CountedCall] = {}
+        places = list(self._plan.places(part))
+        for number, place in enumerate(places):
+            if number % _EVENTS_AT_ONCE == 0:
+                following = [self._plan.call_id(each) for each in places[number : number + _EVENTS_AT_ONCE]]
+                counted = await counted_calls(self._runtime, following)
+            if place in self._results:
+                continue
+            outcome = outcomes[number]
+            before = counted.get(self._plan.call_id(place)) or self._counted.get(place)
             if before is None and not isinstance(outcome, OutcomeUnknownError):
                 call = ItemCall(self._runtime, self._plan, self._plan.call_id(place), sent.call_id)
-                before = CountedCall(call.tell(outcome, job.key), None)
-            self._keep(place, outcome, before)
-            if number % _EVENTS_AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()
+                before = self._counted[place] = CountedCall(call.tell(outcome, job.key), None)
+            await self._keep(place, outcome, before, on_result)
         ended = BatchPartEnded(**self._about(), part=part, job_id=job.id, status=job.status)
         self._runtime.bus.publish(ended, request_id=sent.call_id, tags=self._plan.tags)
         self._runtime.budgets.release(job_of(sent.call_id))
         await self._runtime.host.secure()
+        if self._runtime.budgets and self._runtime.store is not None:
+            with contextlib.suppress(StoreError):  # then what this process knows counts, until the next time
+                await self._runtime.budgets.recount(all_of_them=True)
 
-    def _keep(self, place: int, outcome: BatchOutcome, counted: CountedCall | None) -> None:
+    async def _keep(
+        self, place: int, outcome: BatchOutcome, counted: CountedCall | None, on_result: OnResult | None
+    ) -> None:
         answered = isinstance(outcome, CanonicalResponse)
-        self._results[place] = BatchResult(
+        result = BatchResult(
             request_id=self._plan.request_ids[place],
             call_id=self._plan.call_id(place),
             response=outcome if isinstance(outcome, CanonicalResponse) else None,
             error=None if answered or not isinstance(outcome, AdapterError) else outcome,
             cost=None if counted is None else counted.cost,
         )
+        await self._results.add(place, result, on_result)
 
     # -- what is told
 
@@ -322,9 +401,8 @@ class BatchHandle:
         self._runtime.bus.publish(event, request_id=self.id, tags=self._plan.tags)
 
     def _tell_end(self) -> None:
-        results = [self._results[place] for place in range(self._plan.total)]
-        whole = BatchResults(batch_id=self.id, status=self.status, results=tuple(results))
-        cost, seen = whole.cost, self.state
+        cost = self._results.cost
+        seen = self.state
         event = BatchCompleted(
             **self._about(),
             status=seen.status,

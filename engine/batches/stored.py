@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bus.errors import StoreError
 from tracestore import CountedCall, Store, StoredBatch
 
 from ..runtime.runtime import Runtime
@@ -40,7 +41,11 @@ async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, 
 
 
 async def _readable(runtime: Runtime) -> Store | None:
+    """The trace with all that is known of batches: a process that died may have sent one just before."""
     if runtime.store is None:
         return None
-    await runtime.host.flush()
+    if not await runtime.host.settle():
+        raise StoreError(
+            f"what an earlier process left beside {runtime.store.path} can't be read now; see the log"
+        )
     return runtime.store if runtime.store.is_open else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from adapters.batches import BatchLimits, http
@@ -17,7 +18,7 @@ from bus.errors import (
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from engine import Budget, BudgetExceededError, Engine
+from engine import BatchHandle, Budget, BudgetExceededError, Engine
 from engine.routing.availability import AvailabilityTable
 from tests.adapters.batches.wires import MODELS
 from tests.engine.batches.engines import OFTEN, engine_at, name_of, nano_of, requests_of
@@ -350,3 +351,32 @@ async def test_postgresql_knows_batches_as_well(server: BatchServer, postgres_ds
             assert (len(rows), sum_of(rows)) == (2, nano_of("groq", "one", "two"))
             (listed,) = await engine.batches()
             assert (listed.batch_id, listed.completed, listed.submissions[1].ended) == ("on-server", True, True)
+
+
+async def test_two_processes_that_count_at_once_count_each_result_once(server: BatchServer, store: Path) -> None:
+    """In the trace, and in the budgets of both, to the nano-dollar; nothing stays reserved."""
+    budget = Budget(max_cost_usd="1")
+    texts = ["one", "fail", *(f"two {place}" for place in range(20))]
+    paid = nano_of("openai", *[text for text in texts if text != "fail"])
+    async with engine_at(server.url, store, [budget]) as first:
+        batch = await first.create_batch(requests_of("openai", *texts), batch_id="both", polling=OFTEN)
+        await first.flush()
+        async with engine_at(server.url, store, [budget]) as second:
+            (before,) = await second.budgets()
+            assert before.unknown.money > 0
+            other = await second.resume_batch("both", polling=OFTEN)
+            results = []
+
+            async def wait(handle: BatchHandle) -> None:
+                results.append(await handle.wait())
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, batch)
+                tasks.start_soon(wait, other)
+            assert [each.cost.nano_usd for each in results] == [paid, paid]
+            rows = await rows_of(second, "batch")
+            assert len(rows) == len(texts)
+            assert sum_of(rows) == paid
+            for engine in (first, second):
+                (state,) = await engine.budgets()
+                assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)

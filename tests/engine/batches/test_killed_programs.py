@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
+from bus.errors import StoreError
 from tests.adapters.batches.wires import MODELS
 from tests.engine.batches.engines import TEXTS, engine_at, nano_of, run_to_the_end
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.programs import ended
 from tests.support.virtual_time import backend
 from tracestore import CallFilter
+from tracestore.writing import writer
+from tracestore.writing.adoption import adopt_leftovers
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +97,43 @@ async def test_killed_after_the_sending_and_before_the_answer(wire: str, tmp_pat
         server.kill()
         server.start()
         await check_paid_once(server, tmp_path / "trace.db", wire, "night")
+
+
+async def killed_with_a_job(server: BatchServer, store: Path) -> None:
+    server.fail("hold create")
+    killed = ended(KILLED_BEFORE_ITS_ANSWER, server.url, store, "anthropic", "night", 0)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+async def test_what_a_dead_program_left_is_read_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes to take in the files beside the trace, the job that they tell of is looked for."""
+
+    async def at_length(*args: object, **options: object) -> bool:
+        for _ in range(3000):  # turns of the event loop, in which others could go on
+            await anyio.lowlevel.checkpoint()
+        return await adopt_leftovers(*args, **options)  # type: ignore[arg-type]
+
+    with batch_server(tmp_path) as server:
+        await killed_with_a_job(server, tmp_path / "trace.db")
+        monkeypatch.setattr(writer, "adopt_leftovers", at_length)
+        await check_paid_once(server, tmp_path / "trace.db", "anthropic", "night")
+
+
+async def test_nothing_is_sent_while_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have been sent by who left it, so asking for one is an error until it can be read."""
+
+    async def not_now(*args: object, **options: object) -> bool:
+        return False
+
+    with batch_server(tmp_path) as server:
+        await killed_with_a_job(server, tmp_path / "trace.db")
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(writer, "adopt_leftovers", not_now)
+            with pytest.raises(StoreError, match="an earlier process left"):
+                await run_to_the_end(server.url, str(tmp_path / "trace.db"), "anthropic", "night")
+        await check_paid_once(server, tmp_path / "trace.db", "anthropic", "night")
 
 
 async def test_killed_among_its_results(tmp_path: Path) -> None:
