@@ -35,6 +35,7 @@ from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
+    ProviderEvent,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
@@ -56,6 +57,7 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
+from bus.values.raw_reply import RawReply
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
@@ -64,6 +66,7 @@ from .config import AdapterConfig, RetryPolicy
 from .contract import (
     AdapterCapabilities,
     AdapterStream,
+    AttemptAccepted,
     AttemptFailed,
     AttemptFirstEvent,
     AttemptObserver,
@@ -81,8 +84,11 @@ from .keys.source import KeyFile, KeySource
 from .registry import adapter_class, create_adapter
 
 if TYPE_CHECKING:
-    from .embeddings.contract import PartialEmbeddingError
+    from .batches.contract import BatchJob, BatchStatus
+    from .config import OnRetry
+    from .embeddings.contract import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
     from .http.retry import retry, retry_delay
+    from .images.contract import GeneratedImage
     from .providers.anthropic.adapter import AnthropicAdapter
     from .providers.bedrock.adapter import BedrockAdapter
     from .providers.cohere.adapter import CohereAdapter
@@ -92,12 +98,30 @@ if TYPE_CHECKING:
     from .providers.openai.adapter import OpenAIAdapter
     from .providers.openai_compatible.adapter import OpenAICompatibleAdapter
     from .providers.scripted.adapter import ScriptedAdapter
+    from .providers.scripted.replies import ScriptedCall, ScriptedFailure, ScriptedReply
     from .providers.tgi.adapter import TGIAdapter
     from .providers.voyage.adapter import VoyageAdapter
+    from .videos.contract import VideoJob, VideoStatus, VideoVariant
+    from .videos.waiting import PollPolicy
 else:
     __getattr__, __dir__ = later(
         __name__,
-        {".embeddings.contract": ("PartialEmbeddingError",), ".http.retry": ("retry", "retry_delay")},
+        {
+            ".batches.contract": ("BatchJob", "BatchStatus"),
+            ".config": ("OnRetry",),
+            ".embeddings.contract": (
+                "EmbeddingRequest",
+                "EmbeddingResponse",
+                "InputType",
+                "PartialEmbeddingError",
+                "Vector",
+            ),
+            ".http.retry": ("retry", "retry_delay"),
+            ".images.contract": ("GeneratedImage",),
+            ".providers.scripted.replies": ("ScriptedCall", "ScriptedFailure", "ScriptedReply"),
+            ".videos.contract": ("VideoJob", "VideoStatus", "VideoVariant"),
+            ".videos.waiting": ("PollPolicy",),
+        },
         adapter_class,
     )
 
@@ -110,6 +134,7 @@ __all__ = [
     "AdapterStatistics",
     "AdapterStream",
     "AnthropicAdapter",
+    "AttemptAccepted",
     "AttemptFailed",
     "AttemptFirstEvent",
     "AttemptObserver",
@@ -118,6 +143,8 @@ __all__ = [
     "AttemptStarted",
     "AudioBlock",
     "AuthError",
+    "BatchJob",
+    "BatchStatus",
     "BedrockAdapter",
     "CallWarning",
     "CancelledError",
@@ -129,9 +156,13 @@ __all__ = [
     "ContentFilterError",
     "ContextOverflowError",
     "DocumentBlock",
+    "EmbeddingRequest",
+    "EmbeddingResponse",
     "ErrorClass",
     "GeminiAdapter",
+    "GeneratedImage",
     "ImageBlock",
+    "InputType",
     "InvalidRequestError",
     "KeyFile",
     "KeySource",
@@ -144,24 +175,31 @@ __all__ = [
     "NextAttempt",
     "NotFoundError",
     "OllamaAdapter",
+    "OnRetry",
     "OpaqueBlock",
     "OpenAIAdapter",
     "OpenAICompatibleAdapter",
     "OutcomeUnknownError",
     "OverloadedError",
     "PartialEmbeddingError",
+    "PollPolicy",
     "ProviderAdapter",
     "ProviderBlock",
+    "ProviderEvent",
     "ProviderRaw",
     "QuotaExceededError",
     "RateLimitError",
     "RateLimitInfo",
     "RateLimitWaitError",
+    "RawReply",
     "RedactedThinkingBlock",
     "RequestTimeoutError",
     "RetryPolicy",
     "Role",
     "ScriptedAdapter",
+    "ScriptedCall",
+    "ScriptedFailure",
+    "ScriptedReply",
     "ServerError",
     "StopReason",
     "StreamError",
@@ -182,6 +220,10 @@ __all__ = [
     "ToolUseStart",
     "UnsupportedToolChoiceError",
     "UsageSource",
+    "Vector",
+    "VideoJob",
+    "VideoStatus",
+    "VideoVariant",
     "VoyageAdapter",
     "WarningCode",
     "create_adapter",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import httpx
 
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
+"""A function that gets the error, the number of the retry from 0, and the wait before it in seconds."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):

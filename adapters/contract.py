@@ -14,12 +14,14 @@ from bus.streams.events import StreamEvent
 from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import JsonObject
 from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.raw_reply import RawReply
 from bus.values.usage import StopReason, TokenUsage
 
 from .calls import CallRequest, CallResponse, RateLimitInfo
 
-AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key"]
-"""Why an attempt is made: it is the first, a failure passed, the request was mended, or there is another key."""
+AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
+"""Why an attempt is made: it is the first, a failure passed, the request was mended, there is another key, a reply
+that was being made in the background is taken up, or a reply that broke off is continued."""
 
 
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,19 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
     """Replaces `AdapterConfig.drain_for_usage`."""
     stream: bool = False
     """Whether the request is made as a stream, for middleware to know. The field itself has no effect."""
+    background: bool | None = None
+    """Whether the provider goes on with the reply if the connection or the process is lost; see
+    `adapters.background`."""
+    response_id: str = ""
+    """The provider's id of a reply that is being made in the background. It is taken up, and nothing is asked for
+    anew."""
+    continue_broken: bool | None = None
+    """Whether a streamed reply that breaks off in its text is continued by another attempt, where the model takes
+    a beginning; see `adapters.http.continuing`."""
+    include_raw: bool | None = None
+    """Whether the response has the reply as the provider sent it, too, in `CanonicalResponse.raw`."""
+    has_beginning: bool = False
+    """Whether the last message is the beginning of the reply, with which the model is to go on."""
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
@@ -141,6 +156,11 @@ class CanonicalResponse(CallResponse, frozen=True, kw_only=True):
     """Why the reply ended."""
     raw_stop_reason: str | None = None
     """The provider's own word for `stop_reason`."""
+    provider_details: JsonObject = msgspec.field(default_factory=dict)
+    """What the reply says beside its content and its usage, by the provider's own names, such as the stop sequence
+    that it met."""
+    raw: RawReply | None = None
+    """The reply as the provider sent it; None unless `CanonicalRequest.include_raw` asked for it."""
 
     @property
     def text(self) -> str:
@@ -180,6 +200,15 @@ class AttemptResent(msgspec.Struct, frozen=True):
     """The attempt's number, from 1."""
 
 
+class AttemptAccepted(msgspec.Struct, frozen=True):
+    """The provider makes the reply in the background from here on, and knows it by an id."""
+
+    attempt: int
+    """The attempt's number, from 1."""
+    response_id: str
+    """The provider's id of the reply."""
+
+
 class AttemptFirstEvent(msgspec.Struct, frozen=True):
     """The first content of an attempt's reply has arrived."""
 
@@ -200,7 +229,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     """The wait until the next attempt, in seconds."""
 
 
-AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptFirstEvent | AttemptFailed
+AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptAccepted | AttemptFirstEvent | AttemptFailed
 """What an adapter tells of each attempt."""
 NextAttempt: TypeAlias = Callable[[], Awaitable[None]]
 """Waits until the next attempt may be sent."""

@@ -69,7 +69,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     key_variables: tuple[str, ...] = ()
     """The environment variables that may hold its key, the usual one first. Empty: none is looked for."""
     base_url_variable: str | None = None
-    """The environment variable that may hold another address."""
+    """The environment variable that may hold another address, which the vendor's own library reads as well."""
     expected: bool = False
     """Without a models.yaml it is listed also while its key is missing, as not configured."""
     precedence: int = 100

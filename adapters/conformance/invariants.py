@@ -23,6 +23,7 @@ from bus.streams.events import (
 )
 from bus.values.content import (
     ContentBlock,
+    ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -147,6 +148,9 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: 
                     require(raw == content.provider_raw.data, f"{raw!r} is not {content.provider_raw.data!r}")
                 case _:
                     raise AssertionError(f"a block outside the catalogue is one event, and here is {events}")
+        case ImageBlock():
+            shown = len(events) == 1 and isinstance(events[0], ProviderBlock)
+            require(shown, f"an image is one event of its provider's, and here is {events}")
         case _:
             raise AssertionError(f"no model makes {content!r}")
 

@@ -38,6 +38,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for the threads of `to_thread`. They end in real time, over which no virtual one may run out.
+
+        Args:
+            timeout: Seconds, since Python 3.12. There is no limit here.
+        """
+        await super().shutdown_default_executor()
+
 
 class FakeClock:
     """A `bus.clock.Clock` in the hands of a test. Ids are counted.

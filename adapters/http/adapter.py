@@ -29,10 +29,10 @@ from ..replies.whole import WholeStream
 from ..requests.emulation import read_response
 from ..requests.settings import read_options
 from ..transport.addresses import checked_base_url, normalise_base_url
-from ..transport.client_transport import new_transport
 from ..transport.header_values import with_clean_headers
 from ..transport.key_masking import secrets
 from ..transport.key_owner import check_key_goes_home
+from ..transport.opening import new_transport
 from ..transport.transport import Transport
 from ..usage.estimate import estimate_tokens
 from ..videos.contract import (
@@ -96,6 +96,7 @@ class HttpAdapter:
         self._images = HttpImages(self.client, others.images) if others.images else None
         self._videos = HttpVideos(self.client, others.videos) if others.videos else None
         self._batches = HttpBatches(self.client, others.batches) if others.batches else None
+        self._background = others.background
 
     @property
     def base_url(self) -> str:
@@ -137,6 +138,11 @@ class HttpAdapter:
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
         """See `ProviderAdapter.complete`."""
+        background = self._background
+        if background is not None and background.wanted(request):
+            from ..background.call import BackgroundCall
+
+            return await BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
         constrained = self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request)
         call = HttpCall(self.client, request, on_attempt, stream=False)
         response = await call.run(call.complete_once)
@@ -144,11 +150,17 @@ class HttpAdapter:
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         """See `ProviderAdapter.stream`."""
-        if self._can_stream(request):
+        background = self._background
+        if background is not None and background.wanted(request):
+            from ..background.stream import background_stream
+
+            return background_stream(self.client, background, request, on_attempt)
+        if self.can_stream(request):
             return HttpStream(HttpCall(self.client, request, on_attempt, stream=True))
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
 
-    def _can_stream(self, request: CanonicalRequest) -> bool:
+    def can_stream(self, request: CanonicalRequest) -> bool:
+        """Whether `stream` asks for the reply in pieces. Otherwise it comes whole, as a stream of whole blocks."""
         wire, can = self.wire, request.capabilities
         if not wire.can_stream(request) or (can is not None and not can.supports_streaming):
             return False
@@ -262,7 +274,7 @@ class HttpAdapter:
         """See `BatchAdapter.retrieve_batch`."""
         return await self._that_has(self._batches, "take batches").retrieve(job_id, self._wire_name(model), key)
 
-    async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> tuple[BatchOutcome, ...]:
+    async def read_batch(self, job: BatchJob, items: Sequence[BatchItem]) -> Sequence[BatchOutcome]:
         """See `BatchAdapter.read_batch`."""
         return await self._that_has(self._batches, "take batches").read(job, items)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from bus.backend import current_time, new_scope
+from bus.backend import MovingDeadline, new_scope, time_source
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -75,6 +75,21 @@ class HttpAttempts:
         estimate_input: Gives the tokens that are sent, for the usage of an attempt that ends early.
     """
 
+    # What few calls need is the class's, until they do: Python packs the attributes of an instance up to thirty.
+    cancelled = False
+    ended = False
+    """Whether nothing will be waited for again."""
+    draining = False
+    """Whether it is read on after its cancelling. Waits then end at the drain's own time limit."""
+    repaired = 0
+    """The number of attempts that followed a repair or a new key. They don't count as retries."""
+    rate_limit: RateLimitInfo | None = None
+    """The provider's limits, as the headers of the current attempt's reply say them."""
+    _first_event_told = False
+    _known_key: KnownKey | None = None  # as the current attempt was sent with it
+    _limit: Limit | None = None
+    _moving: MovingDeadline | None = None  # of the step that is waited for
+
     def __init__(
         self,
         client: HttpClient,
@@ -85,28 +100,20 @@ class HttpAttempts:
         self.client = client
         self._estimate_input = estimate_input
         self.attempt = 0
-        self.cancelled = False
-        self.ended = False  # nothing will be waited for again
-        self.draining = False  # read on after its cancelling; waits then end at the drain's own time limit
-        self.repaired = 0  # attempts that followed a repair or a new key; they don't count as retries
         self.sent = False  # the request of the current attempt has left, or is about to
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._key = client.keys.own
-        self._known_key: KnownKey | None = None  # as the current attempt was sent with it
         self._tried_keys: set[str] = set()  # of a pool, and refused or limited in this call
         self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
+        self._time: Callable[[], float] = anyio.current_time
         self._deadline: float | None = None
-        self._limit: Limit | None = None
         self._limit_ends = math.inf
         self._started_ns = client.clock.monotonic_ns()
-        self._first_event_told = False
         self._next_reason: AttemptReason = "first"
-        self.rate_limit: RateLimitInfo | None = None
-        """The provider's limits, as the headers of the current attempt's reply say them."""
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What `attempt` gives, tried as often as the terms allow.
@@ -145,7 +152,8 @@ class HttpAttempts:
             if running is not None and not running.ended:
                 raise InvalidRequestError(f"request_id {self._terms.request_id!r} is already running")
             self.client.running[self._terms.request_id] = self
-            self._deadline = current_time() + self.timeout_seconds
+            self._time = time_source()
+            self._deadline = self._time() + self.timeout_seconds
         if self.cancelled:
             raise self._cancelled_error()
         if self._next_reason != "key":
@@ -193,13 +201,21 @@ class HttpAttempts:
             self.rate_limit = self.client.rate_limit(headers)
             self.report(AttemptFirstEvent(self.attempt, self.rate_limit))
 
-    async def wait(self, step: Callable[[], Awaitable[T]], limit: Limit | float | None = None, *, what: str) -> T:
+    async def wait(
+        self,
+        step: Callable[[], Awaitable[T]],
+        limit: Limit | float | None = None,
+        *,
+        what: str,
+        moves: bool = False,
+    ) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
 
         Args:
             step: Makes what is awaited.
             limit: The time limit; None is the call's own.
             what: What is waited for, as an error names it.
+            moves: Whether the step calls `move_on`.
 
         Raises:
             CancelledError: The request was cancelled.
@@ -208,32 +224,37 @@ class HttpAttempts:
         assert self._deadline is not None
         if self.cancelled and not self.draining:
             raise self._cancelled_error()
-        now = current_time()
+        now = self._time()
         self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
         self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
         if now >= self._deadline:  # a step that needn't wait would never be told
             raise self._out_of_time_error()
-        with new_scope(min(self._limit_ends, self._deadline)) as scope:
+        ends = min(self._limit_ends, self._deadline)
+        with new_scope(math.inf if moves else ends) as scope:
             self._scope = scope
+            self._moving = MovingDeadline(scope, ends) if moves else None
             try:
                 return await step()
             finally:
                 self._scope = None
+                if self._moving is not None:
+                    self._moving.stop()
+                    self._moving = None
         if self._limit is not None and self._limit_ends < self._deadline and not self.cancelled:
             what = what.removeprefix("the ")
             raise RequestTimeoutError(f"{self.client.name}: no {what} within {self._limit.of:g} s")
         raise self._out_of_time_error()
 
     def move_on(self, now: float, limit: Limit) -> None:
-        """Let `limit` count anew: what is waited for comes in parts, and one part came.
+        """Let `limit` count anew: what is waited for comes in parts, and one part came. For a step of `wait`.
 
         A part that is there already waits for nothing, so this raises what `wait` raises when time is up.
         """
-        if self._scope is not None and self._deadline is not None:
+        if self._moving is not None and self._deadline is not None:
             if now >= self._deadline:
                 raise self._out_of_time_error()
             self._limit, self._limit_ends = limit, now + limit.seconds
-            self._scope.deadline = min(self._limit_ends, self._deadline)
+            self._moving.move(min(self._limit_ends, self._deadline))
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
         """Wait before another attempt. A request that can be mended is tried again at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import msgspec
@@ -22,6 +23,7 @@ from ..usage.estimate import estimate_tokens
 from . import emulated_tools
 from .attempts import HttpAttempts, given
 from .client import HttpClient
+from .wire import ChatWire
 from .wire_call import WireCall
 
 
@@ -47,6 +49,9 @@ class HttpCall(HttpAttempts):
         self.written: WireCall | None = None
         self.repairs: tuple[Repair, ...] = ()
         self.on_drain: Callable[[bool], Awaitable[None]] | None = None
+        self.broken: Assembler | None = None
+        """What read the reply that broke off, if the attempts since go on with it."""
+        self._whole_request = request
         self._drain_seconds = given(request.drain_for_usage, client.config.drain_for_usage)
         self._message_id = request.message_id or client.clock.new_id("msg")
 
@@ -57,12 +62,19 @@ class HttpCall(HttpAttempts):
             provider=self.client.name,
             requested_model=self.request.wire_model,
             clock=self.client.clock,
-            estimate_usage=self._estimate_usage,
+            estimate_usage=partial(_estimated_usage, self.wire, self.request),  # not of self: that were a circle
             request=self.request,
         )
 
     def prepare_attempt(self) -> None:
-        self.assembler = self.new_assembler()
+        if self.broken is None:
+            self.assembler = self.new_assembler()
+        else:
+            from ..replies.continued import continued
+
+            self.assembler = continued(self.broken, echoes=self.wire.echoes_beginning)
+            if self._next_reason == "retry":
+                self._next_reason = "continued"
 
     # -- what is sent
 
@@ -124,6 +136,21 @@ class HttpCall(HttpAttempts):
             return request
         return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
 
+    def go_on(self) -> bool:
+        """Have the next attempt go on where the reply broke off. False if there is no going on."""
+        from ..replies.continued import text_alone
+        from . import continuing
+
+        if self.broken is None:
+            self._whole_request = self.request
+        rest = None
+        if not self.out_of_time():
+            rest = continuing.continued(self.wire, self._whole_request, text_alone(self.assembler))
+        if rest is None:
+            return False
+        self.request, self.written, self.broken = rest, None, self.assembler
+        return True
+
     def mend(self, error: AdapterError) -> bool:
         """Mend the request, if the error says how and that was not tried before. True if that was done."""
         if self.written is None or self.client.config.options.get("repair") is False or self.out_of_time():
@@ -147,6 +174,8 @@ class HttpCall(HttpAttempts):
             StreamError: The reply is none of the protocol.
         """
         wire, assembler = self.wire, self.assembler
+        if assembler.raw is not None:
+            assembler.raw.body(body)
         try:
             try:
                 body.decode()  # before anything is taken in: decoding does not look at what is kept raw
@@ -167,35 +196,27 @@ class HttpCall(HttpAttempts):
         assembler, client = self.assembler, self.client
         assert assembler.usage is not None
         assert assembler.stop_reason is not None
-        headers = masked_headers(reply.headers, client.secrets) if reply is not None else {}
+        hidden = client.secrets
+        headers = masked_headers(reply.headers, hidden) if reply is not None else {}
         response_id = assembler.response_id
         return CanonicalResponse(
             request_id=self.request.request_id,
-            model=f"{client.name}:{masked(assembler.model, client.secrets)}",
+            model=f"{client.name}:{masked(assembler.model, hidden)}",
             provider=client.name,
             content=assembler.final_content,
             stop_reason=assembler.stop_reason,
             raw_stop_reason=assembler.raw_stop_reason,
+            provider_details=assembler.details,
             usage=assembler.usage,
             latency_ms=self.elapsed_ms(),
-            response_id=None if response_id is None else masked(response_id, client.secrets),
+            response_id=None if response_id is None else masked(response_id, hidden),
             warnings=written.warnings + tuple(assembler.warnings),
             rate_limit=self.rate_limit if self._first_event_told else self.wire.rate_limit(headers),
             provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
+            raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )
 
     # -- what is counted
-
-    def _estimate_usage(self, output: str) -> TokenUsage:
-        """Usage for a reply whose provider said nothing about it."""
-        wire, request = self.wire, self.request
-        return TokenUsage(
-            input_tokens=wire.estimate_input_tokens(
-                request.messages, request.tools, request.system_prompt, model=request.model
-            ),
-            output_tokens=estimate_tokens(output, wire.token_rates(request.model)),
-            source=UsageSource.ESTIMATED,
-        )
 
     @property
     def heard(self) -> bool:
@@ -225,4 +246,15 @@ def mended(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
         written,
         body=edited(written.body, edits) if edits else written.body,
         warnings=written.warnings + tuple(repair.warning for repair in repairs),
+    )
+
+
+def _estimated_usage(wire: ChatWire, request: CanonicalRequest, output: str) -> TokenUsage:
+    """Usage for a reply whose provider said nothing about it."""
+    return TokenUsage(
+        input_tokens=wire.estimate_input_tokens(
+            request.messages, request.tools, request.system_prompt, model=request.model
+        ),
+        output_tokens=estimate_tokens(output, wire.token_rates(request.model)),
+        source=UsageSource.ESTIMATED,
     )

@@ -5,11 +5,16 @@ A constrained reply can be read only when it is whole, so it streams in whole pi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
+
+from bus.values.content import ToolResultBlock, ToolUseBlock
 
 from ..contract import CanonicalRequest
 from ..refusals.required_capabilities import check_demands
 from ..requests.emulation import WARNING, emulate
+from ..requests.fitted import Loss, block_type
 from .wire import ChatWire
 from .wire_call import WireCall
 
@@ -21,7 +26,17 @@ def write_request(wire: ChatWire, request: CanonicalRequest, *, stream: bool) ->
         return wire.write_request(request, stream=stream)
     check_demands(request, request.capabilities, wire.name)  # the emulated request demands no tools any more
     call = wire.write_request(emulated.request, stream=stream)
-    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings))
+    losses = (*_told(request, wire.name), *call.losses)
+    return msgspec.structs.replace(call, warnings=(WARNING, *call.warnings), losses=losses)
+
+
+def _told(request: CanonicalRequest, provider: str) -> Iterator[Loss]:
+    """The calls and results of the history, which an emulation tells in words."""
+    reason = "tools are emulated: it is told in words"
+    for message in request.messages:
+        for block in message.content:
+            if isinstance(block, ToolUseBlock | ToolResultBlock):
+                yield Loss(request.session_id, message.id or "", block_type(block), provider, reason, block)
 
 
 def is_constrained(wire: ChatWire, request: CanonicalRequest) -> bool:

@@ -3,24 +3,25 @@
     sending      no reply is open: the next step sends an attempt
     reading      a reply is open: the next step reads a piece of its body
     delivered    the same, after the first event: a failure from now on is final
+    broken       the reply broke off after its first event, and another attempt goes on with it, as if it sent anew
     kept         the call was cancelled and its reply is read on for its usage: no more events are delivered
     ended        the events that are ready are still given out, then the failure if there is one
 
-An attempt that fails before its first event leaves no trace, and is repeated. If it fails later, the events stand,
-the message is completed as an error, and then the exception is raised. There is no task behind the stream:
-`__anext__` reads inline.
+An attempt that fails before its first event leaves no trace, and is repeated. If it fails later, the events stand.
+Then, if the caller wants that and it can be, another attempt goes on with the text; see `continuing`. Otherwise
+the message is completed as an error, and the exception is raised. There is no task behind the stream: `__anext__`
+reads inline.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import anyio
 
-from bus.backend import current_time
+from bus.backend import current_time, time_source
 from bus.errors import AdapterError, CancelledError, StreamError
 from bus.streams.events import StreamEvent
 from bus.values.usage import StopReason
@@ -45,7 +46,7 @@ class HttpStream:
     def __init__(self, call: HttpCall) -> None:
         self._call = call
         self._client = call.client
-        self._ready: deque[StreamEvent] = deque()
+        self._ready: list[StreamEvent] = []
         self._failure: AdapterError | None = None
         self._reply: HttpReply | None = None
         self._sent: WireCall | None = None  # what the reply answers
@@ -70,7 +71,7 @@ class HttpStream:
     async def __anext__(self) -> StreamEvent:
         if not self._ready and not await self._fill():
             raise StopAsyncIteration
-        return self._ready.popleft()
+        return self._ready.pop(0)
 
     async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         """Read to the end; see `adapters.contract.PumpedStream`."""
@@ -83,8 +84,7 @@ class HttpStream:
 
     def _flush(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         if self._ready:
-            ready = list(self._ready)
-            self._ready.clear()
+            ready, self._ready = self._ready, []
             sink(ready)
 
     async def _fill(self) -> bool:
@@ -139,23 +139,23 @@ class HttpStream:
         self._succeed()
 
     async def _read(self, reply: HttpReply) -> None:
-        sink, limit, began = self._sink, self._event_wait.left(), current_time()
+        sink, limit = self._sink, self._event_wait.left()
         if sink is not None and self._delivered:
-            await self._call.wait(lambda: self._read_all(reply, began, sink), limit, what="the next event")
+            await self._call.wait(lambda: self._read_all(reply, sink), limit, what="the next event", moves=True)
         else:
+            began = current_time()
             self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
             self._note_wait(current_time() - began)
 
-    async def _read_all(
-        self, reply: HttpReply, began: float, sink: Callable[[Sequence[StreamEvent]], object]
-    ) -> None:
+    async def _read_all(self, reply: HttpReply, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
-        call = self._call
+        call, clock = self._call, time_source()
+        began = clock()
         while True:
             self._take_in(await reply.chunk())
             if call.ended:
                 return
-            now = current_time()
+            now = clock()
             self._note_wait(now - began)
             call.move_on(now, self._event_wait.left())
             began = now
@@ -171,7 +171,8 @@ class HttpStream:
         normaliser = self._normaliser
         assert normaliser is not None
         if chunk is not None:
-            self._head = self._head or chunk[:EXCERPT_BYTES]
+            if not self._delivered:
+                self._head = self._head or chunk[:EXCERPT_BYTES]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()
@@ -196,7 +197,7 @@ class HttpStream:
     def _deliver(self, events: list[StreamEvent]) -> None:
         if events:
             if not self._delivered:
-                self._delivered = True
+                self._delivered, self._head = True, b""
                 self._event_wait = EventWait(self._client.config.stream_read_timeout)
                 self._call.first_event({} if self._reply is None else self._reply.headers)
             self._ready.extend(events)
@@ -236,13 +237,34 @@ class HttpStream:
             except CancelledError:
                 self._end_early(StopReason.CANCELLED)
             except AdapterError as final:
+                if self._call.broken is not None:  # events of the attempt before stand
+                    self._end_early(StopReason.ERROR)
+                    final.content = self._call.assembler.final_content
                 self._call.ended = True
                 self._failure = final
+            return
+        if self._call.request.continue_broken and await self._goes_on(error):
             return
         self._call.identify(error)
         self._end_early(StopReason.ERROR)
         error.content, error.usage = self._call.assembler.final_content, self._call.assembler.usage
         self._failure = error
+
+    async def _goes_on(self, error: AdapterError) -> bool:
+        """Whether another attempt goes on with the reply that broke off, or the call ended while it waited."""
+        call = self._call
+        before = call.request, call.written, call.broken
+        if not call.go_on():
+            return False
+        try:
+            await call.back_off_or_raise(error)
+        except CancelledError:
+            self._end_early(StopReason.CANCELLED)
+        except AdapterError:
+            call.request, call.written, call.broken = before
+            return False
+        self._delivered = False
+        return True
 
     def _end_early(self, reason: StopReason) -> None:
         """Close what is open in the stream, with whatever usage is known."""
@@ -273,6 +295,8 @@ class HttpStream:
     async def _close_reply(self) -> None:
         reply, self._reply = self._reply, None
         self._call.on_drain = None
+        if self._call.ended:
+            self._call.on_cancel = None  # or call and stream would hold each other
         if reply is not None:
             await close_reply(reply)
 

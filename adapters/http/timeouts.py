@@ -25,6 +25,7 @@ class EventWait:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
+        self._whole = Limit(limit, limit)
         self._silent = 0.0
 
     def event(self) -> None:
@@ -44,7 +45,7 @@ class EventWait:
         most = self._limit * KEPT_ALIVE
         left = most - self._silent
         if left >= self._limit:
-            return Limit(self._limit, self._limit)
+            return self._whole
         if left <= 0:
             raise RequestTimeoutError(f"no next event within {most:g} s")
         return Limit(left, most)

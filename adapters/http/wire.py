@@ -17,6 +17,7 @@ from bus.errors import AdapterError
 from bus.values.json import Json
 from bus.values.messages import Message, ToolDefinition
 
+from ..background.wire import BackgroundWire
 from ..batches.wire import BatchWire
 from ..calls import RateLimitInfo
 from ..config import AdapterConfig
@@ -62,6 +63,8 @@ class OtherWires(NamedTuple):
     """The wire of videos."""
     batches: BatchWire | None = None
     """The wire of batches of conversations."""
+    background: BackgroundWire | None = None
+    """The wire of replies that are made in the background."""
 
 
 class ChatWire(ABC):
@@ -86,6 +89,10 @@ class ChatWire(ABC):
     """Whether many vendors speak the protocol, so that a key needs a `base_url`."""
     long_timeouts: bool = False
     """Whether the models mostly run on slow machines; see `timeouts.with_long_timeouts`."""
+    echoes_beginning: bool = False
+    """Whether a reply that goes on with a given beginning may repeat it first."""
+    media_fields: frozenset[str] = frozenset()
+    """The fields of media that the protocol has a place for: ``image.detail``, ``document.name``."""
     emulates_tools: bool = False
     """Whether tools are emulated by constrained output; `write_request` then gets requests without tools."""
 
@@ -174,6 +181,10 @@ class ChatWire(ABC):
     def can_stream(self, request: CanonicalRequest) -> bool:
         """Whether the server can stream the reply to this request."""
         return True
+
+    def takes_beginning(self, request: CanonicalRequest) -> bool:
+        """Whether the model goes on with a reply whose beginning is the request's last message."""
+        return False
 
     async def initialize(self, look_up: LookUp) -> None:  # noqa: B027 (most servers are asked nothing)
         """Ask the server, when the adapter starts, what requests to it can't be written well without."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..contract import CallWarning
+from ..requests.fitted import Loss
 
 
 class WireCall(msgspec.Struct, frozen=True):
@@ -20,6 +21,8 @@ class WireCall(msgspec.Struct, frozen=True):
     """Headers of this request alone. The key and the content type are added when it is sent."""
     warnings: tuple[CallWarning, ...] = ()
     """What was left out of the request, changed or estimated."""
+    losses: tuple[Loss, ...] = ()
+    """The parts of the history among the warnings, for whoever looks for their places."""
     tool_ids: Mapping[str, str] = {}
     """From our id of a tool call to its id in the body, so that an error that names an id can be understood."""
     method: str = "POST"

@@ -9,8 +9,8 @@ wire index, an item id) and hands over each fragment with its key. The assembler
   are a whole JSON object.
 - Otherwise the later block's fragments are held back, unmerged, until the open block ends. At `finish`, fragments
   that are still held back are emitted in the order in which their blocks began.
-- `message.start` is held back until the first content. So an attempt that fails before its first content leaves no
-  trace and can be repeated.
+- `message.start` is held back until the first content, and so is what the provider tells beside the content. So an
+  attempt that fails before its first content leaves no trace and can be repeated.
 
 Text or reasoning for a closed block opens a new block, so nothing is lost. Arguments for a closed tool call can't
 be delivered, and are reported in `warnings`.
@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
 
 from bus.clock import Clock
-from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
-from bus.values.json import JsonObject
+from bus.streams.events import MessageComplete, MessageStart, ProviderEvent, StreamEvent, TextDelta
+from bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
+from bus.values.json import Json, JsonObject
 from bus.values.runnable_calls import ended_well, with_whole_calls
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
@@ -35,6 +37,9 @@ from ..refusals.failed_stop_reasons import failed_end
 from ..usage.unfinished import usage_until_now
 from .block import CleanInput, ReplyBlock
 
+if TYPE_CHECKING:
+    from .raw import RawKept
+
 Key: TypeAlias = Hashable
 
 
@@ -42,8 +47,9 @@ class Assembler:
     """Collects one reply. Feed it, then `take()` the events that are ready. The module's text says when an event
     is ready.
 
-    Set `usage` as soon as the provider reports anything. `clean_input` is for a provider that was sent another
-    schema of a tool: out of the tool's name and the model's arguments it makes the arguments for the tool.
+    Set `usage` as soon as the provider reports anything. `raw` keeps the reply as it came; None if nobody asks for
+    that. `clean_input` is for a provider that was sent another schema of a tool: out of the tool's name and the
+    model's arguments it makes the arguments for the tool.
 
     Args:
         message_id: The id of the reply, in its events.
@@ -71,10 +77,16 @@ class Assembler:
         self.clean_input: CleanInput | None = None
         self.model = requested_model
         self.response_id: str | None = None
+        self.raw: RawKept | None = None
+        if request is not None and request.include_raw:
+            from .raw import RawKept
+
+            self.raw = RawKept()
         self._usage: TokenUsage | None = None
         self._count_usage: Callable[[], TokenUsage | None] | None = None
         self.stop_reason: StopReason | None = None
         self.raw_stop_reason: str | None = None
+        self.details: JsonObject = {}  # what the reply says beside its content, by the provider's names
         self.known_warnings: tuple[CallWarning, ...] = ()  # of the request, which the reply begins with
         self.warnings: list[CallWarning] = []
         self.started = False
@@ -84,6 +96,7 @@ class Assembler:
         self._clock = clock
         self._estimate_usage = estimate_usage
         self._ready: list[StreamEvent] = []
+        self._early: list[ProviderEvent] = []  # until the reply begins
         self._by_key: dict[Key, ReplyBlock] = {}
         self._open: ReplyBlock | None = None
         self._held: list[ReplyBlock] = []
@@ -189,6 +202,18 @@ class Assembler:
         """A whole block outside the catalogue, to be kept as it is."""
         self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
 
+    def image(self, key: Key, kind: str, raw: JsonObject, image: ImageBlock, rest: JsonObject) -> None:
+        """A whole image that the model made.
+
+        Args:
+            key: The provider's key of the block.
+            kind: The provider's name for it.
+            raw: The image as it came, for the block's event.
+            image: The image.
+            rest: What came with it besides its bytes or its address, which becomes its `provider_raw`.
+        """
+        self._whole(key, msgspec.structs.replace(image, provider_raw=self._raw(rest)), kind, raw)
+
     def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
         """A whole block of hidden reasoning."""
         raw = raw if raw is not None else {"type": "redacted_thinking", "data": data}
@@ -230,6 +255,17 @@ class Assembler:
         """Ask `count` for the usage when it is wanted. This is for providers that report it with every delta."""
         self._count_usage = count
 
+    def provider_event(self, kind: str, raw: Json) -> None:
+        """What the provider tells beside the content, as it came. It is held back until the reply begins.
+
+        Args:
+            kind: The provider's name for the event.
+            raw: The event.
+        """
+        if not self.complete:
+            told = ProviderEvent(kind, raw, self.message_id)
+            (self._ready if self.started else self._early).append(told)
+
     def warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
 
@@ -258,7 +294,9 @@ class Assembler:
         """A copy of the reply so far, which can be ended without what the provider may still send."""
         fork = copy.copy(self)
         fork.warnings = list(self.warnings)
+        fork.details = dict(self.details)
         fork._ready = []
+        fork._early = list(self._early)
         fork._done = list(self._done)
         fork._held = [block.copy() for block in self._held]
         fork._open = self._open.copy() if self._open is not None else None
@@ -377,6 +415,9 @@ class Assembler:
         if not self.started:
             self.started = True
             self._ready.append(MessageStart(self.message_id, self.model, self.provider, self.known_warnings))
+            if self._early:
+                self._ready += self._early
+                self._early = []
 
     def _start(self, block: ReplyBlock) -> None:
         self._begin()

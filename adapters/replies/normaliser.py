@@ -13,7 +13,7 @@ from bus.streams.events import StreamEvent
 from .assembler import Assembler
 from .broken_json import mend_body
 from .ndjson import NdjsonDecoder
-from .sse import SseDecoder, SseEvent
+from .sse import BodyDecoder, SseDecoder, SseEvent
 
 
 class StreamNormaliser(Protocol):
@@ -34,13 +34,6 @@ class StreamNormaliser(Protocol):
         ...
 
 
-class BodyDecoder(Protocol):
-    """Cuts a body into pairs (name, data). `feed` and `close` give those that are now complete."""
-
-    def feed(self, chunk: bytes) -> list[SseEvent]: ...
-    def close(self) -> list[SseEvent]: ...
-
-
 class EventNormaliser(ABC):
     """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
 
@@ -48,7 +41,12 @@ class EventNormaliser(ABC):
         self.assembler = assembler
         self.error: AdapterError | None = None
         self.finished = False
-        self._decoder = decoder
+        self._decoder: BodyDecoder
+        self._read_with(decoder)
+
+    def _read_with(self, decoder: BodyDecoder) -> None:
+        kept = self.assembler.raw
+        self._decoder = decoder if kept is None else kept.recording(decoder)
 
     @abstractmethod
     def on_event(self, name: bytes, data: bytes) -> None:

@@ -8,7 +8,7 @@ U+2028 may stand inside JSON text, so that line iterators for text would corrupt
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 
@@ -21,6 +21,13 @@ MAX_STRAY_BYTES = 64 * 1024
 
 SseEvent: TypeAlias = tuple[bytes, bytes]
 """The `event:` field, empty if there was none, and the `data:` lines, joined by a line feed."""
+
+
+class BodyDecoder(Protocol):
+    """Cuts a body into events. `feed` and `close` give those that are now complete."""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]: ...
+    def close(self) -> list[SseEvent]: ...
 
 
 class SseDecoder:
@@ -44,9 +51,12 @@ class SseDecoder:
         return b"\n".join(self._stray)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
+        amid = self._pieces or self._data or self._name or self._at_start
         if b"\r" in chunk or self._after_cr:
+            if not amid and not self._after_cr and len(chunk) <= MAX_EVENT_BYTES:
+                return self._feed_crlf_events(chunk)
             chunk = self._normalise_line_ends(chunk)
-        if self._pieces or self._data or self._name or self._at_start:
+        if amid:
             end = chunk.find(b"\n\n") + 2  # of the event that an earlier chunk began
             if end == 1 or len(chunk) > MAX_EVENT_BYTES:
                 return self._feed_lines(chunk)
@@ -71,6 +81,19 @@ class SseDecoder:
             else:
                 events += self._feed_lines(block + b"\n\n")
         return events + self._feed_lines(rest) if rest else events
+
+    def _feed_crlf_events(self, chunk: bytes) -> list[SseEvent]:
+        """As `_feed_events`, where lines end in CRLF: events of one line aren't copied once more to end in LF."""
+        events: list[SseEvent] = []
+        blocks = chunk.split(b"\r\n\r\n")
+        rest = blocks.pop()
+        for block in blocks:
+            if block[:6] == b"data: " and b"\n" not in block and b"\r" not in block:
+                if len(block) > 6:
+                    events.append((b"", block[6:]))
+            else:
+                events += self._feed_events(self._normalise_line_ends(block + b"\r\n\r\n"))
+        return events + self._feed_lines(self._normalise_line_ends(rest)) if rest else events
 
     def _feed_lines(self, chunk: bytes) -> list[SseEvent]:
         if b"\n" not in chunk:

@@ -24,7 +24,9 @@ from bus.streams.events import (
 )
 from bus.values.content import (
     ContentBlock,
+    ImageBlock,
     OpaqueBlock,
+    ProviderRaw,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -127,6 +129,8 @@ def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator
                 yield ProviderBlock("redacted_thinking", raw, index, message_id)
             case OpaqueBlock():
                 yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
+            case ImageBlock(provider_raw=ProviderRaw(data=data)):
+                yield ProviderBlock("image", data, index, message_id)
             case _:
                 pass
 

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from bus.clock import Clock
-from bus.values.content import ContentBlock, ImageBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
+from bus.values.content import ContentBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.values.runnable_calls import ended_well
@@ -204,10 +204,9 @@ def _render_call(call: ToolUseBlock) -> TextBlock:
 
 def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:
     verdict = "failed" if result.is_error else "returned"
-    images: list[ContentBlock] = []
-    if not isinstance(result.content, str):
-        images += [block for block in result.content if isinstance(block, ImageBlock)]
-    return [TextBlock(f"The tool {name} {verdict}: {result.text}"), *images]
+    parts = () if isinstance(result.content, str) else result.content
+    others = [part for part in parts if not isinstance(part, TextBlock)]
+    return [TextBlock(f"The tool {name} {verdict}: {result.text}"), *others]
 
 
 # -- the reply

@@ -83,10 +83,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The media types of documents; None is any. A document of unknown type passes."""
     fetches: tuple[str, ...] = WEB
     """The schemes of the addresses from which the provider fetches media."""
-    results_carry: tuple[Literal["image", "document"], ...] = ("image",)
-    """The kinds of media that a tool's result may hold, out of the accepted kinds."""
+    results_carry: tuple[Literal["image", "document", "opaque"], ...] = ("image",)
+    """What a tool's result may hold besides text, out of what is accepted: media, the provider's own kinds."""
     replays_thinking: bool = False
     """Whether the provider wants its own reasoning back."""
+    replays_images: bool = False
+    """Whether the provider takes the images back that its model made, as the model's own."""
     keeps_developer: bool = False
     """Whether the provider has the role of a developer."""
     adopts_signatures: bool = False
@@ -99,6 +101,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests carry calls and results of tools. Otherwise they are told in words."""
     takes_system: bool = True
     """Whether requests have a place for the system text. Otherwise the user says it first."""
+    takes_system_parts: bool = False
+    """Whether the system text may stand in parts, each with fields of the host's."""
+    takes_opaque: bool = False
+    """Whether user messages may hold the provider's own kinds of content."""
 
     def within(self, can: AdapterCapabilities) -> Target:
         """This target, limited to the abilities of one model.
@@ -140,6 +146,8 @@ class Loss(msgspec.Struct, frozen=True):
     """The name of the adapter."""
     reason: str
     """The reason for the loss, in words."""
+    block: ContentBlock | None = None
+    """The block itself, by which its place can be found. It is never logged."""
 
 
 class FittedHistory(msgspec.Struct, frozen=True):
@@ -164,6 +172,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     them."""
     may_lose: bool = True
     """Whether the request allows losses."""
+    system_parts: tuple[TextBlock, ...] = ()
+    """The system text in parts, if the host gave one of them fields for the target; empty if it gave none."""
 
     def home(self, block: ContentBlock) -> str:
         """The id of the message that a block of `messages` came from; empty if it had none."""
@@ -181,7 +191,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
             reason: The reason for the loss, in words.
             kind: The lost part of the block; None is the block itself.
         """
-        return Loss(self.session_id, self.home(block), kind or block_type(block), self.adapter, reason)
+        kind = kind or block_type(block)
+        return Loss(self.session_id, self.home(block), kind, self.adapter, reason, block)
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
@@ -200,7 +211,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
             CapabilityError: There is a loss, and the request allows none.
         """
         for loss in self.losses:
-            _log.warning("content_dropped", **msgspec.structs.asdict(loss))
+            told = {name: value for name, value in msgspec.structs.asdict(loss).items() if name != "block"}
+            _log.warning("content_dropped", **told)
         if self.losses and not self.may_lose:
             reasons = "; ".join(dict.fromkeys(warning.message for warning in self.warnings))
             raise CapabilityError(f"the history can't be sent without a loss: {reasons}", provider=self.adapter)

@@ -9,6 +9,7 @@ was left out or changed.
   call that was cut off, is answered with an error. A result without a call is left out.
 - Reasoning goes only to the provider that issued it, and only to its own model if it is bound to a model. Opaque
   data go only to their provider. On request, foreign reasoning goes along as text that names its origin.
+- An image that a model made goes back to that model where its provider takes it, and to any other as the user's.
 - Media that the target doesn't take are left out. A message or a result that would be empty without them says so.
 - Empty text and empty messages are left out. Neighbours of one role are merged. If the provider insists, a user
   message comes first.
@@ -60,6 +61,7 @@ from .surrogates import mend_object, mend_text
 __all__ = [
     "BEGINNING",
     "FAILED_SILENTLY",
+    "MADE_BY_MODEL",
     "NOT_EXECUTED",
     "NO_RESULT",
     "OPTIONS",
@@ -75,6 +77,8 @@ NO_RESULT = "This tool call was interrupted and has no result; it may have been 
 """Of a call that was whole: whoever ran it, such as a process that died, has not said what became of it."""
 FAILED_SILENTLY = "The tool failed without saying why."
 BEGINNING = "(The conversation begins with the assistant's message.)"
+MADE_BY_MODEL = "(Made by the assistant:)"
+"""Stands before an image that another model made, where the user shows it."""
 OPTIONS = "history"
 """The key of `provider_options` with the options of this module."""
 
@@ -95,10 +99,12 @@ class _Fitter:
         self.request = request
         self.target = target
         self.losses: list[Loss] = []
+        self.instructions: list[Message] = []  # what is part of the system text
         self.tool_ids: dict[str, str] = {}
         self.tool_names: dict[str, str] = {}
         self.homes: list[tuple[str, tuple[ContentBlock, ...]]] = []
         self.taken: set[str] = set()
+        self.shown: list[ContentBlock] = []  # of the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_told()
         self.results = _collect_results(self.messages)
 
@@ -110,13 +116,15 @@ class _Fitter:
             fitted.append(Message.user(system))
             self.homes.append(("", fitted[0].content))
         for message in self.messages:
-            if message.plain_text and fitted and message.role in _SPEAKERS and fitted[-1].role is not message.role:
+            role = message.role
+            follows = fitted[-1].role if fitted else Role.ASSISTANT  # as a user would, who may begin
+            if message.plain_text and role is not follows and role in _SPEAKERS:
                 fitted.append(message)
                 self.homes.append((message.id or "", message.content))
                 continue
-            match message.role:
-                case Role.USER | Role.DEVELOPER if message.role not in hoisted:
-                    self._append(fitted, message, message.role, self._said(message))
+            match role:
+                case Role.USER | Role.DEVELOPER if role not in hoisted:
+                    self._append(fitted, message, role, self._said(message))
                 case Role.ASSISTANT:
                     self._append_reply(fitted, message)
                 case Role.TOOL:
@@ -125,6 +133,7 @@ class _Fitter:
                     pass
         return FittedHistory(
             system=system if self.target.takes_system else None,
+            system_parts=self._system_parts(hoisted) if self.instructions else (),
             messages=tuple(fitted),
             tool_ids=self.tool_ids,
             tool_names=self.tool_names,
@@ -137,19 +146,47 @@ class _Fitter:
 
     def _system(self, hoisted: tuple[Role, ...]) -> str | None:
         system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
-        instructions = [message for message in self.messages if message.role in hoisted]
-        for role in hoisted if instructions else ():
-            said = [mend_text(message.text) for message in instructions if message.role is role]
+        self.instructions = [message for message in self.messages if message.role in hoisted]
+        for role in hoisted if self.instructions else ():
+            said = [mend_text(message.text) for message in self.instructions if message.role is role]
             system += [text for text in said if text]
         return "\n\n".join(system) or None
+
+    def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
+        """The parts of the system text, if the host gave fields to one of them and there is a place for them."""
+        parts = [
+            (message, block)
+            for role in hoisted
+            for message in self.instructions
+            if message.role is role
+            for block in message.content
+            if isinstance(block, TextBlock) and block.text
+        ]
+        marked = [(message, block) for message, block in parts if self._has_fields(block)]
+        if not marked:
+            return ()
+        if self.target.takes_system and self.target.takes_system_parts:
+            prompt = [TextBlock(mend_text(self.request.system_prompt))] if self.request.system_prompt else []
+            texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
+            return (*prompt, *texts)
+        for message, block in marked:
+            self._lose(message, block, "the system text has no parts here, so that its fields can't go with it")
+        return ()
+
+    def _has_fields(self, block: TextBlock) -> bool:
+        raw = block.provider_raw
+        return raw is not None and raw.provider == self.target.provider and bool(raw.data)
 
     def _tools_told(self) -> tuple[Message, ...]:
         """The history for a model without tools."""
         calls: dict[str, ToolUseBlock] = {}
         for message in self.request.messages:
-            for block in message.tool_uses:
-                calls[block.id] = block
-                self._lose(message, block, "the model takes no tools; with its result it is told in words")
+            for call in message.tool_uses:
+                calls[call.id] = call
+                self._lose(message, call, "the model takes no tools; with its result it is told in words")
+            for block in message.content if message.tool_uses else ():
+                if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+                    self._lose(message, block, "it is bound to a call of a tool, which is told in words")
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
@@ -174,6 +211,8 @@ class _Fitter:
 
     def _append_reply(self, fitted: list[Message], message: Message) -> None:
         content = self._assistant(message)
+        if not content and not self.shown:
+            content += left_out(block for block in message.content if isinstance(block, ImageBlock))
         if content and not fitted and self.target.begins_with_user:
             self._lose(message, content[0], "a user message was put before it, for none came first")
             fitted.append(Message.user(BEGINNING))
@@ -181,6 +220,9 @@ class _Fitter:
         calls = [block for block in content if isinstance(block, ToolUseBlock)]
         if calls:
             self._append(fitted, message, Role.TOOL, [self._answer(call) for call in calls])
+        if self.shown:
+            self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
+            self.shown = []
 
     @cached_property
     def called(self) -> set[str]:
@@ -205,6 +247,9 @@ class _Fitter:
 
     def _refused(self, block: ContentBlock) -> str | None:
         match block:
+            case OpaqueBlock():
+                foreign = self._foreign(block)
+                return foreign if foreign or self.target.takes_opaque else "this protocol takes no such content"
             case ImageBlock():
                 kind, accepts, types = "images", self.target.accepts_images, self.target.image_types
             case AudioBlock():
@@ -250,13 +295,29 @@ class _Fitter:
                     else:
                         kept += self._as_text(block)
                         self._lose(message, block, reason)
+                case ImageBlock() if self._is_own_image(block):
+                    kept.append(block)
                 case ImageBlock():
-                    self._lose(message, block, "images made by a model can't be sent back as its own")
+                    self._show(message, block)
                 case AudioBlock() | DocumentBlock() | ToolResultBlock():
                     pass  # no assistant message can carry them
                 case _:
                     assert_never(block)
         return kept
+
+    def _is_own_image(self, block: ImageBlock) -> bool:
+        """Whether the target made an image and takes it back as its own."""
+        raw = block.provider_raw
+        if not self.target.replays_images or raw is None or raw.provider != self.target.provider:
+            return False
+        return None in (raw.model, self.target.model) or raw.model == self.target.model
+
+    def _show(self, message: Message, block: ImageBlock) -> None:
+        """Have the user show an image that another model made, behind what that said."""
+        refused = self._refused(block)
+        if refused is None:
+            self.shown.append(msgspec.structs.replace(block, provider_raw=None))
+        self._lose(message, block, refused or "a model's image goes to another as the user's")
 
     def _keeps_blank(self, block: TextBlock) -> bool:
         raw = block.provider_raw
@@ -344,11 +405,12 @@ class _Fitter:
         self.homes.append((message.id or "", (answer, *kept)))
         return answer
 
-    def _refused_in_result(self, block: ImageBlock | DocumentBlock) -> str | None:
-        kind = "image" if isinstance(block, ImageBlock) else "document"
+    def _refused_in_result(self, block: ImageBlock | DocumentBlock | OpaqueBlock) -> str | None:
+        kind = str(type(block).__struct_config__.tag)
         if reason := self._refused(block):
             return reason
-        return None if kind in self.target.results_carry else f"a tool's result can't hold any {kind} here"
+        what = block.kind if isinstance(block, OpaqueBlock) else kind
+        return None if kind in self.target.results_carry else f"a tool's result can't hold any {what} here"
 
     def _report_dropped(self, message: Message) -> None:
         for block in message.content:
@@ -359,8 +421,9 @@ class _Fitter:
                     self._lose(message, block, "the call that it answers has a result already")
 
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
+        provider = self.target.provider
         self.losses.append(
-            Loss(self.request.session_id, message.id or "", block_type(block), self.target.provider, reason)
+            Loss(self.request.session_id, message.id or "", block_type(block), provider, reason, block)
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject
+from bus.values.messages import ToolDefinition
 
 from ..calls import CallRequest
 from .settings import own_options
@@ -20,6 +21,11 @@ JOINED = frozenset({"tools", "include"})
 
 PROTECTED = frozenset({"model", "stream", "stream_options.include_usage"})
 """What no host changes, by dotted paths: who is called, and in which form the reply and its usage come."""
+
+OF_REPLIES = frozenset(
+    {"id", "item_id", "call_id", "after", "type", "status", "phase", "annotations", "logprobs", "emulated"}
+)
+"""Fields that are attached to a reply's blocks, and that no part of a request has."""
 
 
 def merge_options(body: JsonObject, options: JsonObject, *, protected: Collection[str] = PROTECTED) -> None:
@@ -66,6 +72,49 @@ def joined_options(request: CallRequest, protocol: str, provider: str) -> JsonOb
     options: JsonObject = {}
     merge_own_options(options, request, protocol, provider, protected=())
     return options
+
+
+def add_host_fields(part: JsonObject, fields: JsonObject) -> JsonObject:
+    """A part of a message with the fields that the host gave its block.
+
+    Args:
+        part: Our part, which is changed in place.
+        fields: What the block has for this provider. Of a block that was taken from a reply that may be the
+            reply's own, which no request takes.
+
+    Returns:
+        The part.
+
+    Raises:
+        InvalidRequestError: A field can't be taken.
+    """
+    if fields:
+        merge_options(part, {name: fields[name] for name in fields if name not in OF_REPLIES}, protected=())
+    return part
+
+
+def tool_options(tool: ToolDefinition, protocol: str, provider: str) -> JsonObject:
+    """The fields that a tool has for one protocol: those for all of its providers, and those for this one.
+
+    Args:
+        tool: The definition of the tool.
+        protocol: As in `settings.own_options`.
+        provider: As in `settings.own_options`.
+
+    Raises:
+        InvalidRequestError: The fields are no object, or would rename the tool.
+    """
+    found: JsonObject = {}
+    for name in dict.fromkeys((protocol, provider)) if tool.provider_options else ():
+        options = tool.provider_options.get(name, {})
+        if not isinstance(options, dict):
+            raise InvalidRequestError(
+                f"tool {tool.name!r}: provider_options[{name!r}] must be an object: it is merged into the tool"
+            )
+        merge_options(found, options, protected=())
+    if found.get("name", tool.name) != tool.name:
+        raise InvalidRequestError(f"tool {tool.name!r}: provider_options can't rename it to {found['name']!r}")
+    return found
 
 
 def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collection[str]) -> None:

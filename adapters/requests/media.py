@@ -5,12 +5,21 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 
 WEB = ("https", "http")
 """The schemes of addresses that providers can fetch from, most of them."""
+
+_FILMS = {
+    "mp4": "video/mp4", "m4v": "video/mp4", "mov": "video/quicktime", "webm": "video/webm", "mpeg": "video/mpeg",
+    "mpg": "video/mpeg", "avi": "video/avi", "wmv": "video/wmv", "flv": "video/x-flv", "3gp": "video/3gpp",
+    "mkv": "video/x-matroska",
+}  # fmt: skip
+"""The media types of films, by the endings of their names."""
+
+_YOUTUBE = ("youtube.com", "youtu.be")
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 """From the alphabet of base64 for addresses, which would lose these two without a word, to the usual one."""
@@ -40,10 +49,27 @@ def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
     return url[:5].lower() == "data:" and url.endswith(",")
 
 
+def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
+    """The media type of a document without any whose address is plainly a film's; None of every other block.
+
+    A model that takes no films must not be sent one as a document of unknown type.
+    """
+    if block.media_type is not None or block.url is None or not isinstance(block, DocumentBlock):
+        return None
+    try:
+        address = urlsplit(block.url)
+    except ValueError:
+        return None
+    if (address.hostname or "").removeprefix("www.").removeprefix("m.") in _YOUTUBE:
+        return "video/mp4"
+    _, dot, ending = address.path.rpartition(".")
+    return _FILMS.get(ending.lower()) if dot else None
+
+
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
     """A block's media type by its proper name. Empty if it has none. None if the block is an address of one of the
-    schemes, which hides the type."""
-    media_type = block.media_type
+    schemes, which hides the type, unless it is a film's."""
+    media_type = block.media_type or film_type(block)
     if media_type is None and block.url is not None and not is_remote(block.url, schemes):
         head = block.url.partition(",")[0].partition(";")[0].lower()
         media_type = head.removeprefix("data:") if head.startswith("data:") else ""

@@ -16,8 +16,11 @@ from bus.values.warning_codes import WarningCode
 from ..calls import CallRequest
 from ..contract import AdapterCapabilities, CallWarning, CanonicalRequest
 
-PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity")
-"""Fields of a CanonicalRequest that only tune the reply."""
+PORTABLE = (
+    *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity"),
+    "background",
+)
+"""Fields of a CanonicalRequest that only tune the reply, or the way in which it is made."""
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -149,7 +152,7 @@ def write_settings(
     warnings: list[CallWarning] = []
     for name in names:
         value: Json = getattr(request, name)
-        if value is None:
+        if value is None or value is False:
             continue
         if refused is not None and name in refused:
             warnings.append(dropped(name, provider, refused[name]))

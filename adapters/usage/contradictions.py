@@ -18,7 +18,10 @@ def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, w
         raw: The usage as it came. No count in it can be negative.
         whole: Whether no count is missing, and none was worked out by us.
     """
-    if any(part is not None and part > (total or 0) for part, total in parts) or has_negative(raw):
+    for part, total in parts:
+        if part is not None and part > (total or 0):
+            return UsageSource.INCONSISTENT
+    if has_negative(raw):
         return UsageSource.INCONSISTENT
     return UsageSource.REPORTED if whole else UsageSource.PARTIAL
 

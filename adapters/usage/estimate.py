@@ -56,9 +56,9 @@ _MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read the
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
 _MEASURED_TOOLS = 512
-_measured: dict[int, tuple[ToolDefinition, int, str]] = {}
-"""Tools by identity, with their properties and their schema as text. Each tool is kept, so that no other object
-gets its identity."""
+_measured: dict[int, tuple[ToolDefinition, str, int, float, float]] = {}
+"""Tools by identity, with a vocabulary, the number of properties, and the tokens of description and schema. Each
+tool is kept, so that no other object gets its identity."""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
@@ -119,19 +119,22 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
-    texts = [tool.description for tool in tools]
+    texts: list[str] = []
     for message in messages:
-        if message.plain_text is not None:
-            texts.append(message.plain_text)
+        text = message.plain_text
+        if text is not None:
+            texts.append(text)
             continue
         for block in message.content:
             _add_block(counts, block, vocabulary)
     counts[_TEXT] += tokens_of_all(texts, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
-        measured = [_measure(tool) for tool in tools]
-        counts[_PROPERTY] = sum([properties for properties, _ in measured])
-        counts[_SCHEMA] = tokens_of_all([schema for _, schema in measured], vocabulary)
+        for tool in tools:
+            _, _, properties, description, schema = _measure(tool, vocabulary)
+            counts[_PROPERTY] += properties
+            counts[_TEXT] += description
+            counts[_SCHEMA] += schema
     return counts
 
 
@@ -173,6 +176,8 @@ def _add_result(counts: list[float], block: ToolResultBlock, vocabulary: str) ->
             counts[_TEXT] += text_tokens(part.text, vocabulary)
         elif isinstance(part, ImageBlock):
             _add_image(counts, part)
+        elif isinstance(part, OpaqueBlock):
+            _add_opaque(counts, part.provider_raw)
         else:
             _add_document(counts, part, vocabulary)
 
@@ -198,19 +203,17 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
         )
 
 
-def _measure(tool: ToolDefinition) -> tuple[int, str]:
-    """A tool's properties, and its name and schema as text."""
+def _measure(tool: ToolDefinition, vocabulary: str) -> tuple[ToolDefinition, str, int, float, float]:
+    """What a tool comes to, as `_measured` has it."""
     known = _measured.get(id(tool))
-    if known is not None and known[0] is tool:
-        return known[1:]
-    properties, schema = (
-        _properties(tool.input_schema),
-        tool.name + _json_text(tool.input_schema),
-    )
+    if known is not None and known[0] is tool and known[1] == vocabulary:
+        return known
+    properties = _properties(tool.input_schema)
+    schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
     if len(_measured) >= _MEASURED_TOOLS:
         _measured.clear()
-    _measured[id(tool)] = (tool, properties, schema)
-    return properties, schema
+    known = _measured[id(tool)] = tool, vocabulary, properties, text_tokens(tool.description, vocabulary), schema
+    return known
 
 
 def _json_text(value: JsonObject) -> str:

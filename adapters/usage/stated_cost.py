@@ -26,6 +26,9 @@ class StatedCost(NamedTuple):
     """The part that is paid to somebody else than the server; None if the server states none."""
 
 
+_NOTHING = StatedCost()
+
+
 def reported_cost(cost: Json, is_byok: Json, cost_details: Json) -> StatedCost:
     """The cost of a call, as the server states it.
 
@@ -33,6 +36,8 @@ def reported_cost(cost: Json, is_byok: Json, cost_details: Json) -> StatedCost:
     bills the rest. The cost of the call is their sum. A server that doesn't say whose key it was, and charges
     nothing for a call with a cost behind it, used the caller's key.
     """
+    if cost is None and cost_details is None:
+        return _NOTHING
     charged = _dollars(cost.get("total_cost") if isinstance(cost, dict) else cost)
     own_key = is_byok is True or (is_byok is None and charged == 0)
     upstream = _upstream(cost_details) if own_key else None

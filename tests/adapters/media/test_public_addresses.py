@@ -11,8 +11,12 @@ import pytest
 
 from adapters import AdapterConfig, create_adapter
 from adapters.http.adapter import HttpAdapter
-from adapters.transport.public_addresses import PublicSockets, is_public
-from adapters.transport.transport import HttpRequest, HttpxTransport
+from adapters.transport.http1 import connecting
+from adapters.transport.http1.request_head import Origin
+from adapters.transport.httpx_client.connections import PublicSockets
+from adapters.transport.opening import new_transport
+from adapters.transport.public_addresses import is_public
+from adapters.transport.transport import HttpRequest
 from adapters.videos import VideoJob
 from bus.errors import StreamError
 
@@ -93,6 +97,25 @@ async def test_a_name_of_a_private_address_is_not_connected_to(monkeypatch: pyte
         assert sockets.asked == []
 
 
+@pytest.mark.parametrize("addresses", [("10.0.0.1",), ("8.8.8.8", "127.0.0.1"), ("8.8.8.8", "8.8.8.8", "1.1.1.1")])
+async def test_our_own_client_connects_to_what_was_checked(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To nothing, where one address is private; else to one address after the other."""
+    asked: list[tuple[str, int]] = []
+
+    async def refuse(host: str, port: int) -> socket.socket:
+        asked.append((host, port))
+        raise ConnectionRefusedError("refused")
+
+    resolving(monkeypatch, *addresses)
+    monkeypatch.setattr(connecting, "_connected", refuse)
+    public = "1.1.1.1" in addresses
+    with pytest.raises(OSError if public else StreamError):
+        await connecting.connect(Origin(True, "cdn.test", 443), None, pytest.fail, public_only=True)
+    assert asked == ([("8.8.8.8", 443), ("1.1.1.1", 443)] if public else [])
+
+
 async def test_the_connection_goes_to_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not to what a name server says the next time."""
     resolving(monkeypatch, "8.8.8.8", "8.8.8.8", "1.1.1.1")
@@ -111,7 +134,7 @@ async def test_every_way_to_write_this_machine_is_refused(host: str) -> None:
 
     async with serving(script) as server:
         url = server.url.replace("127.0.0.1", host)
-        via = HttpxTransport()
+        via = new_transport()
         with pytest.raises(StreamError, match="is not public"):
             await via.send(HttpRequest("GET", url, {}, b"", public_only=True))
         await via.aclose()

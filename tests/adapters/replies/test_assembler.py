@@ -16,6 +16,7 @@ from adapters.replies.json_text import parse_object
 from bus.streams.events import (
     MessageComplete,
     MessageStart,
+    ProviderEvent,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
@@ -83,6 +84,10 @@ class AnyProvider(RuleBasedStateMachine):
             self.thinking += fragment
         self.assembler.thinking(key, fragment, implicit_end=implicit_end, raw=raw)
 
+    @rule()
+    def tells_something_else(self) -> None:
+        self.assembler.provider_event("searching", {})
+
     @rule(key=KEYS, signature=st.sampled_from(["sig", ""]))
     def signs(self, key: object, signature: str) -> None:
         self.assembler.signature(key, signature)
@@ -147,7 +152,8 @@ class AnyProvider(RuleBasedStateMachine):
 
     @invariant()
     def one_block_is_open_at_a_time(self) -> None:
-        indexes = [event.content_block_index for event in self.events if hasattr(event, "content_block_index")]
+        found = [getattr(event, "content_block_index", None) for event in self.events]
+        indexes = [index for index in found if index is not None]
         assert all(later - earlier in (0, 1) or later > earlier for earlier, later in pairwise(indexes))
 
     def teardown(self) -> None:
@@ -485,3 +491,25 @@ def test_parse_object_never_fails(text: str) -> None:
         value = parse_object(candidate)
         if value is not None:
             msgspec.json.encode(value)
+
+
+def test_what_is_told_beside_the_content_waits_for_the_reply_to_begin() -> None:
+    """So an attempt that fails before its first content has delivered nothing. After the end nothing is told."""
+    assembler = make()
+    assembler.provider_event("queued", {"place": 3})
+    assert (assembler.take(), assembler.fork().heard) == ([], False)
+    assembler.text("a", "Hi")
+    assembler.provider_event("searching", None)
+    begun = assembler.take()
+    assembler.finish(StopReason.END_TURN, "stop", ESTIMATE)
+    assembler.provider_event("late", None)
+    told = [*begun, *assembler.take()]
+    assert kinds(told) == [
+        "message.start",
+        "provider.event",
+        "text.delta",
+        "provider.event",
+        "message.complete",
+    ]
+    assert told[1] == ProviderEvent("queued", {"place": 3}, "msg_1")
+    check_stream(told)

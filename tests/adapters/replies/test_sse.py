@@ -78,6 +78,15 @@ def test_any_text_is_read_the_same_in_any_pieces(parts: list[bytes], data: st.Da
     assert decode(pieces(body, cuts)) == decode([body])
 
 
+@given(st.lists(st.sampled_from([b"data: x", b"data: ", b"data: \ry", b"event: e", b": c", b"", b"", b"y"])))
+@example([b"data: x", b"", b"event: e", b"data: x", b"", b"y"])
+def test_lines_of_any_ends_say_the_same(lines: list[bytes]) -> None:
+    """A piece that begins with an event, of which most have one line."""
+    first = b": the body has begun\n"
+    ended = [b"".join(line + end for line in lines) for end in (b"\n", b"\r\n")]
+    assert decode([first, ended[0]]) == decode([first, ended[1]])
+
+
 @given(st.binary())
 def test_no_bytes_make_it_fail(body: bytes) -> None:
     """The decoder has no opinion on content, and closing twice gives nothing twice."""

@@ -137,6 +137,9 @@ class ResponsesSide(Side):
 
     def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
         item = self._item(draw, number)
+        if "caller" in item:
+            made = {"type": "program", "id": f"pr_{number}", "call_id": f"prog_{number}", "code": "f()"}
+            return [{**made, "fingerprint": draw(TEXT)}, item]
         if item["type"] == "web_search_call" or not draw(st.booleans()):
             return [item]
         summary = [{"type": "summary_text", "text": text} for text in draw(st.lists(TEXT, max_size=2))]
@@ -149,7 +152,9 @@ class ResponsesSide(Side):
         match draw(st.integers(0, 4)):
             case 0:
                 arguments = msgspec.json.encode(draw(ARGUMENTS)).decode()
-                caller = draw(st.sampled_from([{}, {"caller": {"type": "program", "caller_id": "p"}}]))
+                caller = draw(
+                    st.sampled_from([{}, {"caller": {"type": "program", "caller_id": f"prog_{number}"}}])
+                )
                 return {"type": "function_call", "id": f"fc_{number}", **call, "arguments": arguments, **caller}
             case 1:
                 return {"type": "custom_tool_call", "id": f"ctc_{number}", **call, "input": draw(st.text())}

@@ -15,6 +15,7 @@ ALL: dict[str, object] = {
     "seed": 0,
     "user": "u_1",
     "verbosity": "low",
+    "background": True,
 }
 
 
@@ -36,6 +37,7 @@ def test_settings_stand_where_the_protocol_has_them_and_zero_is_a_value() -> Non
         "frequency_penalty": 0.0,
         "presence_penalty": -1.0,
         "seed": 0,
+        "background": True,
     }
 
 

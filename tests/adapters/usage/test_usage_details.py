@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from adapters.providers.anthropic.response import token_usage
-from adapters.providers.gemini import wire
 from adapters.providers.gemini.usage import UsageCounts
 from adapters.providers.openai.chat.usage import read_usage as read_responses
 from adapters.providers.openai_compatible.chat.usage import read_usage as read_chat
@@ -68,8 +67,7 @@ def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
         first,
         {"candidatesTokenCount": 7, "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 7}]},
     ):
-        data = msgspec.json.encode({"usageMetadata": chunk})
-        counts.add(msgspec.convert(chunk, wire.Usage), data)
+        counts.add(raw(chunk))
     usage = counts.total(final=True)
     assert usage is not None
     assert usage.details == {"audio_input": 40, "audio_cache_read": 20, "image_output": 7}

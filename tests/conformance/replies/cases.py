@@ -15,6 +15,7 @@ from ...support.wires import WIRES, ChatWire, Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
+from ...support.wires import interactions as i
 from ...support.wires import ollama as o
 from ...support.wires import responses as r
 from ...support.wires import tgi as t
@@ -27,6 +28,7 @@ __all__ = [
     "EACH",
     "GEMINI",
     "HI",
+    "INTERACTIONS",
     "OLLAMA",
     "OVER",
     "RESPONSES",
@@ -37,7 +39,7 @@ __all__ = [
     "table",
 ]
 
-CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI = WIRES
+CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI, INTERACTIONS = WIRES
 CHAT = ChatWire("default")
 EACH = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 
@@ -47,6 +49,7 @@ HI: dict[str, list[JsonObject]] = {
     "openai": [r.CREATED, r.added(0, r.message("Hi")), r.text_delta(0, "Hi")],
     "openai_compatible": [c.chunk(content="Hi")],
     "gemini": [g.chunk(g.text("Hi"))],
+    "interactions": [i.start(0, type="model_output"), i.delta(0, "text", text="Hi")],
     "ollama": [o.line(content="Hi")],
     "tgi": [t.token("Hi")],
 }
@@ -57,6 +60,7 @@ OVER: dict[str, list[JsonObject | bytes]] = {
     "openai": [r.ending()],
     "openai_compatible": [c.STOP, c.DONE],
     "gemini": [g.END],
+    "interactions": [i.stop(0), i.completed()],
     "ollama": [o.last()],
     "tgi": [t.end("Hi", t.details())],
 }

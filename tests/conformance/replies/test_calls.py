@@ -53,6 +53,7 @@ def chat(*events: JsonObject, finish: str = "tool_calls") -> list[JsonObject | b
 
 
 GOOGLE: Json = {"google": {"thought_signature": "c2ln"}}
+EMPTY: Json = {"input": "", "name": ""}
 CHAT_FORMS: dict[str, tuple[JsonObject, ...]] = {
     "both-begin-first": (c.tools(c.tool(0, "call_1"), c.tool(1, "call_2", "hear")), c.more('{"at":1}'),
                          c.more('{"to":2}', 1)),
@@ -71,6 +72,8 @@ CHAT_FORMS: dict[str, tuple[JsonObject, ...]] = {
                     c.more(":2}", 1), c.more(":1}")),
     "one-id-for-both": (c.tools(c.tool(0, "call_1", "look", '{"at":1}')),
                         c.tools(c.tool(1, "call_1", "hear", '{"to":2}'))),
+    "fields-of-other-kinds": (c.tools({**c.tool(0, "call_1", arguments='{"at":1}'), "custom": EMPTY},
+                                      {**c.tool(1, "call_2", "hear", '{"to":2}'), "custom": EMPTY}),),
     "index-as-text": (c.tools(c.tool("0", "call_1", arguments='{"at":1}'),
                               c.tool("1", "call_2", "hear", '{"to":2}')),),
     "id-without-index": (c.tools(c.tool(None, "call_1"), c.tool(None, "call_2", "hear")),

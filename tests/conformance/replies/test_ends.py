@@ -14,6 +14,7 @@ from ...support.wires import WIRES, Wire
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
+from ...support.wires import interactions as i
 from ...support.wires import ollama as o
 from ...support.wires import responses as r
 from ...support.wires.reading import read, read_pieces, read_whole
@@ -26,6 +27,7 @@ LATER: dict[str, list[JsonObject | bytes]] = {
     "openai": [b"[DONE]", r.ending("failed", error={"code": "server_error"})],
     "openai_compatible": [ERROR],
     "gemini": [b"[DONE]"],
+    "interactions": [b"[DONE]", b"not json", i.event("error", error={})],
     "ollama": [o.line(content=" there"), {"error": "late"}],
     "tgi": [],
 }
@@ -56,6 +58,8 @@ def broken(wire: Wire) -> list[tuple[JsonObject | bytes, ...]]:
                               ({"type": "ping"},), ({"choices": [], "usage": c.USAGE},), (b'{"choices": 7}',),
                               (b"\x00",)],
         "gemini": [(g.chunk(g.text("A"), finish="FINISH_REASON_UNSPECIFIED"),), ({"candidates": []},)],
+        "interactions": [(i.stop(0),), (b"[DONE]",), (i.event("interaction.status_update", status="completed"),),
+                         (b'{"event_type":"step.delta","delta":7}',)],
         "ollama": [(o.line(thinking="Hm"),), (o.line(tool_calls=[o.call("look", {})]),), (b"<html>",),
                    (b'{"message":{"con',), (b'{"message":"text"}',)],
         "tgi": [(b'{"token": 1}',)],

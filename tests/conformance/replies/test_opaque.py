@@ -39,7 +39,20 @@ PARTS: dict[str, JsonObject] = {
     "toolCall": {"thoughtSignature": "c2ln", "toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "args": {}}},
     "hologram": {"hologram": {"depth": 3}},
 }
+SHOWN = ("image", b"\x89PNG\r\n\x1a\n", {"inlineData": {"mimeType": "image/png"}})
 PAINTED: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+UNPAINTED: Json = {"type": "image_url", "image_url": {}}
+
+
+TOKEN: JsonObject = {"token": "Hel", "logprob": -0.1, "bytes": [72], "top_logprobs": []}
+ANOTHER: JsonObject = {**TOKEN, "token": "lo"}
+LIKELY = r.message(content=[{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": [TOKEN]}])
+CHAT_NOTE: JsonObject = {"type": "url_citation", "url_citation": {"url": "https://x.test", "title": "E"}}
+
+
+def likely(text: str, *tokens: JsonObject) -> JsonObject:
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": {"content": list(tokens), "refusal": None}}
+    return {**c.chunk(), "choices": [choice]}
 
 
 def claude(*events: JsonObject) -> list[JsonObject]:
@@ -76,10 +89,19 @@ def grounded(*queries: str) -> JsonObject:
          r.done(1, r.message("Hi")), r.ending()], [{"web_search_call": WEB}, "Hi"], StopReason.END_TURN),
     Case(RESPONSES, "phase and citations", [r.CREATED, r.added(0, NOTED), r.text_delta(0, "Hello"),
          r.done(0, NOTED), r.ending()], ["Hello"], kept=[{"phase": "commentary", "annotations": [NOTE]}]),
+    Case(RESPONSES, "probabilities", [r.CREATED, r.added(0, LIKELY), r.text_delta(0, "Hello"),
+         r.done(0, LIKELY), r.ending()], ["Hello"], kept=[{"logprobs": [TOKEN]}]),
+    Case(CHAT, "probabilities and citations", [
+         likely("Hel", TOKEN), likely("lo", ANOTHER), c.chunk(annotations=[CHAT_NOTE]), c.STOP, c.DONE],
+         ["Hello"], kept=[{"logprobs": [TOKEN, ANOTHER], "annotations": [CHAT_NOTE]}]),
+    Case(CHAT, "probabilities of two texts", [
+         likely("A", TOKEN), c.chunk(images=[PAINTED]), likely("B", ANOTHER), c.STOP, c.DONE],
+         ["A", ("image", b"\0", UNPAINTED), "B"],
+         kept=[{"logprobs": [TOKEN]}, UNPAINTED, {"logprobs": [ANOTHER]}]),
     Case(CHAT, "an image", [c.chunk(content="Look:", images=[PAINTED], audio={"data": ""}), c.STOP, c.DONE],
-         ["Look:", {"image_url": PAINTED}]),
+         ["Look:", ("image", b"\0", UNPAINTED)]),
     Case(GEMINI, "parts", [g.chunk(g.text("So"), *PARTS.values()), g.chunk(g.text("then")), g.END],
-         ["So", *[{kind: part} for kind, part in PARTS.items()], "then"]),
+         ["So", *[{kind: part} if kind != "inlineData" else SHOWN for kind, part in PARTS.items()], "then"]),
     Case(GEMINI, "what is about the reply", [
          g.chunk(g.text("A"), groundingMetadata=grounded("a"), logprobsResult={"chosenCandidates": [1]}),
          g.chunk(g.text("B"), groundingMetadata=grounded("a", "b"), logprobsResult={"chosenCandidates": [2]}),

@@ -179,6 +179,7 @@ NO_REPLIES: dict[str, list[Json | bytes]] = {
     "gemini": [{}, {"candidates": []}, {"usageMetadata": {"promptTokenCount": 1}},
     {"candidates": [{"content": "x"}]},
                {"choices": [{"message": {"content": "Hi"}}]}, STREAM_OF_LISTS[:2]],
+    "interactions": [{}, {"steps": []}, {"choices": [{"message": {"content": "Hi"}}]}, {"candidates": []}],
     "ollama": [{}, o.line(content="Hi"), {"message": "text"}],
     "tgi": [{}, []],
 }  # fmt: skip

@@ -16,7 +16,7 @@ from ...support.fake_http import FakeTransport, request
 from ...support.virtual_time import FakeClock
 from ...support.wires import WIRES, ChatWire, Wire
 
-CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI = WIRES
+CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI, INTERACTIONS = WIRES
 CHAT = ChatWire("default")
 OPENAI_CHAT = ChatWire("openai")
 OLDER_GEMINI = "gemini-2.5-flash"
