@@ -30,6 +30,7 @@ from .rows import (
     CostRow,
     CountedCall,
     ErrorRow,
+    OpenReply,
     Percentiles,
     SavedSession,
     SessionRow,
@@ -38,35 +39,43 @@ from .rows import (
     StoredJob,
     StoredSubmission,
 )
-from .sqlite.database import Durability
-from .sqlite.store import TraceStore
 from .store import Store
-from .writing.actor import Flush, TraceWriter
 from .writing.captured import Capture, Redact
 from .writing.captured import decode as decode_json
 from .writing.captured import encode as encode_json
 from .writing.state import StoreState, WriterOptions, WriterStatistics
-from .writing.writer import WriterCore
 
 if TYPE_CHECKING:
     from .export.otel import OtelExporter
+    from .filters import CallStatus
     from .postgres.store import PostgresStore
     from .prompt_caches import CacheSavings, cache_savings
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
     from .shipping.course import ShippingOptions
     from .shipping.shipper import ShippingStatistics, TraceShipper
+    from .sql.connection import SqlValue
+    from .sqlite.database import Durability
+    from .sqlite.store import TraceStore
+    from .writing.actor import Flush, TraceWriter
+    from .writing.writer import WriterCore
 else:
     __getattr__, __dir__ = later(
         __name__,
         {
             ".export.otel": ("OtelExporter",),
+            ".filters": ("CallStatus",),
             ".postgres.store": ("PostgresStore",),
             ".prompt_caches": ("CacheSavings", "cache_savings"),
             ".replay": ("StoredEvents",),
             ".saved_replies": ("SavedReplies",),
             ".shipping.course": ("ShippingOptions",),
             ".shipping.shipper": ("ShippingStatistics", "TraceShipper"),
+            ".sql.connection": ("SqlValue",),
+            ".sqlite.database": ("Durability",),
+            ".sqlite.store": ("TraceStore",),
+            ".writing.actor": ("Flush", "TraceWriter"),
+            ".writing.writer": ("WriterCore",),
         },
     )
 
@@ -74,6 +83,7 @@ __all__ = [
     "CacheSavings",
     "CallFilter",
     "CallRow",
+    "CallStatus",
     "Capture",
     "Component",
     "CostRow",
@@ -85,6 +95,7 @@ __all__ = [
     "Explanation",
     "Flush",
     "ModelReprice",
+    "OpenReply",
     "OtelExporter",
     "Percentiles",
     "PostgresStore",
@@ -103,6 +114,7 @@ __all__ = [
     "ShippingOptions",
     "ShippingStatistics",
     "SqlResult",
+    "SqlValue",
     "StatisticsRow",
     "Store",
     "StoreState",

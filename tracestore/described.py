@@ -1,7 +1,7 @@
 """The tables of a trace in words, the same for a file and for a server: what `callboard sql --schema` shows.
 
-A column has the name that `CallRow` has for it in Python and in JSON, or `Column.in_python` says the other one: a
-row is nested where a table is flat, and a table counts money in columns named ``…_nano``.
+The view `call_rows` has the names of `CallRow`, as an export flattens them: ``usage.source`` is ``usage_source``.
+A column of the table `calls` has that name, too, or `Column.in_python` says the other one.
 """
 
 from __future__ import annotations
@@ -115,8 +115,46 @@ _CALLS = {
     ),
 }
 
+_NOT_IN_ROWS = {"run", "ts_us", "day", "reserved_nano", "reserved_tokens"}
+
+
+_CURRENT = {
+    "nano_usd": "The current cost, in nano-USD: by the repricing that counts, else when it was called.",
+    "source": "Whose cost that is: computed, provider or unpriced.",
+    "pricing_version": "The version of the prices it was computed under.",
+    "reason": "Why it is unpriced, or what was assumed.",
+    "computed_nano_usd": "What our prices say where the provider stated the cost, in nano-USD.",
+}
+
+
+def _call_rows() -> dict[str, Column]:
+    """The columns of the view: those of the table under the names of an export, and the current cost."""
+    then = {column.in_python: column.meaning for column in _CALLS.values()}
+    total = "All input tokens: fresh, read from the cache and written to it."
+    return {
+        "call_id": Column(_CALLS["id"].meaning),
+        "run_id": Column("The run that the call belongs to."),
+        **{
+            name: column
+            for name, column in _CALLS.items()
+            if name != "id" and name not in _NOT_IN_ROWS and not name.startswith("cost_")
+        },
+        "total_input_tokens": Column(total, "usage.total_input_tokens"),
+        **{f"cost_{name}": Column(meaning, f"cost.{name}") for name, meaning in _CURRENT.items()},
+        **{
+            f"at_call_time_{each}": Column(then[path], path)
+            for each in _CURRENT
+            if (path := f"at_call_time.{each}")
+        },
+    }
+
+
 TABLES: Mapping[str, Table] = {
-    "calls": Table("An attempt of a call: tokens, times, outcome, and the cost when it was called.", _CALLS),
+    "call_rows": Table(
+        "An attempt of a call with its current cost, by the names of Python, JSON and exports; the one to ask.",
+        _call_rows(),
+    ),
+    "calls": Table("An attempt of a call as it is stored, with the cost when it was called.", _CALLS),
     "call_tags": Table(
         "A tag of a call, for questions by tag.",
         {

@@ -13,6 +13,7 @@ import msgspec
 from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
+"""The status of a stored call. A call that is under way, or whose process is gone, is ``started``."""
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),

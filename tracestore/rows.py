@@ -346,6 +346,31 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of the job, as soon as a call of its own says so."""
 
 
+class OpenReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply that a provider makes in the background, and whose process has ended."""
+
+    request_id: str
+    """The id of its call."""
+    response_id: str
+    """The provider's id of the reply."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    message_id: str = ""
+    """The id of the message that it is to be."""
+    session_id: str | None = None
+    """The id of its session; None without one."""
+    turn_id: str | None = None
+    """The id of the turn that asked for it."""
+    attempt: int = 1
+    """The number of the attempt, from 1."""
+    key: str | None = None
+    """The name of the key that it was asked for with; None for the adapter's own key."""
+    tags: dict[str, str] | None = None
+    """The tags of the call."""
+    started_us: int = 0
+    """When it was asked for, in microseconds since the Unix epoch."""
+
+
 class StoredSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a batch, as far as it was sent."""
 

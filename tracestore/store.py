@@ -6,7 +6,7 @@ an aware datetime; a naive datetime is a ValueError. Every method raises StoreEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from .rows import (
     CountedCall,
     ErrorRow,
     FoundMessage,
+    OpenReply,
     SavedSession,
     SessionRow,
     StatisticsRow,
@@ -209,6 +210,16 @@ class Queries(Protocol):
         """A job at a provider, such as a video's, as far as it is known."""
         ...
 
+    async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
+        """The replies that are made in the background and whose process has ended, in the order of their calls.
+
+        Args:
+            session_id: A session; None is all, and calls without one.
+            owned: Whether the session belongs to whoever asks. Then it is not asked whether the process has ended,
+                which in a cluster may be known late.
+        """
+        ...
+
     async def batch(self, batch_id: str) -> StoredBatch | None:
         """A batch as far as it is known; None if nothing is."""
         ...
@@ -294,8 +305,15 @@ class Statistics(Protocol):
 class Sessions(Protocol):
     """Sessions, and the content that was captured of them."""
 
-    async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
-        """Sessions with their sums, the latest event first. `limit` is the number of them; None is all."""
+    async def sessions(
+        self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
+    ) -> list[SessionRow]:
+        """Sessions with their sums, the latest event first.
+
+        Args:
+            limit: The largest number of them; None is all.
+            tags: Tags that they have, all of them.
+        """
         ...
 
     async def saved_session(self, session_id: str) -> SavedSession | None:

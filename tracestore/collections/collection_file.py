@@ -110,10 +110,14 @@ class CollectionFile:
         """Raises StoreError."""
         with self._translated():
             self._connection = self._connect()
-            if self._readonly and not self.path.exists():
-                self._connection.executescript(_SCHEMA)
-                return self
-            self._check()
+            try:
+                if self._readonly and not self.path.exists():
+                    self._connection.executescript(_SCHEMA)
+                else:
+                    self._check()
+            except BaseException:
+                self._connection.close()
+                raise
         return self
 
     def __exit__(

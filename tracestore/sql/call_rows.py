@@ -55,11 +55,20 @@ def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
     rewrite every index on a column that is mentioned, changed or not.
     """
     changes = [
-        f"{name} = excluded.{name}" if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
+        _set(name) if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
         for name in columns
         if name in overwrite or name not in _SHARED
     ]
     return Insert("calls", columns, f"ON CONFLICT (request_id, attempt) DO UPDATE SET {', '.join(changes)}")
+
+
+def _set(name: str) -> str:
+    """The change that sets a column. If another process starts an attempt again, to take its reply up, the first
+    start says when it began.
+    """
+    if name in ("ts_us", "day"):
+        return f"{name} = CASE WHEN calls.started_us IS NULL THEN excluded.{name} ELSE calls.{name} END"
+    return f"{name} = excluded.{name}"
 
 
 # A start sets when the call began, an end how it ended. Everything else is first come, first kept.

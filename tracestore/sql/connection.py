@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from .repricing.pricing_dialect import PricingDialect
 
 SqlValue: TypeAlias = str | int | float | bytes | None
+"""A value that a statement is given, or that a row has."""
 Row: TypeAlias = tuple[Any, ...]  # as the driver gives it; each reader knows its own columns
 Sql: TypeAlias = tuple[str, list[SqlValue]]
 """A statement or a part of one, and its parameters."""

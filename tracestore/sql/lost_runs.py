@@ -1,4 +1,4 @@
-"""The end of a run whose process died: each of its calls without an end gets one, and the run is marked."""
+"""The end of a run whose process died: each of its calls that died with it gets an end, and the run is marked."""
 
 from __future__ import annotations
 
@@ -17,21 +17,33 @@ PROCESS_LOST = "process_lost"
 
 _MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 
-END_IN_ORDER = """
+
+def _goes_on(call: str) -> str:
+    """The condition that a call's reply is made in the background, so that it doesn't end with its process."""
+    return (
+        f"EXISTS (SELECT 1 FROM events AS e WHERE e.request_id = {call}.request_id"
+        f" AND e.attempt = {call}.attempt AND e.topic = 'llm.call_accepted')"
+    )
+
+
+END_IN_ORDER = f"""
     UPDATE runs
        SET ended_us = ?, ending = 'closed'
      WHERE run_id = ? AND ended_us IS NULL
-       AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
+       AND NOT EXISTS (SELECT 1 FROM calls AS c
+                        WHERE c.run = runs.id AND c.status = 'started' AND NOT {_goes_on("c")})
 """
-"""Marks a run as ended, unless one of its calls has no end."""
+"""Marks a run as ended, unless one of its calls has no end, and doesn't go on without it."""
 
-_CALLS_WITHOUT_END = """
+_CALLS_WITHOUT_END = f"""
     SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
            estimated_input_tokens, priced_as
       FROM calls
      WHERE run = ? AND status = 'started'
+       AND NOT {_goes_on("calls")}
      ORDER BY id
 """
+"""The calls that end with their process."""
 
 
 def close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:

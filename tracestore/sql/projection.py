@@ -211,7 +211,11 @@ class Projection:
             identity[ATTEMPT] = 1
         call: Any = (identity[REQUEST], identity[ATTEMPT])
         if isinstance(event, LlmCallStarted):
-            self._note_start(started_row(event, identity, run, ts_us))
+            start = started_row(event, identity, run, ts_us)
+            if event.reason == "taken_up":  # its row is there since it was asked for
+                self._more_starts.append(start)
+            else:
+                self._note_start(start)
         else:
             if isinstance(event, LlmCallCompleted):
                 self._completed.append(completed_row(event, identity, run, ts_us))

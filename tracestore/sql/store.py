@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from ..rows import (
     CostRow,
     CountedCall,
     ErrorRow,
+    OpenReply,
     SavedSession,
     SessionRow,
     StatisticsRow,
@@ -29,6 +30,7 @@ from ..store import Store
 from ..timestamps import to_us
 from .calls.costs import costs
 from .calls.listing import call_row, calls_after_query, calls_query
+from .calls.open_replies import open_replies
 from .calls.sessions import sessions
 from .connection import Database
 from .content import load_session, was_answered
@@ -121,11 +123,16 @@ class SqlStore(Store, Protocol):
         rows = await self._database.read("SELECT coalesce(max(id), 0) FROM events", [])
         return int(rows[0][0])
 
-    async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
-        return await sessions(self._database, limit)
+    async def sessions(
+        self, limit: int | None = 1000, *, tags: Mapping[str, str] | None = None
+    ) -> list[SessionRow]:
+        return await sessions(self._database, limit, tags)
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
         return await job(self._database, provider, job_id)
+
+    async def open_replies(self, session_id: str | None = None, *, owned: bool = False) -> list[OpenReply]:
+        return await open_replies(self._database, session_id, owned=owned)
 
     async def batch(self, batch_id: str) -> StoredBatch | None:
         return await batch(self._database, batch_id)

@@ -52,7 +52,8 @@ class Capture:
 
     The host's hook runs on the event loop and must not block. The system prompt passes the hook as a message of
     the system. The definitions of tools don't pass it. A message is not stored if the hook raises, or returns
-    neither a message nor None.
+    neither a message nor None. With a hook, no reply is stored as its provider sent it (`RawReply`): that would
+    have what the hook takes out.
 
     Args:
         redact: The host's hook, which is called once for each message; None stores every message as it is.
@@ -109,11 +110,17 @@ class Capture:
             # The error's own words may be the very content that was to be kept out.
             _log.error("redaction_failed", message_id=message.id, error=type(error).__name__)
             return _emptied(message), f"redaction failed: {type(error).__name__}"
-        return msgspec.structs.replace(cleared, id=message.id), None
+        return msgspec.structs.replace(cleared, id=message.id, metadata=_without_raw(cleared.metadata)), None
 
 
 def _emptied(message: Message) -> Message:
-    return msgspec.structs.replace(message, content=())
+    return msgspec.structs.replace(message, content=(), metadata=_without_raw(message.metadata))
+
+
+def _without_raw(metadata: MessageMetadata | None) -> MessageMetadata | None:
+    if metadata is None or (metadata.raw is None and metadata.provider_details is None):
+        return metadata
+    return msgspec.structs.replace(metadata, raw=None, provider_details=None)
 
 
 # -- JSON that takes whatever a message may hold

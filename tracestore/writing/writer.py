@@ -127,6 +127,7 @@ class WriterCore:
         self._work = anyio.Lock()
         self._hurry = anyio.Event()
         self._adopted = anyio.Event()
+        self._taken_over = False
 
     @classmethod
     def for_bus(
@@ -196,7 +197,7 @@ class WriterCore:
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
         try:
-            taken_over = await self._take_over()
+            self._taken_over = await self._take_over()
         finally:
             self._adopted.set()
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
@@ -207,8 +208,8 @@ class WriterCore:
                 if before == "ok" or self._due():
                     await self._attempt()
                 await self._park()
-            if not taken_over and before != "ok" and self._state == "ok":
-                taken_over = await self._take_over()
+            if not self._taken_over and before != "ok" and self._state == "ok":
+                self._taken_over = await self._take_over()
 
     async def flush(self) -> None:
         """Wait until everything that was published before the call is committed. From then on it survives the
@@ -260,9 +261,10 @@ class WriterCore:
         journal.copy(self._pending)
         return journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark
 
-    async def adopted(self) -> None:
-        """Return when `run` has written what earlier processes had to leave, or has found that it can't."""
+    async def adopted(self) -> bool:
+        """Whether what earlier processes had to leave is written. Returns when `run` has done it, or can't now."""
         await self._adopted.wait()
+        return self._taken_over
 
     async def close(self) -> None:
         """Commit what is left, or spill it for the next start. May be called again, when more has come."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -10,9 +12,11 @@ import msgspec
 import pytest
 
 from bus.values.usage import Cost, TokenUsage
-from tracestore import CallRow, Store
+from tracestore import CallRow, PriceRow, PriceTable, Store
 from tracestore.described import BOOKKEEPING, TABLES
+from tracestore.export import export_calls
 
+from ..trace_making import Maker, fill
 from .conftest import Place
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +24,7 @@ pytestmark = pytest.mark.anyio
 COLUMNS = {
     "sqlite": """
         SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c
-         WHERE t.type = 'table' ORDER BY t.name, c.cid
+         WHERE t.type IN ('table', 'view') ORDER BY t.name, c.cid
     """,
     "postgres": """
         SELECT table_name, column_name FROM information_schema.columns
@@ -41,6 +45,30 @@ async def test_every_table_and_every_column_has_its_sentence(place: Place, store
     described = {(name, column) for name, table in TABLES.items() for column in table.columns}
     assert described - columns == (MORE_ON_A_SERVER if place.kind == "sqlite" else set())
     assert columns - described == set()
+
+
+async def test_call_rows_have_the_names_and_values_of_an_export(store: Store, make: Maker) -> None:
+    """Of one in JSON lines, but for its texts for people; the current cost stands beside the one at call time."""
+    await fill(store, make, 7)
+    await store.reprice(PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second"))
+    file = io.BytesIO()
+    await export_calls(store, file, "jsonl")
+    found = await store.sql("SELECT * FROM call_rows ORDER BY call_id", limit=100)
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    for exported, row in zip(map(json.loads, file.getvalue().splitlines()), rows, strict=True):
+        for text in ("started", "finished", "cost_usd", "at_call_time_usd"):
+            del exported[text]
+        exported["tags"], row["tags"] = json.loads(exported["tags"]), json.loads(str(row["tags"]))
+        assert {name: row[name] for name in exported} == exported
+    assert {row["cost_pricing_version"] for row in rows} != {row["at_call_time_pricing_version"] for row in rows}
+
+
+def test_call_rows_are_called_as_in_python() -> None:
+    """A nested name has an underscore for its point; counts of tokens and the tier stand by themselves."""
+    for name, column in TABLES["call_rows"].columns.items():
+        path = column.in_python or name
+        assert name in (path.replace(".", "_"), path.removeprefix("usage."))
+        assert path.partition(".")[0] in CallRow.__struct_fields__
 
 
 def test_each_is_a_sentence() -> None:

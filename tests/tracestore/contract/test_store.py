@@ -275,6 +275,8 @@ async def test_sessions_sum_up_their_calls(store: Store, make: Maker) -> None:
     )
     newest, row = await store.sessions()
     assert (newest.session_id, newest.calls) == ("s2", 0)
+    assert [each.session_id for each in await store.sessions(1, tags={"team": "red"})] == ["s1"]
+    assert await store.sessions(tags={"team": "red", "other": "x"}) == []
     assert (row.model, row.tags, row.turns, row.calls) == ("local-chat:smol", {"team": "red"}, 1, 2)
     assert (row.total_input_tokens, row.output_tokens) == (200, 20)
     assert (row.cost_nano_usd, row.unpriced) == (1234, 1)

@@ -51,10 +51,11 @@ async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer,
         await asked(engine, 2)
         await engine.flush()
         run_id = engine.bus.run_id
+        committed = await store.committed_seq(run_id)  # what is told of the store itself may still come
         calls, events = await store.calls(), await store.events(limit=None)
         assert [call.status for call in calls] == ["completed"] * 10
         assert sorted(event.seq for event in events) == sorted({event.seq for event in events})
-        assert await store.committed_seq(run_id) == max(event.seq for event in events)
+        assert committed in {event.seq for event in events}
     async with PostgresStore(dsn, path=tmp_path / "trace") as again:
         assert {call.status for call in await again.calls()} == {"completed"}
         assert await again.sql("SELECT run_id, ending FROM runs") == again_rows(run_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus.errors import StoreError
 
+from ...sql.calls.current_costs import call_rows_view
 from ...sql.connection import Row
 from ..database import Database
 from ..errors import said
@@ -30,6 +31,14 @@ from .tables import TABLES
 if TYPE_CHECKING:
     import psycopg
 
+_TOTAL_INPUT = "CAST(input_tokens AS numeric) + cached_input_tokens + cache_creation_input_tokens"
+_MOST = 2**63 - 1
+
+CALL_ROWS = (
+    call_rows_view(f"CAST(CASE WHEN {_TOTAL_INPUT} > {_MOST} THEN {_MOST} ELSE {_TOTAL_INPUT} END AS bigint)"),
+)
+"""The view of calls. The sum of absurd counts is no error in it."""
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),
     ("shipping", SHIPPING),
@@ -38,6 +47,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ledger", LEDGER),
     ("probes", PROBES),
     ("claims", CLAIMS),
+    ("call rows", CALL_ROWS),
 )
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 

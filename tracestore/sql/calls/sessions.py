@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...rows import SessionRow
 from ..connection import Database, at_most, greater
 from ..repricing.run_costs import current_runs
@@ -36,14 +38,18 @@ _FIELDS = {
 """Each field of a row, and its expression."""
 
 
-async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
-    """Sessions, the one with the latest event first."""
+async def sessions(
+    database: Database, limit: int | None, tags: Mapping[str, str] | None = None
+) -> list[SessionRow]:
+    """Sessions that have all these tags, the one with the latest event first."""
     runs = await database.look(current_runs)
     priced, _ = with_nano(cost_under(runs), "c.session_id IN (SELECT session_id FROM newest)")
     limited, most = at_most(limit)
+    tag = f"{database.dialect.tag('tags')} = ?"
+    tagged = f"WHERE {' AND '.join([tag] * len(tags))}" if tags else ""
     rows = await database.read(
         f"""
-        WITH newest AS (SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC {limited}),
+        WITH newest AS (SELECT * FROM sessions {tagged} ORDER BY last_us DESC, session_id DESC {limited}),
              priced AS ({priced})
         SELECT {", ".join(_FIELDS.values())}
           FROM newest AS n
@@ -51,7 +57,7 @@ async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
          GROUP BY {", ".join(_SESSION)}
          ORDER BY n.last_us DESC, n.session_id DESC
         """,
-        most,
+        [*(part for pair in (tags or {}).items() for part in pair), *most],
     )
     found = []
     for row in rows:

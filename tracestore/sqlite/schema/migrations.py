@@ -15,6 +15,7 @@ The tables:
 * `current_run` says which of those costs is current: that of the first run in it that has a row for the call, else
   the one at call time. It mostly has no row or one. A repricing of some calls puts itself before the others.
 * `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model (see `call_sums`).
+* `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
 * `content`, `session_messages` and `session_setups` hold content, if the host asks for it (see `sql.content`).
 * `erasures` says which of it was deleted on purpose (see `sql.upkeep.erasures`).
 
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from bus.errors import StoreError
 
+from ...sql.calls.current_costs import call_rows_view
 from ..database import APPLICATION_ID, Database
 from ..statements import Statements
 from . import tables
@@ -52,6 +54,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("keys", tables.KEYS),
     ("erasures", tables.ERASURES),
     ("epochs", tables.EPOCHS),
+    ("call rows", (call_rows_view("input_tokens + cached_input_tokens + cache_creation_input_tokens"),)),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
@@ -66,7 +69,7 @@ async def migrate(database: Database, now_us: int) -> None:
     if database.readonly:
         raise StoreError(
             f"{database.path} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
-            "open it once for writing to bring it up to date"
+            "open it once for writing to bring it up to date, as `callboard upgrade` does"
         )
     while version < SCHEMA_VERSION:
         version = await _step(database, now_us)
