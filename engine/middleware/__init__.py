@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING
 from bus._lazy_names import later
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
-from .contract import Around, EventFilter, Middleware, MiddlewareLike, Next, Steps
+from .contract import (
+    AnyEventFilter,
+    Around,
+    AsyncEventFilter,
+    EventFilter,
+    GuardReport,
+    Judged,
+    Middleware,
+    MiddlewareLike,
+    Next,
+    Steps,
+)
 
 if TYPE_CHECKING:
     from .caching import Cache, MemoryReplies, ReplyStore
+    from .guardrails.guardrail import Guard, Guardrail
+    from .guardrails.held_reply import GuardedKind, Held, Stop
+    from .guardrails.windows import Window
     from .logging import LogCalls
     from .other_models import TryModels
 else:
@@ -18,18 +32,29 @@ else:
         __name__,
         {
             ".caching": ("Cache", "MemoryReplies", "ReplyStore"),
+            ".guardrails.guardrail": ("Guard", "Guardrail"),
+            ".guardrails.held_reply": ("GuardedKind", "Held", "Stop"),
+            ".guardrails.windows": ("Window",),
             ".logging": ("LogCalls",),
             ".other_models": ("TryModels",),
         },
     )
 
 __all__ = [
+    "AnyEventFilter",
     "Around",
+    "AsyncEventFilter",
     "Cache",
     "CallEnd",
     "CallInfo",
     "CallOutcome",
     "EventFilter",
+    "Guard",
+    "GuardReport",
+    "GuardedKind",
+    "Guardrail",
+    "Held",
+    "Judged",
     "LogCalls",
     "MemoryReplies",
     "Middleware",
@@ -37,5 +62,7 @@ __all__ = [
     "Next",
     "ReplyStore",
     "Steps",
+    "Stop",
     "TryModels",
+    "Window",
 ]

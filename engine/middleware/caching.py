@@ -29,6 +29,9 @@ _ONLY_ABOUT_THE_CALL = {
     "retry": None,
     "timeout_seconds": None,
     "drain_for_usage": None,
+    "background": None,
+    "continue_broken": None,
+    "response_id": "",
 }
 
 

@@ -10,7 +10,7 @@ They are only admitted and, like all calls, settled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +19,18 @@ from bus import ConfigurationError
 from bus.log import Log
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
-from .contract import Around, EventFilter, Middleware, MiddlewareLike, Next, Steps
+from .contract import (
+    AnyEventFilter,
+    Around,
+    EventFilter,
+    GuardReport,
+    Middleware,
+    MiddlewareLike,
+    Next,
+    Steps,
+    StoppedAfter,
+    is_async,
+)
 
 _log = Log("engine.middleware")
 
@@ -100,18 +111,22 @@ class Chain:
             inner = partial(layer.call, next=inner)
         return await inner(request)
 
-    def filter(self, request: CanonicalRequest) -> EventFilter | None:
-        """The filter for the events of a call, from the innermost layer outwards; None if no layer has one."""
-        found = [each for layer in reversed(self._layers) if (each := layer.events(request)) is not None]
+    def filter(self, request: CanonicalRequest, report: GuardReport) -> AnyEventFilter | None:
+        """The filter for the events of a call, from the innermost layer outwards; None if no layer has one.
+
+        It is async if a layer's is.
+
+        Args:
+            request: The request.
+            report: Told of each piece of text that a layer has changed or stopped.
+        """
+        layers = reversed(self._layers)
+        found = [each for layer in layers if (each := layer.guarded(request, report)) is not None]
         if not found:
             return None
-
-        def through(events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
-            for each in found:
-                events = each(events)
-            return events
-
-        return through
+        if any(map(is_async, found)):
+            return partial(_wait_through, found)
+        return partial(_through, cast("list[EventFilter]", found))
 
     async def admit(self, call: CallInfo) -> None:
         """Return when all layers let the call pass. An exception of a layer is raised here."""
@@ -131,3 +146,28 @@ class Chain:
         """Close all layers."""
         for layer in self._layers:
             await layer.aclose()
+
+
+def _through(filters: Sequence[EventFilter], events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+    error: Exception | None = None
+    for each in filters:
+        try:
+            events = each(events)
+        except StoppedAfter as stopped:  # what has passed so far may not pass the next one
+            events, error = stopped.passed, error or stopped.error
+    if error is not None:
+        raise StoppedAfter(events, error)
+    return events
+
+
+async def _wait_through(filters: Sequence[AnyEventFilter], events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+    error: Exception | None = None
+    for each in filters:
+        try:
+            passed = each(events)
+            events = await passed if isinstance(passed, Awaitable) else passed
+        except StoppedAfter as stopped:
+            events, error = stopped.passed, error or stopped.error
+    if error is not None:
+        raise StoppedAfter(events, error)
+    return events

@@ -1,0 +1,373 @@
+"""Guardrails: what is held, what passes, and what a stop leaves behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters import (
+    CancelledError,
+    CanonicalRequest,
+    ContentFilterError,
+    MessageComplete,
+    MessageStart,
+    ServerError,
+    StopReason,
+    StreamEvent,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    TokenUsage,
+    ToolDefinition,
+)
+from bus import Envelope, GuardrailStopped, LlmCallFailed, LlmCallGuarded, Subscription
+from bus.streams.events import ProviderEvent, ThinkingDelta
+from engine import Session, Tool
+from engine.middleware import Guardrail, Held, Judged, Stop, Window
+from tests.support.engines import requests_of, running
+from tests.support.invariants import check_stream
+from tests.support.scripted import Say
+
+pytestmark = pytest.mark.anyio
+
+CARD = re.compile(r"\b\d{4}(?: ?\d{4}){3}\b")
+
+
+def masked(held: Held) -> str:
+    return CARD.sub("****", held.text)
+
+
+async def masked_later(held: Held) -> str:
+    await anyio.lowlevel.checkpoint()
+    return masked(held)
+
+
+def no_secrets(held: Held) -> str | Stop:
+    return Stop("it tells the secret") if "secret" in held.text else held.text
+
+
+async def no_secrets_later(held: Held) -> str | Stop:
+    await anyio.lowlevel.checkpoint()
+    return no_secrets(held)
+
+
+async def answer(session: Session, streamed: bool, read: list[str]) -> str:
+    """A session's answer; `read` gets what readers of the stream had."""
+    if not streamed:
+        return (await session.send("Hi")).text
+    async with session.stream("Hi") as turn:
+        async for text in turn.text_stream:
+            read.append(text)  # noqa: PERF401  (what was read before an error counts, too)
+        return (await turn.message()).text
+
+
+def guarded(events: Subscription) -> list[LlmCallGuarded]:
+    return [event for event in map(data_of, events.take()) if isinstance(event, LlmCallGuarded)]
+
+
+def data_of(envelope: Envelope) -> object:
+    return envelope.data
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("check", [masked, masked_later])
+async def test_what_is_changed_is_changed_for_everybody(streamed: bool, check: Callable[[Held], str]) -> None:
+    """For readers, in the reply, and in what the model is told of it later, also across the deltas' borders."""
+    fragments = ("Your card is 41", "11 1111 11", "11 1111, she said.", " Bye.")
+    rail = Guardrail(check, window=Window.characters(12, overlap=30))
+    read: list[str] = []
+    async with running(Say(*fragments), Say("Yes"), middleware=[rail]) as (engine, events):
+        session = engine.session("s:m")
+        assert await answer(session, streamed, read) == "Your card is ****, she said. Bye."
+        assert "".join(read) in ("", "Your card is ****, she said. Bye.")
+        (told,) = guarded(events)
+        assert (told.guardrail, told.action, told.content_block_index) == (check.__name__, "changed", 0)
+        await session.send("And?")
+        assert "1111" not in str(requests_of(engine)[-1].messages)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("check", [no_secrets, no_secrets_later])
+async def test_a_stop_ends_the_reply_with_what_had_passed(
+    streamed: bool, check: Callable[[Held], str | Stop], tmp_path: Path
+) -> None:
+    """The error has it and the cost; the history keeps it; no other model is asked; the trace says why."""
+    rail = Guardrail(check, window=Window.sentences())
+    read: list[str] = []
+    say = Say("Well. ", "The secret ", "is 42. ", "And more.")
+    async with running(say, Say("Fine"), middleware=[rail], store=tmp_path / "t.db", z=[Say("never")]) as (
+        engine,
+        events,
+    ):
+        session = engine.session("s:m", fallback=["z:m"])
+        with pytest.raises(GuardrailStopped, match="it tells the secret") as stopped:
+            await answer(session, streamed, read)
+        error = stopped.value
+        assert isinstance(error, ContentFilterError)
+        assert "secret" not in "".join(read)
+        assert "".join(block.text for block in error.content if isinstance(block, TextBlock)).strip() in (
+            "Well.",
+            "",
+        )
+        assert error.usage is not None
+        assert error.cost is not None
+        told = [envelope.data for envelope in events.take()]
+        ends = [event for event in told if isinstance(event, LlmCallFailed)]
+        assert [end.error_class for end in ends] == ["cancelled"]
+        rails = [event for event in told if isinstance(event, LlmCallGuarded)]
+        assert [(rail.action, rail.reason) for rail in rails] == [("stopped", "it tells the secret")]
+        await session.send("And now?")
+        assert "secret" not in str(requests_of(engine)[-1].messages)
+
+
+async def test_readers_have_a_piece_before_the_next_is_whole() -> None:
+    """A window holds back what isn't looked at, and no more."""
+    gate = anyio.Event()
+    steps = iter(range(9))
+
+    async def wait() -> None:
+        if next(steps) == 2:
+            await gate.wait()
+
+    async with running(Say("One. ", "Two", " three.", pause=wait), middleware=[Guardrail(masked)]) as (engine, _):
+        async with engine.session("s:m").stream("Hi") as turn:
+            reader = aiter(turn.text_stream)
+            assert await anext(reader) == "One. "
+            gate.set()
+            assert [text async for text in reader] == ["Two three."]
+
+
+@pytest.mark.parametrize("check", [masked, masked_later])
+async def test_tools_run_with_their_own_arguments_behind_the_text(check: Callable[[Held], str]) -> None:
+    """A call keeps its place behind the text that was held, and its arguments."""
+    ran: list[object] = []
+
+    async def pay(arguments: object) -> str:
+        ran.append(arguments)
+        return "paid"
+
+    number = "4111 1111 1111 1111"
+    tool = Tool(ToolDefinition("pay"), pay)
+    say = Say(f"I pay with {number}", calls=[("pay", {"card": number})])
+    async with running(say, Say("Done."), middleware=[Guardrail(check)]) as (engine, _):
+        async with engine.session("s:m", tools=[tool]).stream("Pay!") as turn:
+            message = await turn.message()
+    assert message.text == "Done."
+    assert ran == [{"card": number}]
+
+
+async def test_no_tool_of_a_stopped_reply_runs() -> None:
+    """Also one that would have come first."""
+    ran: list[object] = []
+
+    async def pay(arguments: object) -> str:
+        ran.append(arguments)
+        return "paid"
+
+    say = Say("The secret is out.", calls=[("pay", {})])
+    async with running(say, middleware=[Guardrail(no_secrets, window=Window.block())]) as (engine, _):
+        with pytest.raises(GuardrailStopped):
+            await engine.session("s:m", tools=[Tool(ToolDefinition("pay"), pay)]).send("Pay!")
+    assert ran == []
+
+
+@pytest.mark.parametrize("check", [masked, masked_later])
+async def test_a_reply_that_breaks_off_while_it_is_held_is_asked_of_another_model(
+    check: Callable[[Held], str],
+) -> None:
+    """Nobody has read anything of it; what was held is dropped."""
+    broken = Say("Half a sent", fails=ServerError("gone", retryable=False))
+    async with running(broken, middleware=[Guardrail(check)], z=[Say("Whole.")]) as (engine, _):
+        async with engine.session("s:m", fallback=["z:m"]).stream("Hi") as turn:
+            assert [text async for text in turn.text_stream] == ["Whole."]
+
+
+@pytest.mark.parametrize("check", [masked, masked_later])
+async def test_what_was_not_looked_at_is_dropped_at_a_break(check: Callable[[Held], str]) -> None:
+    """What had passed stays."""
+    broken = Say("Whole. Half a sent", fails=ServerError("gone", retryable=False))
+    async with running(broken, middleware=[Guardrail(check)]) as (engine, _):
+        async with engine.session("s:m").stream("Hi") as turn:
+            read: list[str] = []
+            with pytest.raises(ServerError) as raised:
+                async for text in turn.text_stream:
+                    read.append(text)  # noqa: PERF401
+    assert read == ["Whole. "]
+    assert [block.text for block in raised.value.content if isinstance(block, TextBlock)] == ["Whole. "]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_cancelling_does_not_wait_for_a_guardrail(streamed: bool) -> None:
+    """What it is looking at is dropped, and what the provider has made of it is paid."""
+    asked = anyio.Event()
+
+    async def never(held: Held) -> str:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with running(Say("One. Two."), middleware=[Guardrail(never)]) as (engine, _):
+        session = engine.session("s:m")
+
+        async def cancel() -> None:
+            await asked.wait()
+            assert await session.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(cancel)
+            with pytest.raises(CancelledError) as cancelled:
+                await answer(session, streamed, [])
+        assert cancelled.value.content == ()
+        assert cancelled.value.usage is not None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_exception_of_a_guardrail_ends_the_call(streamed: bool) -> None:
+    """It is raised as it is, whether the guardrail waits or not."""
+
+    def breaks(held: Held) -> str:
+        raise ZeroDivisionError
+
+    async def breaks_later(held: Held) -> str:
+        raise ZeroDivisionError
+
+    for check in (breaks, breaks_later):
+        async with running(Say("Hi."), middleware=[Guardrail(check)]) as (engine, _):
+            with pytest.raises(ZeroDivisionError):
+                await answer(engine.session("s:m"), streamed, [])
+
+
+@pytest.mark.parametrize("waits", [(False, False), (True, False), (False, True), (True, True)])
+async def test_the_outer_of_two_guardrails_sees_what_the_inner_let_pass(waits: tuple[bool, bool]) -> None:
+    """The first that is given is the outermost."""
+    seen: dict[str, list[str]] = {"outer": [], "inner": []}
+
+    def check(name: str) -> Callable[[Held], str]:
+        def look(held: Held) -> str:
+            seen[name].append(held.text)
+            return held.text.replace("a", "b") if name == "inner" else held.text + "!"
+
+        return look
+
+    def waiting(name: str) -> Callable[[Held], Awaitable[str]]:
+        async def look(held: Held) -> str:
+            return check(name)(held)
+
+        return look
+
+    rails = [
+        Guardrail(waiting(name) if wait else check(name), window=Window.block())
+        for name, wait in zip(("outer", "inner"), waits, strict=True)
+    ]
+    async with running(Say("a", "a"), middleware=rails) as (engine, _):
+        assert (await engine.session("s:m").send("Hi")).text == "bb!"
+    assert seen == {"outer": ["bb"], "inner": ["aa"]}
+
+
+async def test_a_reader_that_comes_late_has_the_same() -> None:
+    """The stream's log has what passed."""
+    async with running(Say("4111 1111 1111 1111. Bye."), middleware=[Guardrail(masked)]) as (engine, _):
+        async with engine.session("s:m").stream("Hi") as turn:
+            await turn.message()
+            late = [event.text async for event in engine.attach(turn.stream_id) if isinstance(event, TextDelta)]
+    assert "".join(late) == "****. Bye."
+
+
+async def test_objects_are_read_from_what_passed() -> None:
+    """A guardrail stands before the reader of an object, too."""
+    rail = Guardrail(lambda held: held.text.replace("Ann", "***"), window=Window.block(), name="names")
+    async with running(Say('{"name": "Ann"}'), middleware=[rail]) as (engine, events):
+        assert (await engine.generate("s:m", "Who?")).text == '{"name": "***"}'
+        assert [told.guardrail for told in guarded(events)] == ["names"]
+
+
+def test_only_text_and_thinking_can_be_held() -> None:
+    """Another kind is refused when the guardrail is made."""
+    with pytest.raises(ValueError, match="not at tools"):
+        Guardrail(masked, kinds=("text", "tools"))  # type: ignore[arg-type]
+
+
+REQUEST = CanonicalRequest(request_id="req", model="s:m", messages=(), max_output_tokens=9)
+
+
+def through(rail: Guardrail, events: list[StreamEvent], judged: list[Judged]) -> list[StreamEvent]:
+    take = rail.guarded(REQUEST, judged.append)
+    return [passed for event in events for passed in take([event])]  # type: ignore[union-attr]
+
+
+def message(*blocks: tuple[str, list[str]], signature: str | None = None) -> list[StreamEvent]:
+    """The events of a message of texts and thinking, in these fragments."""
+    events: list[StreamEvent] = [MessageStart("msg", "m", "s")]
+    content: list[TextBlock | ThinkingBlock] = []
+    for index, (kind, fragments) in enumerate(blocks):
+        delta = TextDelta if kind == "text" else ThinkingDelta
+        events += [delta(text, content_block_index=index, message_id="msg") for text in fragments if text]
+        if kind == "text":
+            content.append(TextBlock("".join(fragments)))
+        else:
+            events.append(ThinkingDelta("", signature, index, "msg"))
+            content.append(ThinkingBlock("".join(fragments), signature))
+    usage = TokenUsage(1, 1)
+    return [*events, MessageComplete(tuple(content), StopReason.END_TURN, "stop", usage, "msg")]
+
+
+BLOCKS = st.lists(
+    st.tuples(
+        st.sampled_from(["text", "thinking"]), st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(BLOCKS, st.integers(1, 9), st.integers(0, 9), st.sampled_from([("text",), ("text", "thinking")]))
+def test_a_guardrail_that_lets_all_pass_changes_no_word(
+    blocks: list[tuple[str, list[str]]], size: int, overlap: int, kinds: tuple[str, ...]
+) -> None:
+    """Whatever is held, the stream's invariants hold, nothing is reported, and the content is the same."""
+    judged: list[Judged] = []
+    events = message(*blocks, signature="signed")
+    rail = Guardrail(lambda held: held.text, window=Window.characters(size, overlap=overlap), kinds=kinds)  # type: ignore[arg-type]
+    passed = through(rail, events, judged)
+    check_stream(passed)
+    assert judged == []
+    assert passed[-1] == events[-1]
+
+
+@given(
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=5), min_size=1, max_size=12), st.integers(1, 6)
+)
+def test_what_is_looked_for_is_found_wherever_it_is_cut(fragments: list[str], size: int) -> None:
+    """With an overlap of one character less than its length."""
+    rail = Guardrail(lambda held: held.text.replace("aba", "X"), window=Window.characters(size, overlap=2))
+    passed = through(rail, message(("text", fragments)), [])
+    text = "".join(event.text for event in passed if isinstance(event, TextDelta))
+    assert "aba" not in text
+    assert text.count("a") + 2 * text.count("X") == "".join(fragments).count("a")
+
+
+def test_thinking_that_was_changed_is_no_longer_signed() -> None:
+    """Its provider would refuse it; unchanged it keeps its signature."""
+    events = message(("thinking", ["the plan"]), signature="signed")
+    rail = Guardrail(lambda held: "***", kinds=("thinking",), window=Window.block())
+    end = through(rail, events, [])[-1]
+    assert isinstance(end, MessageComplete)
+    assert end.final_content == (ThinkingBlock("***"),)
+    kept = through(Guardrail(lambda held: held.text, kinds=("thinking",)), events, [])
+    assert kept[-1] == events[-1]
+    assert [event.signature for event in kept if isinstance(event, ThinkingDelta)][-1] == "signed"
+
+
+def test_what_a_provider_tells_beside_the_text_does_not_pass() -> None:
+    """It might say the text that is held."""
+    start, *rest = message(("text", ["My number is 12."]))
+    told = ProviderEvent("repeated", {"text": "My number is 12."}, "m")
+    passed = through(Guardrail(masked), [start, told, *rest], [])
+    assert not any(isinstance(event, ProviderEvent) for event in passed)
