@@ -3,6 +3,6 @@ file."""
 
 from __future__ import annotations
 
-from .main import main
+from .command_line import main
 
 __all__ = ["main"]

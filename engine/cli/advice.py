@@ -8,6 +8,7 @@ from bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
+    CapabilityError,
     ContextOverflowError,
     NetworkError,
     NotFoundError,
@@ -49,6 +50,8 @@ def advice(error: AdapterError) -> str:
             return "wait a little, or name a model of another provider with -m"
         case ContextOverflowError() | PromptTooLongError():
             return "ask with less, or name a model with a larger window with -m"
+        case CapabilityError():
+            return "`callboard models` shows what each can, -m names another"
         case RequestTimeoutError():
             return "ask again, or give it more time: -o timeout_seconds 600"
         case NetworkError():

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "collections": CommandEntry("ask.collections:add_command", "texts kept as vectors, for `similar`"),
     "similar": CommandEntry("ask.collections:add_similar", "what in a collection is like a text"),
     "batch": CommandEntry("batch.batch:add_command", "many requests for half the price, as JSON lines"),
+    "background": CommandEntry("ask.background:add_command", "replies that go on without their program"),
     "image": CommandEntry("ask.image:add_command", "an image from a prompt, as a file"),
     "video": CommandEntry("ask.video:add_command", "a video from a prompt, as a file"),
     "doctor": CommandEntry("manage.doctor:add_command", "check configuration, keys, providers and the trace"),
@@ -55,6 +56,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "export": CommandEntry("look.export:add_command", "the calls of a trace file as CSV, JSON lines or Parquet"),
     "prune": CommandEntry("manage.upkeep:add_prune", "delete old calls and events from a trace file"),
     "backup": CommandEntry("manage.upkeep:add_backup", "copy a trace file while programs write to it"),
+    "upgrade": CommandEntry("manage.upkeep:add_upgrade", "bring a trace file to what this version reads"),
     "ship": CommandEntry("manage.ship:add_command", "copy a trace file to a server, and go on as it grows"),
     "web": CommandEntry("look.web:add_command", "the live view in a browser: calls, streams, costs, providers"),
 }

@@ -9,6 +9,8 @@ import msgspec
 
 from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError, ToolResultBlock
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from adapters.requests.settings import dropped
+from bus.errors import ConfigurationError
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .faulty_day import HOSTILE
@@ -36,6 +38,13 @@ class Broken(ScriptedAdapter):
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say(fails=ServerError("the provider\nis on fire", retryable=False))
+
+
+class Misplaced(ScriptedAdapter):
+    """Finds when it starts that it can't work as it is configured."""
+
+    async def initialize(self) -> None:
+        raise ConfigurationError("misplaced: there is no such file")
 
 
 class Rude(ScriptedAdapter):
@@ -102,3 +111,13 @@ class PoorEmbedder(ScriptedAdapter):
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(max_inputs=1)
+
+
+class PlainEmbedder(ScriptedAdapter):
+    """Embeds what it is asked, and warns that it knows no input types."""
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        done = await super().embed(request, on_attempt=on_attempt)
+        return msgspec.structs.replace(done, warnings=(dropped("input_type", self.name, "it has none"),))

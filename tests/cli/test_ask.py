@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import signal
@@ -66,6 +67,17 @@ def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) 
     assert "--no-save" in call("ask", "--no-save", "--session", "x", "y", home=talkative, exits=2).stderr
 
 
+def test_a_variable_says_that_nothing_is_ever_kept(talkative: Path) -> None:
+    """But for a conversation that is named or goes on, which needs what was said."""
+    never = {"CALLBOARD_NO_SAVE": "1"}
+    call("ask", "my secret", home=talkative, more=never, exits=0)
+    assert "there is no" in call("ask", "-c", "more", home=talkative, more=never, exits=2).stderr
+    for heard in (1, 3):
+        done = call("ask", "--session", "mine", "hello", home=talkative, more=never, exits=0)
+        assert done.stdout == f"one heard {heard} messages, last: hello\n"
+    assert b"my secret" not in b"".join(file.read_bytes() for file in talkative.glob("trace.db*"))
+
+
 def test_options_the_system_prompt_and_attachments_reach_the_model(talkative: Path, tmp_path: Path) -> None:
     """Attachments stand before the prompt; the pipe may be one of them."""
     image = tmp_path / "picture"
@@ -103,6 +115,9 @@ def test_all_that_is_known_of_a_reply_comes_as_json(talkative: Path) -> None:
     assert (reply["text"], reply["model"], reply["usage"]["output_tokens"]) == ("hi", "obedient:m", 5)
     reply = msgspec.json.decode(call(*ask, "--schema", "n int", 'say {"n": 1}', home=talkative, exits=0).stdout)
     assert reply["output"] == {"n": 1}
+    assert "raw" not in reply
+    reply = msgspec.json.decode(call(*ask, "-o", "include_raw", "true", "say hi", home=talkative, exits=0).stdout)
+    assert [event["piece"] for event in reply["raw"]["events"] if event["type"] == "said"] == ["hi"]
 
 
 def test_usage_is_told_on_request(talkative: Path) -> None:
@@ -144,6 +159,19 @@ def test_tools_are_the_functions_of_a_file(talkative: Path, tmp_path: Path) -> N
     denied = call(*ask, "--approve", 'call add {"a": 1, "b": 2}', home=talkative, exits=0)
     assert "nobody is there" in denied.stderr
     assert "The tool says 3" not in denied.stdout
+
+
+def test_a_model_that_cannot_call_tools_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """One line, nothing is sent, and the command that shows which models can."""
+    (tmp_path / "models.yaml").write_text("""
+        adapters: {local: {type: openai_compatible, base_url: "http://127.0.0.1:9"}}
+        models: {"local:m": {adapter: local, capabilities: {supports_tools: false}}}
+    """)
+    (tmp_path / "tools.py").write_text(TOOLS)
+    done = call("ask", "-m", "local:m", "-T", str(tmp_path / "tools.py"), "hi", home=tmp_path, exits=1)
+    (line,) = done.stderr.splitlines()
+    assert "can't call tools" in line
+    assert "`callboard models`" in line
 
 
 @pytest.mark.parametrize(
@@ -262,6 +290,36 @@ def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(ta
     os.close(theirs)
     assert (process.returncode, err) == (0, b"")
     assert shown == b"a[2Jbc31md\r\n"
+
+
+@pytest.mark.parametrize("hidden", [(), ("-R",)])
+def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path, hidden: tuple[str, ...]) -> None:
+    """On a line of its own, without what could steer the terminal; a pipe for stderr gets none of it."""
+    reply = r'{thinking: "Hm\e[2J, well.", text: "Yes.", usage: {input_tokens: 1, output_tokens: 1}}'
+    (home / "models.yaml").write_text(f"""
+        adapters: {{toy: {{type: scripted, options: {{repeat: true, replies: [{reply}]}}}}}}
+        models: {{"toy:m": {{adapter: toy}}}}
+    """)
+    ours, theirs = pty.openpty()
+    words = (*ASK, "-m", "toy:m", *hidden, "hi")
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**environment(home), "NO_COLOR": "1"},
+        cwd=CHECKOUT,
+        check=True,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # at its end
+        while piece := os.read(ours, 1000):
+            shown += piece
+    os.close(ours)
+    assert done.stdout == b"Yes.\n"
+    assert shown == (b"" if hidden else b"Hm[2J, well.\r\n")
+    assert call("ask", "-m", "toy:m", "hi", home=home, exits=0).stderr == ""
 
 
 def test_an_interrupt_while_it_starts_is_quiet(talkative: Path) -> None:

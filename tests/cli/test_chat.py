@@ -238,3 +238,14 @@ def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
     for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
         done = call("chat", *options, home=talkative, said="hello\n", exits=2)
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_preview_says_what_another_model_would_be_sent(talkative: Path) -> None:
+    """With what would be lost; nothing is sent, and the conversation stays with its model."""
+    said = "hello\n/preview second\n/preview nobody\n/quit\n"
+    done = call("chat", home=talkative, said=said, exits=0)
+    assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
+    lines = done.stderr.splitlines()
+    assert any(re.fullmatch(r"two:parrot would be sent about \d+ tokens, .+", line) for line in lines)
+    assert "nothing would be lost" in lines
+    assert any("unknown model 'nobody'" in line for line in lines)

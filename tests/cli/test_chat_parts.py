@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import signal
 import stat
 from pathlib import Path
@@ -9,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from bus import CallboardError
+from bus.streams.events import TextDelta, ThinkingDelta
+from engine import RequestLoss, RequestPreview
 from engine.cli.chat.blocks import is_open, unwrapped
 from engine.cli.chat.editor import edited
 from engine.cli.chat.interrupts import Interrupts
+from engine.cli.chat.losses import preview_lines
+from engine.cli.chat.replies import ReplyWriter
 from engine.cli.chat.slash import HELP, command_of, completions, unknown
+from engine.cli.common.console import HarmlessConsole
+from engine.cli.common.screen import Screen
 
 
 @pytest.mark.parametrize(
@@ -128,3 +136,57 @@ def test_the_history_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     assert isinstance(history(tmp_path / "link"), InMemoryHistory)
     assert files(str(tmp_path / "ho")) == [f"{tmp_path}/home/"]
+
+
+def _preview(*losses: RequestLoss, refused: str | None = None) -> RequestPreview:
+    return RequestPreview(
+        model="x:m",
+        provider="x",
+        path="",
+        body="",
+        warnings=(),
+        losses=losses,
+        input_tokens=12,
+        input_nano_usd=None,
+        refused=refused,
+    )
+
+
+def test_the_losses_of_a_preview_are_lines_with_their_places() -> None:
+    """By the number of the message as a person counts; the same loss twice is one line."""
+    same = RequestLoss(what="thinking", reason="it is x's", message=1, block=0)
+    losses = (
+        same,
+        same,
+        RequestLoss(what="image", reason="none", message=2, block=0),
+        RequestLoss(what="provider_options.y.z", reason="it is y's", tool="look"),
+        RequestLoss(what="parameter_dropped", reason="seed was not sent"),
+    )
+    assert list(preview_lines(_preview(*losses), said=2)) == [
+        "x:m would be sent about 12 tokens, unpriced",
+        "message 2, thinking: it is x's (2 times)",
+        "the next message, image: none",
+        "tool look, provider_options.y.z: it is y's",
+        "seed was not sent",
+        "5 in all",
+    ]
+    assert list(preview_lines(_preview(refused="no key"), said=0)) == ["x:m can't be asked: no key"]
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_chat_at_a_terminal_shows_what_the_model_thinks_apart_from_its_reply(at_terminal: bool) -> None:
+    """On a line of its own; a pipe has the reply alone."""
+    shown = io.StringIO()
+    screen = Screen(
+        HarmlessConsole(force_terminal=at_terminal, no_color=True, file=shown, width=60, highlight=False)
+    )
+
+    async def feed() -> None:
+        writer = ReplyWriter(screen, "m> ")
+        for event in (ThinkingDelta("Hm, "), ThinkingDelta("well."), TextDelta("Yes.")):
+            writer.feed(event)
+        writer.end()
+
+    screen.run(feed)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue()).splitlines()
+    assert [line.rstrip() for line in lines] == [*(["thinks> Hm, well."] if at_terminal else []), "m> Yes."]

@@ -23,10 +23,12 @@ MODELS = """
 adapters:
   toy: {type: scripted, options: {replies: ["-"]}}
   poor: {type: "tests.cli.adapters:PoorEmbedder"}
+  plain: {type: "tests.cli.adapters:PlainEmbedder"}
 models:
   "toy:words": {adapter: toy, kind: embedding, aliases: [words]}
   "toy:others": {adapter: toy, kind: embedding, aliases: [others]}
   "poor:words": {adapter: poor, kind: embedding}
+  "plain:words": {adapter: plain, kind: embedding}
 """
 VECTORS = st.lists(st.integers(-100, 100).map(lambda number: number / 8), min_size=3, max_size=3)
 
@@ -103,6 +105,14 @@ def test_a_collection_keeps_its_model(embedding: Path) -> None:
     call("collections", "add", "c", home=embedding, said="y\n", exits=0)
     call("collections", "add", "c", "-m", "poor:words", home=embedding, said="z\n", exits=0)  # the same model
     assert rows("collections", "list", home=embedding)[0]["items"] == 3
+
+
+def test_a_model_without_input_types_is_no_matter_of_who_adds(embedding: Path) -> None:
+    """Nobody has asked for any; who does, with `embed`, is told."""
+    said = call("collections", "add", "n", "-m", "plain:words", home=embedding, said="a\n", exits=0).stderr
+    assert said.startswith("n: 1 text embedded")
+    done = call("embed", "-m", "plain:words", "--input-type", "query", "a", home=embedding, exits=0)
+    assert "parameter_dropped: input_type" in done.stderr
 
 
 def test_what_was_embedded_before_a_failure_is_kept(embedding: Path) -> None:

@@ -123,7 +123,7 @@ ASK = {
     "fish": """
         callboard completion fish | source
         for line in 'callboard templates s' 'callboard ask -m one:' 'callboard traces --session '
-            string join ' ' (complete -C $line)
+            echo (complete -C $line)
         end
     """,
     "zsh": """
@@ -134,6 +134,19 @@ ASK = {
         done
     """,
 }
+
+
+def test_words_are_taken_as_they_are(known: Path) -> None:
+    """As zsh and fish say them: the program first, and last the word under way, perhaps an option or empty."""
+    assert all("callboard completion --words " in SCRIPTS[shell] for shell in ("zsh", "fish"))
+    assert not any("--words --" in script for script in SCRIPTS.values()), "the parser takes that away"
+
+    def proposed(*words: str) -> list[str]:
+        return call("completion", "--words", *words, home=known, exits=0).stdout.splitlines()
+
+    assert proposed("callboard", "traces", "--session", "") == ["ses_under_test"]
+    assert "--status" in proposed("callboard", "traces", "--st")
+    assert "templates" in proposed()
 
 
 @pytest.mark.parametrize("shell", sorted(SCRIPTS))

@@ -58,7 +58,9 @@ def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path)
     if find_spec("xllamacpp") is None or find_model() is None:
         pytest.skip("the local model is not installed")
     done = call("doctor", home=home, exits=0)
-    assert "not_configured: ANTHROPIC_API_KEY is not set" in line(done.stdout, "key:anthropic")
+    assert line(done.stdout, "key:anthropic").split(maxsplit=2) == [
+        *("-", "key:anthropic", "not used: ANTHROPIC_API_KEY is not set")
+    ]
     assert "-> Set ANTHROPIC_API_KEY" in done.stdout
     assert "not started; wheel and weights found" in line(done.stdout, "provider:local-chat")
     assert list(home.iterdir()) == []
@@ -67,7 +69,9 @@ def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path)
 def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path) -> None:
     """Then it says what to install and which variable to set."""
     done = call("doctor", home=home, without="xllamacpp", exits=1)
-    assert line(done.stdout, "usable").startswith("FAIL")
+    assert line(done.stdout, "usable").split(maxsplit=2) == ["FAIL", "usable", "no model can be called yet"]
+    assert line(done.stdout, "provider:local-chat").startswith("-")
+    assert "`callboard keys set anthropic`" in done.stdout
     assert 'pip install "callboard[local]"' in done.stdout
 
 
@@ -163,7 +167,7 @@ def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> N
     assert found["ok"] is False
     assert found["readable"] is True
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert set(found["versions"]) == {"python", "callboard", "sqlite", "httpx", "xllamacpp"}
+    assert set(found["versions"]) == {"python", "callboard", "sqlite", "httptools", "httpx", "xllamacpp"}
     places = found["places"]
     assert places["configuration"] == str(traced / "models.yaml")
     assert places["trace"] == str(traced / "trace.db")

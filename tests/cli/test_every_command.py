@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 from bus.private_file import write_private
+from engine.cli.command_line import build_parser
 from engine.cli.common.harmless import harmless
-from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
 from tracestore import PostgresStore, TraceStore
@@ -66,6 +66,8 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "collections delete": (("hostile",), (HOSTILE,)),
     "collections path": ((),),
     "similar": (("hostile", HOSTILE), ("hostile", "-c", HOSTILE), (HOSTILE, "x")),
+    "background list": ((),),
+    "background read": ((HOSTILE,), ()),
     "batch submit": (("-", "--model", "rude"), ("{folder}/no\x1b[2J", "--model", HOSTILE)),
     "batch list": ((),),
     "batch wait": ((HOSTILE,),),
@@ -146,6 +148,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prune": (("--older-than", "1d", "--dry-run"), ("--older-than", "1d"), ("--vacuum",)),
     "ship": (("--once",), ("--once", "--db", "{folder}/no\x1b[2J.db")),
     "backup": (("{folder}/b\x1b[2J.db",),),
+    "upgrade": ((), ("--db", "{folder}/no\x1b[2J.db")),
 }
 """Arguments by command; `--format`, which must be given, and the forms are added to them."""
 

@@ -54,6 +54,14 @@ def test_it_lists_what_can_be_asked_for_here(home: Path, capsys: pytest.CaptureF
     assert re.search(r"as known on \d{4}-\d\d-\d\d\. Prices are of a small prompt\.", lines[-1])
 
 
+def test_a_model_that_embeds_calls_no_tools(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever else its adapter's models can do."""
+    (home / "models.yaml").unlink()
+    found = rows(capsys)
+    assert found["local-chat:smollm2"]["supports_structured_output"] is True
+    assert found["local-embed:smollm2"]["supports_structured_output"] is False
+
+
 def test_it_is_narrowed_by_provider_and_by_capability(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(rows(capsys, "--provider", "locked")) == {"locked:gpt-5.2"}
     thinking = rows(capsys, "--provider", "openai", "--capability", "reasoning")

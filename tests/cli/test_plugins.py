@@ -6,20 +6,18 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from adapters import plugins
 from callboard import ConfigurationError, Engine
+from engine.cli import command_line
 from engine.models.config import read_models_yaml
 from engine.tools.plugins import plugin_tools
 
 from ..support.plugins import install_plugins
 from .running import start
-
-main = import_module("callboard.engine.cli.main")  # the package has a function of this name
 
 MODELS = """
 adapters:
@@ -129,9 +127,9 @@ def test_no_plugin_is_looked_for_on_the_way_to_our_own(words: list[str], monkeyp
     def asked(name: str) -> None:
         raise AssertionError(name)
 
-    monkeypatch.setattr(main, "plugin_command", asked)
+    monkeypatch.setattr(command_line, "plugin_command", asked)
     with pytest.raises(SystemExit) as ended:
-        main.main(words)
+        command_line.main(words)
     assert ended.value.code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -184,10 +185,10 @@ def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
         case "text":
             file.write_text("not a database, but longer than the header of one would be " * 10)
         case "foreign":
-            with sqlite3.connect(file) as database:
+            with contextlib.closing(sqlite3.connect(file)) as database, database:
                 database.execute("CREATE TABLE other (x)")
         case "newer":
-            with sqlite3.connect(file) as database:
+            with contextlib.closing(sqlite3.connect(file)) as database, database:
                 database.execute("PRAGMA user_version = 9999")
     before = file.read_bytes() if file.exists() else None
     done = call(*command, "--db", str(file), home=traced, exits=1)
@@ -225,6 +226,13 @@ def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[
 def test_sql_without_a_statement_says_where_the_tables_are_told(home: Path) -> None:
     """And the exit code is that of a usage error."""
     assert "`callboard sql --schema` shows the tables" in call("sql", home=home, exits=2).stderr
+
+
+def test_sql_with_a_wrong_name_says_where_the_right_ones_are_told(traced: Path) -> None:
+    """A wrong word of SQL is none."""
+    for wrong in ("SELECT cost_usd FROM calls", "SELECT 1 FROM call"):
+        assert "; `callboard sql --schema` shows" in call("sql", wrong, home=traced, exits=1).stderr
+    assert "--schema" not in call("sql", "SELECT FROM", home=traced, exits=1).stderr
 
 
 def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:

@@ -180,6 +180,15 @@ def test_an_editor_that_is_not_there_leaves_nothing(home: Path) -> None:
     assert not (home / "templates" / "new.yaml").exists()
 
 
+def test_an_editor_that_fails_leaves_what_was_written_and_no_example(home: Path) -> None:
+    """The exit code is 1."""
+    call("templates", "edit", "new", home=home, exits=1, more={"VISUAL": "false"})
+    assert not (home / "templates" / "new.yaml").exists()
+    spoil = {"VISUAL": """sh -c 'printf "prompt: hi" > "$0"; exit 3'"""}
+    call("templates", "edit", "new", home=home, exits=1, more=spoil)
+    assert (home / "templates" / "new.yaml").read_text() == "prompt: hi"
+
+
 def test_the_path_is_where_templates_are(home: Path) -> None:
     """Of the folder, or of one of them."""
     assert call("templates", "path", home=home, exits=0).stdout.strip() == str(home / "templates")

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
 
+import anyio
 import pytest
 
 from engine.cli.manage.upkeep import age, size
+from tests.tracestore.trace_making import make_file_before
 
 from .running import call
 
 
 def attempts(path: Path) -> int:
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file:
         return int(file.execute("SELECT count(*) FROM calls").fetchone()[0])
 
 
 def made_older(home: Path, days: int) -> Path:
     """The trace file, as if its calls had been so many days earlier."""
     path = home / "trace.db"
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
         ((sql,),) = file.execute("SELECT sql FROM sqlite_master WHERE name = 'events_are_append_only'").fetchall()
         file.execute("DROP TRIGGER events_are_append_only")
         earlier = f"ts_us - {days * 86_400_000_000}"
         file.execute(f"UPDATE events SET ts_us = {earlier}")
         file.execute(f"UPDATE calls SET ts_us = {earlier}, finished_us = finished_us - {days * 86_400_000_000}")
         file.execute(sql)
-    file.close()
     return path
 
 
@@ -49,7 +51,7 @@ def test_prune_says_first_what_would_go_and_then_deletes_it(traced: Path) -> Non
 def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> None:
     """Neither nothing nor a file that isn't there is pruned, and none is made."""
     done = call("prune", home=traced)
-    assert (done.returncode, "--older-than" in done.stderr) == (1, True)
+    assert (done.returncode, "--older-than" in done.stderr) == (2, True)
     missing = tmp_path / "none.db"
     for option in ((), ("--dry-run",)):
         done = call("prune", "--older-than", "1d", "--db", str(missing), *option, home=traced, exits=1)
@@ -67,13 +69,27 @@ def test_backup_makes_a_file_that_the_other_commands_read(traced: Path, tmp_path
     assert (again.returncode, "overwrites nothing" in again.stderr) == (1, True)
 
 
+def test_upgrade_brings_an_older_file_up_to_date(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which commands that only look refuse, and say how; one of today stays as it is, and nothing is made."""
+    anyio.run(make_file_before, "call rows", home / "trace.db", monkeypatch)
+    refused = call("traces", home=home, exits=1)
+    assert "`callboard upgrade`" in refused.stderr
+    assert "`callboard upgrade`" in call("doctor", "--offline", home=home, exits=1).stdout
+    assert call("upgrade", home=home, exits=0).stdout.endswith("trace.db is now up to date.\n")
+    call("traces", home=home, exits=0)
+    assert call("upgrade", home=home, exits=0).stdout.endswith("trace.db was already up to date.\n")
+    missing = call("upgrade", "--db", "none.db", home=home, exits=1)
+    assert "there is no trace file" in missing.stderr
+    on_server = call("upgrade", "--store", "postgresql://nobody@127.0.0.1:9/none", home=home, exits=2)
+    assert "its owner" in on_server.stderr
+
+
 def test_doctor_tells_lost_runs_leftovers_and_free_pages(traced: Path) -> None:
     """They are no faults: what deals with them stands beside them."""
     path = traced / "trace.db"
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE runs SET ended_us = NULL, ending = NULL")
         file.execute("UPDATE calls SET status = 'started' WHERE id = 1")
-    file.close()
     path.with_name("trace.db.spill-run_dead.jsonl").write_bytes(b"{}\n")
     done = call("doctor", "--offline", "--json", home=traced)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}

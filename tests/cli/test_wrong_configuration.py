@@ -50,6 +50,16 @@ def test_a_home_that_is_a_file_is_named(command: str, tmp_path: Path) -> None:
     assert f"{home} is a file, and should be a folder: set CALLBOARD_HOME" in refused(command, home)
 
 
+@pytest.mark.parametrize("command", ["ask", "embed"])
+def test_an_adapter_that_cannot_start_as_configured_is_told_once(command: str, home: Path) -> None:
+    """By the command; what its actor logs of the same error is not shown beside it."""
+    (home / "models.yaml").write_text(
+        "adapters: {a: {type: 'tests.cli.adapters:Misplaced'}}\n"
+        "models: {'a:m': {adapter: a}}\ndefault_model: a:m\n"
+    )
+    assert refused(command, home) == "callboard: misplaced: there is no such file"
+
+
 def refused(command: str, home: Path) -> str:
     words = (word.format(home=home) for word in COMMANDS[command])
     done = call(command, *words, home=home, exits=2)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import anyio
 
-from adapters import Message, MessageMetadata, MessageStart, Role, StopReason, TextDelta
+from adapters import Message, MessageMetadata, MessageStart, Role, StopReason, TextDelta, ThinkingDelta
 from bus import CancelledError
 from bus.values.json import Json
 from engine import Engine, ModelRegistry, Reply, Session, Tool
@@ -169,8 +169,13 @@ class _Answering:
                         self._first = time.perf_counter()
                     if not self._writes_at_end:
                         self.outlet.write(event.text)
+                elif isinstance(event, ThinkingDelta):
+                    if question.shows_thoughts:
+                        self.outlet.think(event.text)
                 elif isinstance(event, MessageStart):
                     self.outlet.end_line()  # of the text before a round of tools
+                else:
+                    self.outlet.end_thought()
             return await turn.message()
 
     # -- what is made of the reply

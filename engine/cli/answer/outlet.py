@@ -1,15 +1,21 @@
 """Standard output with a thread of its own, so that neither a full pipe nor a terminal that stands still holds up
-the call. The call, in turn, is told at once when nobody reads any more.
+the call. The call, in turn, is told at once when nobody reads any more. What the model thinks before it replies
+goes through the same thread to standard error, so that both stand in their order on a terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
+from typing import Literal, TypeAlias
 
 from ..common.harmless import harmless
+
+Output: TypeAlias = Literal["stdout", "stderr"]
 
 
 class Outlet:
@@ -28,15 +34,32 @@ class Outlet:
         """The last character that was given."""
         self._on_closed = on_closed
         self._clean = harmless if sys.stdout.isatty() else _as_it_is
-        self._pieces: SimpleQueue[str | None] = SimpleQueue()
+        self._shows_thoughts = sys.stderr.isatty()
+        self._dim, self._undim = ("", "") if os.environ.get("NO_COLOR") else ("\x1b[2m", "\x1b[0m")
+        self._thinks = False  # the line that is being written
+        self._pieces: SimpleQueue[tuple[Output, str] | None] = SimpleQueue()
         self._thread = Thread(target=self._write_all, name="callboard-stdout", daemon=True)
         self._thread.start()
 
     def write(self, text: str) -> None:
         """More of the reply. It returns at once."""
         if text:
+            self.end_thought()
             self.last = text[-1]
-            self._pieces.put(text)
+            self._pieces.put(("stdout", text))
+
+    def think(self, text: str) -> None:
+        """More of what the model thinks. Only a terminal shows it. It returns at once."""
+        if text and self._shows_thoughts:
+            begin = "" if self._thinks else self._dim
+            self._thinks = True
+            self._pieces.put(("stderr", begin + harmless(text)))
+
+    def end_thought(self) -> None:
+        """End the line of a thought, if one is being written."""
+        if self._thinks:
+            self._thinks = False
+            self._pieces.put(("stderr", f"{self._undim}\n"))
 
     def end_line(self) -> None:
         """End the line that is being written, if one is."""
@@ -49,6 +72,7 @@ class Outlet:
         Raises:
             BrokenPipeError: The reader has gone.
         """
+        self.end_thought()
         self._pieces.put(None)
         self._thread.join()
         if self.closed:
@@ -56,10 +80,16 @@ class Outlet:
 
     def _write_all(self) -> None:
         while (piece := self._pieces.get()) is not None:
+            output, text = piece
+            if output == "stderr":
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
+                continue
             if self.closed:
                 continue
             try:
-                sys.stdout.write(self._clean(piece))
+                sys.stdout.write(self._clean(text))
                 sys.stdout.flush()
             except (OSError, ValueError):  # of a pipe that is closed, or of a stdout that never was open
                 self.closed = True

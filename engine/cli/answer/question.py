@@ -39,6 +39,8 @@ class Question(NamedTuple):
     """Whether what is said is kept."""
     streamed: bool = True
     """Whether the reply is streamed."""
+    shows_thoughts: bool = True
+    """Whether a terminal shows what the model thinks."""
     shows_usage: bool = False
     """Whether tokens, pace and cost are told at the end."""
     as_json: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from bus import ConfigurationError
 from bus.values.json import JsonObject
@@ -21,6 +22,9 @@ from ..templates.template import Template
 
 TOOL_ROUNDS = 10
 """How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
+
+KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
+"""The environment variable that turns keeping off, unless a conversation goes on."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -110,6 +114,9 @@ def _add_reply(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the reply with its usage and cost, as a JSON object")
     parser.add_argument("--no-stream", action="store_true", help="ask for a whole reply, and not for a stream")
+    parser.add_argument(
+        "-R", "--hide-reasoning", action="store_true", help="show no reasoning (at a terminal, on stderr)"
+    )
     parser.add_argument("-u", "--usage", action="store_true", help="tokens, their pace and the cost, on stderr")
 
 
@@ -119,7 +126,9 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
         "-c", "--continue", dest="goes_on", action="store_true", help="go on with the last conversation"
     )
     which.add_argument("--session", metavar="ID", help="go on with the session of this id, or begin one under it")
-    parser.add_argument("--no-save", action="store_true", help="keep nothing of what is said")
+    parser.add_argument(
+        "--no-save", action="store_true", help=f"keep nothing of what is said; ${KEEPS_NOTHING}=1 means it always"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,6 +155,7 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
     content = content_of(filled.prompt, attached(sources, pipe))
     last = last_session() if arguments.goes_on else LastSession("")
     given = [*template.options.items(), *map(tuple, arguments.options)]
+    saved = _is_saved(arguments)
     return Question(
         content=content,
         model=arguments.model or template.model,
@@ -157,14 +167,22 @@ def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
         extract=arguments.extract or (template.extract if arguments.schema is None else None),
         session_id=last.session_id or arguments.session,
         must_exist=arguments.goes_on,
-        saved=not arguments.no_save,
+        saved=saved,
         streamed=not arguments.no_stream,
+        shows_thoughts=not arguments.hide_reasoning,
         shows_usage=arguments.usage,
         as_json=arguments.json,
         key=arguments.key,
         tags=dict(arguments.tag) if arguments.tag else None,
-        name=None if arguments.no_save else name_of(said or filled.prompt),
+        name=name_of(said or filled.prompt) if saved else None,
     )
+
+
+def _is_saved(arguments: argparse.Namespace) -> bool:
+    """Whether what is said is kept. A conversation that goes on is, whatever a variable says."""
+    if arguments.goes_on or arguments.session is not None:
+        return not arguments.no_save
+    return not (arguments.no_save or os.environ.get(KEEPS_NOTHING))
 
 
 def _template(arguments: argparse.Namespace) -> Template:

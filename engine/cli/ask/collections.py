@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from adapters.embeddings import InputType
-from bus import CallboardError, ConfigurationError
+from bus import CallboardError, CallWarning, ConfigurationError
 from bus.values.cost_sum import CostSum
+from bus.values.warning_codes import WarningCode
 from engine import EmbeddingResult, Engine
 from tracestore.collections.collection_file import Collection, CollectionFile, Similar
 from tracestore.collections.similarity import packed
@@ -120,13 +121,18 @@ def add_to_collection(arguments: argparse.Namespace) -> int:
             return await add(file, into, records, embed)
 
     added = on_engine(arguments, work)
-    tell_warnings({warning: None for result in added.results for warning in result.warnings})
+    tell_warnings({warning: None for result in added.results for warning in result.warnings if _told(warning)})
     cost = reduce(
         plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
     )
     beside = f"; {sum_text(cost)}" if added.results else ""
     note(f"{name}: {plural(added.embedded, 'text')} embedded, {added.unchanged:,} unchanged{beside}")
     return 0
+
+
+def _told(warning: CallWarning) -> bool:
+    """Not told is that a model knows no input types: nobody who adds to a collection has asked for one."""
+    return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
 
 
 async def _embedded(

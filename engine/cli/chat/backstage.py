@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 from adapters import ContentBlock
-from engine import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions, TurnStream
+from engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
 
 from ..answer.approving import approver
 from ..given.model import first_model
@@ -103,6 +103,15 @@ class Backstage:
         """
         self._require(name)
         self.session.model = name
+
+    async def preview(self, name: str, content: Sequence[ContentBlock]) -> RequestPreview:
+        """The request that a model would be sent, if the person said that.
+
+        Raises:
+            ConfigurationError: There is no such model.
+        """
+        said = content or "…"
+        return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
     def back_to(self, count: int) -> None:
         """Go on as if only so many messages had been said: in a session of its own, with the same beginning."""

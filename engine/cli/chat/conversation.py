@@ -27,6 +27,7 @@ from .backstage import Backstage, ReplyUnderWay, Setting
 from .blocks import unwrapped
 from .editor import edited
 from .interrupts import Interrupts
+from .losses import preview_lines
 from .readers import PlainReader, Reader
 from .replies import ReplyWriter
 from .slash import HELP, SHORT_HELP, SlashCommand, command_of, unknown
@@ -133,6 +134,8 @@ class Chat:
                     self._list_models()
                 case "model", _:
                     self._swap(argument)
+                case "preview", _:
+                    self._preview(argument)
                 case "attach", _:
                     self._attach(argument)
                 case "edit", _:
@@ -154,6 +157,12 @@ class Chat:
     def _swap(self, name: str) -> None:
         self._portal.call(self.backstage.swap, name)
         self._say(f"now {name}; the conversation goes on")
+
+    def _preview(self, name: str) -> None:
+        attached = [block for _, block in self._attached]
+        preview = self._portal.call(self.backstage.preview, name, attached)
+        for line in preview_lines(preview, len(self._session.messages)):
+            self._say(line)
 
     def _list_models(self) -> None:
         registry = self.backstage.engine.registry

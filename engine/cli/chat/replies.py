@@ -1,10 +1,18 @@
-"""A turn's stream on a screen: text and tool calls, as they come."""
+"""A turn's stream on a screen: thoughts, text and tool calls, as they come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters import MessageComplete, MessageStart, TextDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
+from adapters import (
+    MessageComplete,
+    MessageStart,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
 from bus import StepFinish, StreamReset, TurnComplete
 from bus.streams.events import TurnEvent
 
@@ -23,12 +31,15 @@ class ReplyWriter:
         self._screen = screen
         self._label = label
         self._before = before
-        self._writing = False
+        self._writing: str | None = None  # the style of the line
 
     def feed(self, event: TurnEvent | StreamReset[TurnEvent]) -> None:
         match event:
             case MessageStart():
                 self._before()
+            case ThinkingDelta():
+                if self._screen.console.is_terminal:
+                    self._write(event.text, "dim")
             case TextDelta():
                 self._write(event.text)
             case ToolUseStart():
@@ -44,12 +55,13 @@ class ReplyWriter:
 
     def end(self) -> None:
         """End the line that is being written, if one is. Idempotent."""
-        if self._writing:
-            self._writing = False
+        if self._writing is not None:
+            self._writing = None
             self._screen.end_reply()
 
-    def _write(self, text: str) -> None:
-        if text and not self._writing:
-            self._writing = True
-            self._screen.begin_reply(self._label, "green")
+    def _write(self, text: str, style: str = "green") -> None:
+        if text and self._writing != style:
+            self.end()
+            self._writing = style
+            self._screen.begin_reply("thinks> " if style == "dim" else self._label, style)
         self._screen.text(text)

@@ -19,6 +19,7 @@ class SlashCommand(NamedTuple):
 
 HELP: Mapping[str, str] = {
     "model": "/model NAME goes on with another model, /model alone lists them",
+    "preview": "/preview NAME says what another model would be sent, and what would be lost",
     "attach": "/attach FILE or URL goes with the next message, /attach alone lists what does",
     "edit": "/edit writes a message in $EDITOR",
     "retry": "/retry asks the last message again, /retry NAME asks another model",
@@ -60,6 +61,6 @@ def completions(text: str, models: Iterable[str], files: Callable[[str], Sequenc
         return ()
     if not blank:
         return [f"/{name}" for name in HELP]
-    if command in ("/model", "/retry"):
+    if command in ("/model", "/preview", "/retry"):
         return sorted(models)
     return files(argument) if command == "/attach" else ()

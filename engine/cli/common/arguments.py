@@ -27,9 +27,9 @@ def add_models_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """``--model``, by any of its names."""
+    """``-m`` or ``--model``, by any of its names."""
     default = "" if required else " (default: the configured one)"
-    parser.add_argument("--model", required=required, metavar="NAME", help=f"by any of its names{default}")
+    parser.add_argument("-m", "--model", required=required, metavar="NAME", help=f"by any of its names{default}")
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:

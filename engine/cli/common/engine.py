@@ -16,8 +16,18 @@ from .harmless import note
 T = TypeVar("T")
 
 
-def on_engine(arguments: argparse.Namespace, work: Callable[[Engine], Awaitable[T]]) -> T:
+def on_engine(
+    arguments: argparse.Namespace,
+    work: Callable[[Engine], Awaitable[T]],
+    *,
+    make: Callable[[], Engine] | None = None,
+) -> T:
     """The result of some work on an engine with the configuration of ``--models-file``.
+
+    Args:
+        arguments: The arguments of the command.
+        work: The work.
+        make: Makes another engine than the usual one.
 
     Raises:
         ConfigurationError: The configuration is wrong.
@@ -25,7 +35,7 @@ def on_engine(arguments: argparse.Namespace, work: Callable[[Engine], Awaitable[
     registry = load_registry(arguments.models_file)
 
     async def run() -> T:
-        async with Engine(models=registry) as engine:
+        async with Engine(models=registry) if make is None else make() as engine:
             return await work(engine)
 
     return anyio.run(run)

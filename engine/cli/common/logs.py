@@ -38,8 +38,16 @@ class _Lines(logging.Handler):
     """Shows each record in one line, without its traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if _is_wrong_configuration(record):
+            return
         try:
             text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
             _sinks[-1](text)
         except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
             self.handleError(record)
+
+
+def _is_wrong_configuration(record: logging.LogRecord) -> bool:
+    """Whether an actor could not start as it is configured. The command fails by the same error, and says it."""
+    fields = getattr(record, "callboard", {})
+    return fields.get("event") == "actor.crashed" and fields.get("error", "").startswith("ConfigurationError: ")

@@ -17,7 +17,7 @@ ZSH = """\
 #compdef callboard
 _callboard() {
     local -a proposed
-    proposed=("${(@f)$(callboard completion --words -- "${(@)words[1,CURRENT]}" 2>/dev/null)}")
+    proposed=("${(@f)$(callboard completion --words "${(@)words[1,CURRENT]}" 2>/dev/null)}")
     if [[ -n "$proposed[1]" ]]; then
         compadd -- "${proposed[@]}"
     else
@@ -34,7 +34,7 @@ fi
 FISH = """\
 function __callboard_completion
     set -l word (commandline -ct)
-    set -l proposed (callboard completion --words -- (commandline -opc) "$word" 2>/dev/null)
+    set -l proposed (callboard completion --words (commandline -opc) "$word" 2>/dev/null)
     if test (count $proposed) -gt 0
         printf '%s\\n' $proposed
     else

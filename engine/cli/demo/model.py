@@ -14,7 +14,7 @@ from adapters.health import AdapterHealth
 from adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from adapters.providers.local.adapter import create_inner, read_options
 from adapters.providers.local.settings import choose_model
-from adapters.transport.transport import HttpxTransport
+from adapters.transport.opening import new_transport
 from bus import SYSTEM_CLOCK, Clock, ConfigurationError
 from bus.values.json import Json
 from engine.models.entries import AdapterEntry, ModelEntry
@@ -95,5 +95,5 @@ class RecordedLocal(LocalAdapter):
 
     def __init__(self, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         path, config = _cassette_of(config)
-        transport = RecordingTransport(HttpxTransport(), path, scenario=f"callboard demo, {name}")
+        transport = RecordingTransport(new_transport(), path, scenario=f"callboard demo, {name}")
         super().__init__(config, name=name, clock=clock, transport=transport)

@@ -28,6 +28,9 @@ KINDS: Mapping[str, object] = {
     "max_retries": int,
     "timeout_seconds": float,
     "call_timeout_seconds": float,
+    "background": bool,
+    "continue_broken": bool,
+    "include_raw": bool,
     "drain_for_usage": float,
     "fallback": list[str],
 }
@@ -69,9 +72,9 @@ def _value(name: str, value: Json) -> object:
     kind = KINDS.get(name)
     if kind is None:
         near = nearest(name, KINDS)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}."
         raise ConfigurationError(
-            f"there is no option {name!r}: {hint} An option of one provider is named PROVIDER.OPTION"
+            f"there is no option {name!r}: {hint} An option of one provider is named PROVIDER.OPTION."
         )
     if kind == list[str] and isinstance(value, str):
         value = _as_json(value) if value.lstrip().startswith("[") else [value]

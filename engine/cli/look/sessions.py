@@ -36,7 +36,7 @@ from tracestore.writing.captured import encode, encode_metadata
 
 from ...opening import shipped_to, store_to_read, store_to_write
 from ...store_address import TracePlace
-from ..common.arguments import add_trace, chosen_trace, positive
+from ..common.arguments import add_trace, chosen_trace, positive, tag
 from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
 from ..common.money import sum_text
@@ -53,6 +53,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
     parser.add_argument(
         "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
+    )
+    parser.add_argument(
+        "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
     )
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
     parser.add_argument(
@@ -84,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.session is not None:
         transcript(anyio.run(_saved, trace, arguments.session), as_json=arguments.json)
         return 0
-    rows = from_trace(arguments, lambda store: store.sessions(arguments.limit))
+    rows = from_trace(arguments, lambda store: store.sessions(arguments.limit, tags=dict(arguments.tag or ())))
     if arguments.json:
         for row in rows:
             write_json(json_text(row))

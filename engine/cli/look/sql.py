@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 import anyio
 import msgspec
 
-from bus import ConfigurationError
+from bus import ConfigurationError, StoreError
 from tracestore import SqlResult
 from tracestore.described import BOOKKEEPING, TABLES
 
@@ -20,13 +21,16 @@ from ..common.output import add_format, write, write_records
 from ..common.screen import make_console
 from ..common.words import plural
 
+_NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not exist")
+"""What SQLite and PostgreSQL say of a name that they don't know."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "sql",
         help="one read-only SQL statement",
         description="Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
-        "money is nano-USD. --schema shows the tables.",
+        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all.",
     )
     parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
     parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")
@@ -49,7 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         store = store_to_read(chosen_trace(arguments))
         return await store.sql(statement, limit=arguments.limit, seconds=arguments.seconds)
 
-    found = anyio.run(read)
+    try:
+        found = anyio.run(read)
+    except StoreError as error:
+        if _NO_SUCH_NAME.search(str(error)):
+            raise StoreError(f"{error}; `callboard sql --schema` shows tables and columns") from error
+        raise
     if arguments.format != "table":
         records = (dict(zip(found.columns, row, strict=True)) for row in found.rows)
         write_records(arguments.format, found.columns, records)

@@ -7,10 +7,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from ..command_line import BADLY_CONFIGURED, build_parser
 from ..commands import COMMANDS
 from ..completion.scripts import SCRIPTS
 from ..completion.wanted import wanted
-from ..main import BADLY_CONFIGURED, build_parser
 from ..plugin_commands import plugin_command, plugin_names
 
 
@@ -26,8 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
     parser.add_argument("--line", help=argparse.SUPPRESS)
     parser.add_argument("--breaks", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--words", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run, bare=True)  # it runs at each Tab
 
 
@@ -37,9 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         words = in_words(arguments.line)
         for each in proposals(words):
             sys.stdout.write(f"{without_break(each, words[-1], arguments.breaks)}\n")
-    elif arguments.words:
-        said = [word for word in (arguments.shell, *arguments.word) if word is not None]
-        sys.stdout.writelines(f"{each}\n" for each in proposals(said))
+    elif arguments.words is not None:
+        sys.stdout.writelines(f"{each}\n" for each in proposals(arguments.words or [""]))
     elif arguments.shell is None:
         sys.stderr.write(f"callboard: say for which shell: {', '.join(SCRIPTS)}\n")
         return BADLY_CONFIGURED

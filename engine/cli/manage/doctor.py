@@ -32,7 +32,7 @@ from .price_age import check_prices
 FAILED = 1
 UNREADABLE = 2
 
-_PACKAGES = ("callboard", "httpx", "xllamacpp")
+_PACKAGES = ("callboard", "httptools", "httpx", "xllamacpp")
 _NAME_WIDTH = 26
 
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(msgspec.json.format(json_text(findings)))
     else:
         terminal = console.is_terminal
-        for line, style in lines_of(findings, signs=("✓", "✗") if terminal else ("ok", "FAIL")):
+        for line, style in lines_of(findings, signs=("✓", "✗", "·") if terminal else ("ok", "FAIL", "-")):
             text = folded(one_line(line), sys.stdout, indent=_NAME_WIDTH + 3)
             console.print(text, style=style, soft_wrap=True)
     if not readable:
@@ -126,14 +126,14 @@ def _absence(place: str) -> str:
     return "" if is_address(place) or Path(place).exists() else " (not there)"
 
 
-def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, str | None]]:
+def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[str, str | None]]:
     """The report as lines, each with its style.
 
     Args:
         findings: The findings.
-        signs: The sign of a check that is ok, and the sign of one that failed.
+        signs: The sign of a check that is ok, of one that failed, and of what nobody uses.
     """
-    good, bad = signs
+    good, bad, unused = signs
     width = max(map(len, signs)) + 1
     lines: list[tuple[str, str | None]] = [
         (", ".join(f"{name} {found or '(not installed)'}" for name, found in findings.versions.items()), "dim"),
@@ -141,7 +141,7 @@ def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, s
         ("", None),
     ]
     for check in findings.checks:
-        sign, style = (good, None) if check.ok else (bad, "bold red")
+        sign, style = (bad, "bold red") if not check.ok else (unused, "dim") if check.unused else (good, None)
         lines.append((f"{sign:<{width}}{check.name:<{_NAME_WIDTH}} {' '.join(check.detail.split())}", style))
         if check.fix:
             lines.append((f"{'':<{width}}{'':<{_NAME_WIDTH}} -> {' '.join(check.fix.split())}", "yellow"))

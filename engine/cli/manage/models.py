@@ -86,6 +86,8 @@ _OF_CAPABILITIES = {
 }
 """The fields that a configured model's adapter knows, as `AdapterCapabilities` calls them."""
 
+_ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supports_"))
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
@@ -196,6 +198,8 @@ def _line(model: ConfiguredModel) -> Line:
     if info is not None:
         facts |= {name: getattr(info, name) for name in _OF_INFO}
     facts |= {field: None if can is None else getattr(can, name) for field, name in _OF_CAPABILITIES.items()}
+    if model.kind != "chat":  # what else its adapter can do is no matter of this model
+        facts |= dict.fromkeys(_ABILITIES, False)
     facts |= {
         "input_cost_per_million": model.input_cost_per_million,
         "output_cost_per_million": model.output_cost_per_million,

@@ -145,6 +145,8 @@ def edit_template(arguments: argparse.Namespace) -> int:
             f"the editor {editor!r} can't be started: {error}; $EDITOR names another"
         ) from error
     if code != 0:
+        if new and path.read_text(encoding="utf-8") == NEW:
+            path.unlink()
         note(f"callboard: the editor ended with {code}")
         return FAILED
     template: Template = load(arguments.name)

@@ -79,9 +79,10 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 async def _fetch(url: str, most_bytes: int) -> bytes:
-    from adapters.transport.transport import HttpRequest, HttpxTransport
+    from adapters.transport.opening import new_transport
+    from adapters.transport.transport import HttpRequest
 
-    transport, data = HttpxTransport(), b""
+    transport, data = new_transport(), b""
     try:
         with anyio.fail_after(SECONDS):
             reply = await transport.send(HttpRequest("GET", url, {"accept": "application/json"}, b""))

@@ -1,8 +1,9 @@
-"""`callboard prune` and `callboard backup`: what keeps a trace file small, and safe."""
+"""`callboard prune`, `backup` and `upgrade`: what keeps a trace file small, safe, and of today's schema."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shlex
 import sys
@@ -53,10 +54,21 @@ def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=backup)
 
 
+def add_upgrade(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "upgrade",
+        help="bring a trace file to what this version reads",
+        description="Brings a trace file of an older version up to date, as any program does that writes to it. A "
+        "Callboard of that version refuses it afterwards; `callboard backup` copies it before.",
+    )
+    add_trace(parser)
+    parser.set_defaults(run=upgrade)
+
+
 def prune(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
-        raise StoreError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
+        raise ConfigurationError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
     trace = chosen_trace(arguments)
     report = anyio.run(_prune, trace, arguments)
     console = make_console()
@@ -118,6 +130,27 @@ def backup(arguments: argparse.Namespace) -> int:
 async def _backup(trace: Path, target: Path) -> None:
     async with store_to_read(trace) as store:
         await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
+
+
+def upgrade(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    trace = chosen_trace(arguments)
+    if not isinstance(trace, Path):
+        raise ConfigurationError(
+            "a trace on a server is brought up to date by its owner, who opens it once to write"
+        )
+    done = "is now" if anyio.run(_upgrade, trace) else "was already"
+    make_console().print(f"{short(trace)} {done} up to date.", soft_wrap=True)
+    return 0
+
+
+async def _upgrade(trace: Path) -> bool:
+    """Whether it was of an older version."""
+    with contextlib.suppress(StoreError):  # whatever else is wrong with it, the next one says
+        async with store_to_read(trace):
+            return False
+    async with await existing_store(trace):
+        return True
 
 
 def _show(text: str) -> None:
