@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .budgets.budget import Budget
     from .budgets.exceeded import BudgetExceededError
     from .calls.accumulator import StreamAccumulator
-    from .conversation.options import TurnOptions
+    from .conversation.options import StopWhen, TurnOptions
     from .conversation.reply import Reply
+    from .conversation.requests.schema_mode import SchemaMode
     from .conversation.results import GenerateResult, StepResult
     from .embedding import EmbeddingOptions, EmbeddingResult
     from .engine import Engine
-    from .functions.costs import costs, costs_sync, reprice, reprice_sync
+    from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
     from .functions.default import default_engine, set_default_engine
     from .functions.embedding import embed, embed_sync
     from .functions.functions import generate, generate_sync, stream, stream_sync
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
     from .generation.arguments import TimeoutConfig
     from .generation.attached import AttachedView
     from .generation.progress import UsageSoFar
-    from .generation.reading import ViewReader
+    from .generation.reading import OnUsage, ViewReader
     from .generation.streaming import StreamResult, TurnStream
     from .generation.view_events import (
         Finish,
-        ProviderEvent,
         StreamFailed,
         TextEnd,
         TextStart,
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     from .nodes.cluster import Cluster
     from .nodes.remote.remote_bus import RemoteBus
     from .objects.generate import ObjectResult
-    from .objects.reply import NoObjectGeneratedError
+    from .objects.reply import NoObjectGeneratedError, NoObjectReason
     from .objects.stream import ObjectStream
     from .routing.availability import Availability
     from .routing.model_choice import ModelChoice, Requirements
     from .runtime.limits import Limits, Timeouts
     from .sessions.listing import SessionInfo
     from .sessions.session import Session
-    from .statistics import EngineStatistics
+    from .statistics import EngineStatistics, ProviderStatistics
     from .tools import (
         ApprovalRequest,
         Approved,
@@ -82,12 +82,18 @@ if TYPE_CHECKING:
         ToolError,
         mcp_tools,
     )
+    from .tools.approval import Approve, NeedsApproval
     from .tools.function.define import tool
+    from .tools.function.given import ToolLike
+    from .tools.repair import RepairToolCall
+    from .tools.waiting_calls import Answer
     from .type_schema import SchemaError
     from .watching.ended_call import EndedCall
+    from .watching.losses import RequestLoss
     from .watching.preview import RequestPreview
     from .watching.under_way import UnderWay, WorkUnderWay
     from .watching.watch import SyncWatch, Watch, watch, watch_sync
+    from .web_view.sign_in import Scope
     from .web_view.web import web
 else:
     __getattr__, __dir__ = later(
@@ -102,14 +108,15 @@ else:
             ".budgets.budget": ("Budget",),
             ".budgets.exceeded": ("BudgetExceededError",),
             ".calls.accumulator": ("StreamAccumulator",),
-            ".conversation.options": ("TurnOptions",),
+            ".conversation.options": ("StopWhen", "TurnOptions"),
             ".conversation.reply": ("Reply",),
+            ".conversation.requests.schema_mode": ("SchemaMode",),
             ".conversation.results": ("GenerateResult", "StepResult"),
             ".embedding": ("EmbeddingOptions", "EmbeddingResult"),
             ".engine": ("Engine",),
-            ".functions.costs": ("costs", "costs_sync", "reprice", "reprice_sync"),
-            ".functions.embedding": ("embed", "embed_sync"),
+            ".functions.costs": ("Moment", "costs", "costs_sync", "reprice", "reprice_sync"),
             ".functions.default": ("default_engine", "set_default_engine"),
+            ".functions.embedding": ("embed", "embed_sync"),
             ".functions.functions": ("generate", "generate_sync", "stream", "stream_sync"),
             ".functions.objects": (
                 "generate_object",
@@ -123,11 +130,10 @@ else:
             ".generation.arguments": ("TimeoutConfig",),
             ".generation.attached": ("AttachedView",),
             ".generation.progress": ("UsageSoFar",),
-            ".generation.reading": ("ViewReader",),
+            ".generation.reading": ("OnUsage", "ViewReader"),
             ".generation.streaming": ("StreamResult", "TurnStream"),
             ".generation.view_events": (
                 "Finish",
-                "ProviderEvent",
                 "StreamFailed",
                 "TextEnd",
                 "TextStart",
@@ -149,14 +155,14 @@ else:
             ".nodes.cluster": ("Cluster",),
             ".nodes.remote.remote_bus": ("RemoteBus",),
             ".objects.generate": ("ObjectResult",),
-            ".objects.reply": ("NoObjectGeneratedError",),
+            ".objects.reply": ("NoObjectGeneratedError", "NoObjectReason"),
             ".objects.stream": ("ObjectStream",),
             ".routing.availability": ("Availability",),
             ".routing.model_choice": ("ModelChoice", "Requirements"),
             ".runtime.limits": ("Limits", "Timeouts"),
             ".sessions.listing": ("SessionInfo",),
             ".sessions.session": ("Session",),
-            ".statistics": ("EngineStatistics",),
+            ".statistics": ("EngineStatistics", "ProviderStatistics"),
             ".tools": (
                 "ApprovalRequest",
                 "Approved",
@@ -170,12 +176,18 @@ else:
                 "ToolError",
                 "mcp_tools",
             ),
+            ".tools.approval": ("Approve", "NeedsApproval"),
             ".tools.function.define": ("tool",),
+            ".tools.function.given": ("ToolLike",),
+            ".tools.repair": ("RepairToolCall",),
+            ".tools.waiting_calls": ("Answer",),
             ".type_schema": ("SchemaError",),
             ".watching.ended_call": ("EndedCall",),
-            ".watching.watch": ("SyncWatch", "Watch", "watch", "watch_sync"),
+            ".watching.losses": ("RequestLoss",),
             ".watching.preview": ("RequestPreview",),
             ".watching.under_way": ("UnderWay", "WorkUnderWay"),
+            ".watching.watch": ("SyncWatch", "Watch", "watch", "watch_sync"),
+            ".web_view.sign_in": ("Scope",),
             ".web_view.web": ("web",),
         },
     )
@@ -186,7 +198,9 @@ __all__ = [
     "AccountState",
     "AdapterEntry",
     "Amount",
+    "Answer",
     "ApprovalRequest",
+    "Approve",
     "Approved",
     "AttachedView",
     "Availability",
@@ -220,19 +234,28 @@ __all__ = [
     "ModelEntry",
     "ModelInfo",
     "ModelRegistry",
+    "Moment",
+    "NeedsApproval",
     "NoObjectGeneratedError",
+    "NoObjectReason",
     "ObjectResult",
     "ObjectStream",
+    "OnUsage",
     "Pending",
-    "ProviderEvent",
+    "ProviderStatistics",
     "RemoteBus",
+    "RepairToolCall",
     "Reply",
+    "RequestLoss",
     "RequestPreview",
     "Requirements",
     "SchemaError",
+    "SchemaMode",
+    "Scope",
     "Session",
     "SessionInfo",
     "StepResult",
+    "StopWhen",
     "StreamAccumulator",
     "StreamFailed",
     "StreamResult",
@@ -249,6 +272,7 @@ __all__ = [
     "ToolContext",
     "ToolDefinitionError",
     "ToolError",
+    "ToolLike",
     "ToolSettings",
     "TurnOptions",
     "TurnStream",

@@ -11,8 +11,10 @@ import anyio
 import anyio.to_thread
 
 from bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
+from bus.values.shown import short
 from tracestore import Capture, PriceTable, Redact, Store
 
+from .background.engine_methods import BackgroundMethods
 from .batches.engine_methods import BatchMethods
 from .budgets.account import AccountState
 from .budgets.budget import Budget
@@ -47,7 +49,14 @@ if TYPE_CHECKING:
 
 
 class Engine(
-    SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, BatchMethods, PricingMethods, WatchingMethods
+    SessionMethods,
+    GenerationMethods,
+    ObjectMethods,
+    MediaMethods,
+    BatchMethods,
+    BackgroundMethods,
+    PricingMethods,
+    WatchingMethods,
 ):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
@@ -179,6 +188,10 @@ class Engine(
     def _make_host(self, runtime: Runtime) -> EngineHost:
         self._host = EngineHost(runtime)
         return self._host
+
+    def __repr__(self) -> str:
+        able = [name for name, state in self.providers.items() if state == "configured"]
+        return f"Engine(providers={short(able)}{', closed' if self.closed else ''})"
 
     # -- providers
 

@@ -37,6 +37,13 @@ FILE_SECONDS = 30.0
 
 LEAST_FREE_BYTES = 100 * 1024 * 1024
 
+_OTHER_FILE = "Do that with an older file; else move it away, or name another trace file."
+_LISTED = "Do what stands beside one of them."
+_FIRST_STEP = (
+    "Keep the key of a provider, such as `callboard keys set anthropic`, "
+    "or install a model for this machine, as provider:local-chat says."
+)
+
 _CLOSE_SECONDS = 2.0
 _LONGEST_DETAIL = 400
 
@@ -73,7 +80,12 @@ def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Chec
     adapters, models = len(registry.adapters), len(registry.models)
     if not adapters:
         return Check(name, False, f"no adapters in {registry.source}", "List at least one under `adapters:`.")
-    return Check(name, True, f"{adapters} adapters and {models} models, from {registry.source}")
+    said = f"{_counted(adapters, 'adapter')} and {_counted(models, 'model')}, from {registry.source}"
+    return Check(name, True, said)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def check_key_file() -> list[Check]:
@@ -133,20 +145,21 @@ class Providers:
         if usable:
             unasked = " (hosted ones were not asked)" if self._offline else ""
             return Check("usable", True, f"{', '.join(usable)}{unasked}")
-        return Check("usable", False, "no adapter can be called", "Do what stands beside one of them.")
+        return Check("usable", False, "no model can be called yet", _LISTED if self._chosen else _FIRST_STEP)
 
     async def _adapter(self, entry: AdapterEntry) -> list[Check]:
         key = self._key(entry)
         if entry.missing_key is not None:
             return [key]
+        first = [key, *_address(entry)]
         live = self._live.get(entry.name)
         try:
             adapter = live or entry.create(self._clock)
         except Exception as error:  # a host's own adapter may raise anything
             where = f"adapters.{entry.name} in {self._registry.source}"
-            return [key, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
+            return [*first, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
         try:
-            return [key, *await self._provider(entry, adapter)]
+            return [*first, *await self._provider(entry, adapter)]
         finally:
             if adapter is not live and not entry.shared:
                 with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSE_SECONDS):
@@ -158,12 +171,13 @@ class Providers:
             if not entry.config.api_key:
                 return Check(name, True, "none, and none is asked for")
             return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
-        detail = f"not_configured: {missing} is not set"
         if self._chosen:
+            detail = f"not_configured: {missing} is not set"
             keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
             fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
             return Check(name, False, detail, fix)
-        return Check(name, True, detail, f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}.")
+        fix = f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}."
+        return Check(name, True, f"not used: {missing} is not set", fix, unused=True)
 
     @property
     def _chosen(self) -> bool:
@@ -182,7 +196,7 @@ class Providers:
         if health.ok:
             self._usable.add(entry.name)
         elif not self._chosen and not entry.config.api_key:
-            return [Check(name, True, f"not_configured: {health.detail}", health.fix)]
+            return [Check(name, True, f"not used: {health.detail}", health.fix, unused=True)]
         fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
         if health.key_refused and entry.key_from is not None:
             fix += f" The refused one is {entry.key_from}."
@@ -207,6 +221,13 @@ class Providers:
         """The check without any key of the configuration, whoever wrote its text."""
         keys = [key for entry in self._registry.adapters.values() for key in given_keys(entry.config)]
         return msgspec.structs.replace(check, detail=masked(check.detail, keys), fix=masked(check.fix, keys))
+
+
+def _address(entry: AdapterEntry) -> list[Check]:
+    """The address, if it is one that no configuration says."""
+    if entry.address_from is None:
+        return []
+    return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]
 
 
 def _runs_here(entry: AdapterEntry) -> bool:
@@ -260,7 +281,7 @@ async def _content(facts: FileFacts) -> list[Check]:
             checks = [await _quick_check(store, facts), journal]
             return [*checks, *_condition(await store.condition())] if checks[0].ok else checks
     except StoreError as error:
-        return [Check("store", False, str(error), "Move that file away, or name another trace file.")]
+        return [Check("store", False, str(error), _OTHER_FILE)]
 
 
 async def _quick_check(store: Store, facts: FileFacts) -> Check:

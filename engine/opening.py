@@ -1,15 +1,19 @@
-"""The one place of the engine that knows which store stands behind a name. All other parts know a `Store`."""
+"""The one place of the engine that knows which store stands behind a name. All other parts know a `Store`.
+
+The store in a file is named as the attribute of its package, which imports it when it is asked for.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyio import Path as AsyncPath
+import anyio.to_thread
 
+import tracestore
 from bus import Bus, ConfigurationError, StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
-from tracestore import PriceTable, Store, TraceStore
+from tracestore import PriceTable, Store
 from tracestore.home import home_folder
 
 from .store_address import StoreAddress, TracePlace, is_address
@@ -30,7 +34,7 @@ def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
         store = home_folder() / "trace.db"
     if isinstance(store, str) and is_address(store):
         return _on_server(StoreAddress(store), clock)
-    return TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
+    return tracestore.TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
 
 
 def store_to_read(place: TracePlace) -> Store:
@@ -39,12 +43,12 @@ def store_to_read(place: TracePlace) -> Store:
         from tracestore import PostgresStore
 
         return PostgresStore.open_readonly(place.dsn)
-    return TraceStore.open_readonly(place)
+    return tracestore.TraceStore.open_readonly(place)
 
 
 def place_to_read(store: Store | None) -> TracePlace | Store | None:
     """The path of a store's file, so that it is read over a connection of one's own; for any other, the store."""
-    return store.path if isinstance(store, TraceStore) else store
+    return store.path if isinstance(store, tracestore.TraceStore) else store
 
 
 def server_store(store: Store) -> PostgresStore | None:
@@ -58,7 +62,7 @@ def store_to_write(place: TracePlace) -> Store:
     """The store at a place, made when it is opened. It is not open yet."""
     if isinstance(place, StoreAddress):
         return _on_server(place, SYSTEM_CLOCK)
-    return TraceStore(place, clock=SYSTEM_CLOCK)
+    return tracestore.TraceStore(place, clock=SYSTEM_CLOCK)
 
 
 async def existing_store(place: TracePlace) -> Store:
@@ -70,7 +74,7 @@ async def existing_store(place: TracePlace) -> Store:
     if isinstance(place, StoreAddress):
         async with store_to_read(place):
             return store_to_write(place)
-    if not await AsyncPath(place).exists():
+    if not await anyio.to_thread.run_sync(place.exists):
         raise StoreError(f"there is no trace file at {place}")
     return store_to_write(place)
 
@@ -85,7 +89,7 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
     from tracestore import TraceShipper
     from tracestore.shipping.recent import Recent
 
-    if not isinstance(store, TraceStore):
+    if not isinstance(store, tracestore.TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
     dsn = StoreAddress(ship_to).dsn
     recent = Recent()
@@ -148,7 +152,7 @@ async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
     prices = load_prices(None)
     shipper = TraceShipper(trace, target.dsn, prices=prices, adopts=home_folder() / "shipping")
     try:
-        async with TraceStore(trace, clock=SYSTEM_CLOCK) as store:
+        async with tracestore.TraceStore(trace, clock=SYSTEM_CLOCK) as store:
             await take_over(store, prices)
         if not once:
             await shipper.run()

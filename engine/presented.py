@@ -10,6 +10,7 @@ import msgspec
 from adapters import CallWarning, Message, StopReason, TokenUsage, ToolUseBlock
 from bus import Cost, TurnStatus
 from bus.values.json import Json, JsonObject
+from bus.values.raw_reply import RawReply
 
 
 def plain(value: object) -> Json:
@@ -34,6 +35,8 @@ def in_plain_values(
     tool_calls: Sequence[ToolUseBlock],
     warnings: Sequence[CallWarning],
     messages: Sequence[Message] | None = None,
+    raw: RawReply | None = None,
+    provider_details: JsonObject | None = None,
 ) -> JsonObject:
     """What a caller wants of a result, as a dict that any JSON library writes. Money is exact text."""
     counts = {name: getattr(usage, name) for name in _COUNTS}
@@ -48,7 +51,13 @@ def in_plain_values(
         "tool_calls": [{"id": call.id, "name": call.name, "input": plain(call.input)} for call in tool_calls],
         "warnings": [{"code": str(each.code), "message": each.message} for each in warnings],
     }
-    return found if messages is None else {**found, "messages": plain(messages)}
+    if messages is not None:
+        found["messages"] = plain(messages)
+    if raw is not None:
+        found["raw"] = plain(raw)
+    if provider_details:
+        found["provider_details"] = plain(provider_details)
+    return found
 
 
 _COUNTS = (

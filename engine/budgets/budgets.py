@@ -140,9 +140,13 @@ class Budgets:
                     await self._count(self.ledger.budgets)
                 self._loaded = True
 
-    async def recount(self) -> None:
-        """Count anew what has ended, in the budgets that follow repricings."""
-        following = [budget for budget in self.ledger.budgets if budget.follows_repricing]
+    async def recount(self, *, all_of_them: bool = False) -> None:
+        """Count anew what has ended, in the budgets that follow repricings.
+
+        Args:
+            all_of_them: Whether to count it in the other budgets, too, as after the end of another process's call.
+        """
+        following = [each for each in self.ledger.budgets if each.follows_repricing or all_of_them]
         if not following or not self._loaded:
             return
         async with self._loading:

@@ -36,7 +36,7 @@ class Counted(msgspec.Struct, frozen=True):
             ledger.account(budget, row.value).book(amount, at_us, calls=row.calls, unknown=row.unknown)
 
 
-def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[None]]) -> Load:
+def loader(store: Store | None, run_id: str, settle: Callable[[], Awaitable[object]]) -> Load:
     """A function that asks the trace.
 
     Args:

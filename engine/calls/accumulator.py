@@ -10,6 +10,7 @@ from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
+    ProviderEvent,
     StreamEvent,
     TextDelta,
     ThinkingDelta,
@@ -22,7 +23,7 @@ from bus.values.json import JsonObject
 from bus.values.runnable_calls import with_whole_calls
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 
-from ..generation.view_events import Finish, ProviderEvent, ViewEvent
+from ..generation.view_events import Finish, ViewEvent
 
 
 class StreamAccumulator:
@@ -71,6 +72,8 @@ class StreamAccumulator:
                             start.tool_use_id, start.tool_name, event.final_input, incomplete=event.incomplete
                         )
                     )
+            case ProviderEvent(content_block_index=None):
+                pass  # it is of no block
             case ProviderBlock() | ProviderEvent():
                 self._close_block()
                 raw: JsonObject = event.raw if isinstance(event.raw, dict) else {"value": event.raw}

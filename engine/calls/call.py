@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -49,10 +50,10 @@ from bus.values.usage import UsageSource
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
-from ..middleware.contract import EventFilter
 from .accumulator import StreamAccumulator
 from .adapter_call import AdapterCall
 from .events import CallContext
+from .filtering import Filtering
 from .outcome import CallOutcome
 from .settings import settings_of
 
@@ -66,6 +67,17 @@ class Call(AdapterCall):
     A cancelled call leaves the queue. Once the adapter is asked, the adapter is told to end the call, and the call
     ends with it, or without it after a grace.
     """
+
+    # What few calls need is the class's, until they do: Python packs the attributes of an instance up to thirty.
+    left = False
+    """Whether the reply was left to its provider, which goes on with it in the background."""
+    _cancelled = False
+    _ending = False
+    _telling: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _filtered: tuple[ContentBlock, ...] | None = None
+    _filter_error: Exception | None = None
+    _content: tuple[ContentBlock, ...] = ()
 
     def __init__(
         self,
@@ -97,17 +109,11 @@ class Call(AdapterCall):
         self._deadline = deadline
         self._grace = CANCEL_GRACE_SECONDS + drain_seconds
         middleware = context.runtime.middleware
-        self._filter = middleware.filter(request) if middleware else None
-        self._cancelled = False
+        function = middleware.filter(request, self._tell_judged) if middleware else None
+        self._filtering = None if function is None else Filtering(function, self._deliver, self.cancel)
         self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
         self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
-        self._ending = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None
-        self._filtered: tuple[ContentBlock, ...] | None = None
-        self._filter_error: Exception | None = None
         self._end: list[StreamEvent] = []  # of the message, until it may be handed over
-        self._content: tuple[ContentBlock, ...] = ()
 
     def settings(self) -> CallSettings | None:
         return settings_of(self._server, self.request)
@@ -117,7 +123,18 @@ class Call(AdapterCall):
         self._cancelled = True
         if self._queueing is not None:
             self._queueing.cancel()
+        if self._filtering is not None:
+            self._filtering.cut()
         self._end_in_order()
+
+    def leave(self) -> None:
+        """End the call here, and leave its reply to the provider if that goes on with it; else cancel the call."""
+        handle = self._handle
+        if not self.accepted or handle is None:
+            self.cancel()
+            return
+        self.left = self._cancelled = True
+        handle.abandon()
 
     async def run(self) -> CallOutcome:
         """Make the call.
@@ -128,7 +145,9 @@ class Call(AdapterCall):
                 arrived.
             BudgetExceededError: The call doesn't fit into a budget. It was not made.
         """
-        await self.reserve(self._worst_case_in)
+        if not self.request.response_id:  # else it was reserved when the reply was asked for
+            await self.reserve(self._worst_case_in)
+        self.accepted = bool(self.request.response_id)
         self.begin()
         first_seq = self._log.next_seq
         end: LlmCallCompleted | AdapterError | None = None
@@ -145,15 +164,19 @@ class Call(AdapterCall):
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
             end = failure
-            if self._filter_error is not None:
-                raise self._filter_error from None
+            if self._filtering is not None and self._filtering.error is not None:
+                raise self._filtering.error from None
             raise
         finally:
             end = end or self.cancelled_error()
             if isinstance(end, AdapterError):
                 self._end_early(first_seq, end)
-            self.over = True
-            self.publish_end(end)
+            self.over, self.on_accepted = True, None  # it refers to the session, which may be gone from now on
+            if self.left and isinstance(end, AdapterError):
+                self.leave_open(end)
+            else:
+                self.publish_end(end)
+            self._account_for_stop(end)
             await self._hand_over_end()
 
     async def _await_room(self, name: str, asked: Amount) -> None:
@@ -171,14 +194,32 @@ class Call(AdapterCall):
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
             raise self.cancelled_error()
-        response = await self._in_slot(self._start, self._response)
-        if not self.streamed and self._filter is not None:
-            self._through_filter(self._filter, whole_events(response, self.request.message_id))
-        if self._filter_error is not None:
+        filtering = self._filtering
+        if filtering is None:
+            return await self._in_slot(self._start, self._response)
+        response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
+        if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
             error.usage = response.usage  # paid for, whatever becomes of it
             raise error
-        return response if self._filtered is None else msgspec.structs.replace(response, content=self._filtered)
+        content = filtering.content
+        if content is None or content == response.content:
+            return response
+        # which would say what did not pass
+        return msgspec.structs.replace(response, content=content, raw=None, provider_details={})
+
+    async def _taken_in(self, filtering: Filtering) -> CanonicalResponse:
+        response = await self._in_slot(self._start, self._response)
+        if not self.streamed:
+            filtering.take_in(whole_events(response, self.request.message_id))
+        return response
+
+    def _account_for_stop(self, end: object) -> None:
+        """Put on the error of a guardrail what the call came to, which its end has."""
+        stop = None if self._filtering is None else self._filtering.error
+        if isinstance(stop, AdapterError) and isinstance(end, AdapterError):
+            stop.content, stop.usage, stop.cost = end.content, end.usage, end.cost
+            stop.request_id, stop.provider = self.request.request_id, self.context.routing.provider
 
     # -- waiting
 
@@ -194,7 +235,7 @@ class Call(AdapterCall):
 
     def _start(self, ref: ActorRef) -> CallHandle[CanonicalResponse]:
         self.asked = True
-        sink = self._take_in if self.streamed else None
+        sink = (self._take_in if self._filtering is None else self._filtering.take_in) if self.streamed else None
         return start_call(ref, self.request, sink, on_attempt=self.on_attempt)
 
     async def _response(self, handle: CallHandle[CanonicalResponse]) -> CanonicalResponse:
@@ -234,16 +275,19 @@ class Call(AdapterCall):
     # -- events of the message
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
-        if self.over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
+        if self.over:  # an adapter that ignores its cancelling may still send
             return
-        if self._filter is not None:
-            events = self._through_filter(self._filter, events)
         if self._warnings:
             events = self._warned(events)
         if events and isinstance(events[-1], MessageComplete):
             self._end.append(events[-1])
             events = events[:-1]
         self._log.extend(events)
+
+    def _deliver(self, events: Sequence[StreamEvent]) -> None:
+        """Take in what middleware lets pass. A whole reply has its content from the filter, and no stream."""
+        if self.streamed:
+            self._take_in(events)
 
     def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
         """The events, where the start of a message has the warnings that were known before."""
@@ -253,21 +297,6 @@ class Call(AdapterCall):
             else event
             for event in events
         ]
-
-    def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
-        """The events that a filter delivers. An exception of the filter ends the call; it is not the fault of the
-        adapter, in whose task this runs.
-        """
-        try:
-            events = function(events)
-        except Exception as error:
-            self._filter_error = error
-            self.cancel()
-            return ()
-        for event in events:
-            if isinstance(event, MessageComplete):
-                self._filtered = event.final_content
-        return events
 
     # -- its usage
 
@@ -314,7 +343,7 @@ class Call(AdapterCall):
         self._content = accumulator.content
         self.account(error)
         self._end += accumulator.closing_events(reason, error.usage or NOTHING_USED)
-        if not error.content or self._filter is not None:
+        if not error.content or self._filtering is not None:
             error.content = with_whole_calls(accumulator.content, reason)
 
 

@@ -6,12 +6,14 @@ Nothing here waits, so a `finally` may use all of it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from adapters import (
     AdapterError,
+    AttemptAccepted,
     AttemptFailed,
     AttemptFirstEvent,
     AttemptReport,
@@ -23,7 +25,16 @@ from adapters import (
     TokenUsage,
 )
 from adapters.usage.unfinished import NOTHING_USED, usage_of_failure
-from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
+from bus import (
+    Cost,
+    CostSource,
+    LlmCallAccepted,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallGuarded,
+    LlmCallStarted,
+    RoutingDecision,
+)
 from bus.errors import CancelledError
 from bus.trace_context import current_trace
 from bus.values.call_settings import CallSettings
@@ -33,6 +44,7 @@ from tracestore import PriceTable
 from ..budgets.account import Amount
 from ..budgets.budget import Payer
 from ..budgets.reservation_names import job_of, reservation
+from ..middleware.contract import Judged
 from ..rate_limits.permit import Permit
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
@@ -109,6 +121,18 @@ class CallEvents:
     """The kind of call, in OpenTelemetry's word for it."""
     most_output: int | None = 0
     """The number of tokens that the model may write; None without a limit."""
+    began_us: int | None = None
+    """When the call began, in microseconds since the Unix epoch, if another process began it."""
+    on_accepted: Callable[[], object] | None = None
+    """Is told when the provider goes on with the reply in the background, before that is published."""
+    accepted = False
+    """Whether the provider goes on with the reply if nobody reads it."""
+    reserved: Amount | None = None
+    """The most that each attempt can cost, once it is reserved; None without budgets."""
+    _resent = False
+    _last_error: AdapterError | None = None
+    _prices: PriceTable | None = None
+    _permit: Permit | None = None
 
     def __init__(self, context: CallContext, *, streamed: bool) -> None:
         self.context = context
@@ -120,17 +144,11 @@ class CallEvents:
         self._server = server_of(context.running)
         self._attempt = 0
         self._attempt_open = False
-        self._resent = False
         self._key: str | None = None
         self._started_ns = 0
         self._attempt_us = 0
         self._first_token_ms: int | None = None
-        self._prices: PriceTable | None = None
         self._failed_before: list[LlmCallFailed] = []
-        self._last_error: AdapterError | None = None
-        self.reserved: Amount | None = None
-        """The most that each attempt can cost, once it is reserved; None without budgets."""
-        self._permit: Permit | None = None
         self._trace_parent = current_trace() if context.turn_id is None else None  # else it is the turn's
 
     @property
@@ -167,6 +185,7 @@ class CallEvents:
             and self._last_error is not None
             and not self._affords(report.attempt)
         ):
+            self._last_error.retryable = False  # as there is no money for it
             raise self._last_error
         self._note_attempt(report)
         return None if self._permit is None else self._permit.report(report)
@@ -187,13 +206,15 @@ class CallEvents:
             case AttemptStarted():
                 self._attempt, self._attempt_open, self._resent = report.attempt, True, False
                 self._key = report.key
-                self._attempt_us = self.context.runtime.clock.now_us()
+                self._attempt_us = self.began_us or self.context.runtime.clock.now_us()
                 self._prices = self.context.runtime.prices
                 self._publish(self._started(report))
                 if self.reserved is not None or self.context.runtime.node is not None:
                     self.context.runtime.host.secure_now()  # no crash may make a call that was sent cost nothing
             case AttemptResent():
                 self._resent = True
+            case AttemptAccepted():
+                self._accept(report)
             case AttemptFirstEvent():
                 if self._first_token_ms is None:
                     self._first_token_ms = self._elapsed_ms()
@@ -204,13 +225,43 @@ class CallEvents:
                 self._last_error = report.error
                 self._publish(failed)
 
+    def _accept(self, report: AttemptAccepted) -> None:
+        """Note, so that it survives the end of this process, by which id the reply can be taken up."""
+        self.accepted = True
+        if self.on_accepted is not None:
+            self.on_accepted()
+        context, routing = self.context, self.context.routing
+        context.runtime.bus.publish(
+            LlmCallAccepted(provider=routing.provider, model=routing.model, response_id=report.response_id),
+            session_id=context.session_id,
+            turn_id=context.turn_id,
+            request_id=context.request_id,
+            attempt=report.attempt,
+            message_id=context.message_id,
+            tags=context.tags,
+        )
+        context.runtime.host.secure_now()
+
+    def _tell_judged(self, judged: Judged) -> None:
+        """Publish that a guardrail has changed or stopped a piece of the reply."""
+        context, routing = self.context, self.context.routing
+        context.runtime.bus.publish(
+            LlmCallGuarded(provider=routing.provider, model=routing.model, **msgspec.structs.asdict(judged)),
+            session_id=context.session_id,
+            turn_id=context.turn_id,
+            request_id=context.request_id,
+            message_id=context.message_id,
+            tags=context.tags,
+        )
+
     # -- events
 
     def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
         context = self.context
+        runtime = context.runtime
         if context.spending is not None and not isinstance(event, LlmCallStarted):
             context.spending.count(event)
-        seq = context.runtime.bus.publish(
+        seq = runtime.bus.publish(
             event,
             session_id=context.session_id,
             turn_id=context.turn_id,
@@ -220,12 +271,17 @@ class CallEvents:
             caused_by=context.caused_by,
             tags=context.tags,
         )
-        if context.runtime.budgets and not isinstance(event, LlmCallStarted):
+        if isinstance(event, LlmCallStarted):
+            return
+        if runtime.budgets:
             name = self._reservation()
             if self.operation in _CREATING_JOBS and isinstance(event, LlmCallCompleted):
-                context.runtime.budgets.keep(name, job_of(context.request_id))  # the job's end has the cost
+                runtime.budgets.keep(name, job_of(context.request_id))  # the job's end has the cost
             else:
-                context.runtime.budgets.settle(name, self.payer, event, seq)
+                runtime.budgets.settle(name, self.payer, event, seq)
+        now_us = runtime.clock.now_us()
+        for change in runtime.availability.observe(event, now_us, request_id=context.request_id):
+            runtime.bus.publish(change)
 
     @functools.cached_property
     def payer(self) -> Payer:
@@ -248,10 +304,18 @@ class CallEvents:
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             terminal = _unsent(terminal)
+            if end is self._last_error:  # what it used is the end of the attempt before
+                terminal = msgspec.structs.replace(terminal, usage=None, cost=NOTHING_SENT)
             self._publish(terminal)
         if self._permit is not None:
             self._permit.end(end if isinstance(end, AdapterError) else None, terminal.usage)
         self._settle(terminal)
+
+    def leave_open(self, error: AdapterError) -> None:
+        """Publish no end: the reply goes on at its provider, and whoever takes it up tells its end."""
+        self._attempt_open = False
+        if self._permit is not None:
+            self._permit.end(error, None)
 
     def _settle(self, terminal: CallEnd) -> None:
         context, middleware = self.context, self.context.runtime.middleware

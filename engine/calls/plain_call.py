@@ -21,7 +21,6 @@ from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, worst_case
 from ..models.entries import ModelEntry
 from ..models.nearest_names import nearest
-from ..models.published_prices import published_name
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.borrowed_adapters import BorrowedAdapters
@@ -337,7 +336,7 @@ class PlainCalls(Generic[A]):
             runtime=self.runtime,
             request_id=request_id,
             routing=route.decision,
-            priced_as=published_name(running.entry, named.entry),
+            priced_as=running.published_name(named.entry),
             running=running,
             caused_by=caused_by,
             tags=dict(self._options.get("tags", {})) or None,

@@ -25,6 +25,7 @@ class TurnHistory:
     def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
         self.pending: list[Message] = []
         """The messages of the turn that have not entered the session's history yet."""
+        self._kept_ahead = 0  # so many of the pending messages are stored, for whoever takes up the reply to them
         self._runtime = runtime
         self._state = state
         self._turn_id = turn_id
@@ -51,26 +52,44 @@ class TurnHistory:
         self.pending.append(message)
         if message.content:
             pending, self.pending = self.pending, []
-            for entry in pending:
-                self._commit(entry)
+            kept, self._kept_ahead = self._kept_ahead, 0
+            for place, entry in enumerate(pending):
+                self._commit(entry, stored=place < kept)
 
     def add_results(self, results: tuple[ToolResultBlock, ...]) -> None:
         """Add the answers of tools as one message."""
         if results:
             self.add(Message(Role.TOOL, results, id=self._new_id()))
 
+    def keep_ahead(self) -> None:
+        """Have the pending messages stored before they are history, for whoever takes up the reply to them."""
+        if not self._state.id:
+            return
+        for place in range(self._kept_ahead, len(self.pending)):
+            self._publish(len(self._state.messages) + place, self.pending[place])
+        self._kept_ahead = len(self.pending)
+
+    def forget_ahead(self) -> None:
+        """Take back what was stored and did not become history."""
+        if self._kept_ahead:
+            self._runtime.sessions.publish_setup(self._state)
+
     def _new_id(self) -> str:
         return self._runtime.clock.new_id("msg")
 
-    def _commit(self, message: Message) -> None:
+    def _commit(self, message: Message, *, stored: bool) -> None:
         state = self._state
         state.messages.append(message)
         if state.id:
-            self._runtime.bus.publish(
-                SessionMessageAppended(position=len(state.messages) - 1, message=message, epoch=state.epoch),
-                session_id=state.id,
-                turn_id=self._turn_id,
-                message_id=message.id,
-            )
+            if not stored:
+                self._publish(len(state.messages) - 1, message)
             if (frames := self._runtime.frames) is not None:
                 frames.sender.appended(self._turn_id, len(state.messages) - 1, message)
+
+    def _publish(self, position: int, message: Message) -> None:
+        self._runtime.bus.publish(
+            SessionMessageAppended(position=position, message=message, epoch=self._state.epoch),
+            session_id=self._state.id,
+            turn_id=self._turn_id,
+            message_id=message.id,
+        )

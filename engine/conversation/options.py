@@ -63,6 +63,15 @@ class RequestOptions(TypedDict, total=False):
     """The number of retries of each call, in place of the adapter's."""
     retry: RetryPolicy | None
     """The retry policy of each call, in place of the adapter's."""
+    background: bool | None
+    """Whether the provider goes on with the reply if the connection or the process is lost, so that it can be
+    taken up again."""
+    continue_broken: bool | None
+    """Whether a stream that breaks off in its text is continued by another attempt, where the model takes a
+    beginning. Both attempts are billed."""
+    include_raw: bool | None
+    """Whether each reply has what its provider sent, too, in `CanonicalResponse.raw` and in the `metadata` of its
+    message."""
     drain_for_usage: float | None
     """Seconds for which a cancelled stream is read on for its usage, in place of the adapter's."""
 
@@ -110,7 +119,7 @@ DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
 
 _ALL = frozenset(TurnOptions.__annotations__)
 
-_OF_REQUESTS = tuple(RequestOptions.__annotations__)
+_OF_REQUESTS = frozenset(RequestOptions.__annotations__)
 
 _ADVICE = {
     "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
@@ -132,7 +141,7 @@ def merged(*levels: TurnOptions) -> TurnOptions:
 
 def for_requests(options: TurnOptions) -> RequestOptions:
     """The options that go into each request as they are."""
-    said = {name: options[name] for name in _OF_REQUESTS if name in options}  # type: ignore[literal-required]
+    said = {name: value for name, value in options.items() if name in _OF_REQUESTS}
     return cast("RequestOptions", said)
 
 

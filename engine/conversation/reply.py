@@ -6,6 +6,7 @@ from adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsa
 from adapters.usage.unfinished import NOTHING_USED
 from bus import Cost, RoutingDecision, TurnStatus
 from bus.values.json import JsonObject
+from bus.values.raw_reply import RawReply
 
 from ..calls.outcome import NOT_KNOWN
 from ..presented import in_markdown, in_plain_values
@@ -57,6 +58,8 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
             cost=self.cost,
             tool_calls=self.tool_uses,
             warnings=self.warnings,
+            raw=self.raw,
+            provider_details=self.metadata.provider_details,
         )
 
     def _repr_markdown_(self) -> str:
@@ -88,6 +91,17 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
     def routing(self) -> RoutingDecision | None:
         """The decision that brought the call to its model."""
         return self.metadata.routing
+
+    @property
+    def raw(self) -> RawReply | None:
+        """The reply as its provider sent it; None unless `include_raw` asked for it."""
+        return self.metadata.raw
+
+    @property
+    def provider_details(self) -> JsonObject:
+        """What the reply says beside its content and its usage, by the provider's own names; see
+        `CanonicalResponse.provider_details`."""
+        return self.metadata.provider_details or {}
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:

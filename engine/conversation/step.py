@@ -20,7 +20,6 @@ from bus.values.runnable_calls import with_whole_calls
 from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
-from ..models.published_prices import published_name
 from ..routing.candidates import Route, may_fall_back
 from ..runtime.running_adapter import RunningAdapter
 from .reply import Reply
@@ -58,6 +57,8 @@ class Step:
         """The call under way."""
         self.partial: Reply | None = None
         """The part of a reply that had arrived when its call failed."""
+        self.left = False
+        """Whether the reply was left to its provider, which goes on with it in the background."""
         self._turn = turn
         self._models = models
         self._messages = messages
@@ -106,7 +107,10 @@ class Step:
 
     def _request(self, route: Route) -> CanonicalRequest:
         ids = FirstIds(self._request_id or self._turn.runtime.clock.new_id("req"), self._message_id)
-        return request_for(self._turn, route, self._messages, ids, first=self._first)
+        request = request_for(self._turn, route, self._messages, ids, first=self._first)
+        if self._first and (reply := self._turn.takes_up) is not None:
+            return msgspec.structs.replace(request, response_id=reply.response_id, key=reply.key)
+        return request
 
     async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
         """Make the call that middleware asks for in the place of the original call."""
@@ -136,7 +140,8 @@ class Step:
         try:
             outcome = await call.run()
         except AdapterError as error:
-            if error.content:
+            self.left = call.left
+            if error.content and not call.left:
                 self.partial = _partial_reply(request, route, error)
             raise
         finally:
@@ -155,7 +160,7 @@ class Step:
             runtime=turn.runtime,
             request_id=request.request_id,
             routing=route.decision,
-            priced_as=published_name(running.entry, route.option.named.entry),
+            priced_as=running.published_name(route.option.named.entry),
             running=running,
             session_id=turn.state.id or None,
             turn_id=turn.id,
@@ -168,7 +173,7 @@ class Step:
             spills_to=route.others,
             spending=turn.spending,
         )
-        return Call(
+        call = Call(
             request,
             context,
             turn.log,
@@ -177,6 +182,10 @@ class Step:
             deadline=turn.scope.deadline,
             drain_seconds=turn.options.get("drain_for_usage", running.entry.config.drain_for_usage) or 0.0,
         )
+        call.on_accepted = turn.on_accepted
+        if request.response_id and turn.takes_up is not None:
+            call.began_us = turn.takes_up.started_us
+        return call
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:
@@ -201,6 +210,8 @@ def _reply(request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Rep
         request_id=response.request_id,
         latency_ms=response.latency_ms,
         warnings=response.warnings,
+        raw=response.raw,
+        provider_details=response.provider_details or None,
     )
     return Reply(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 

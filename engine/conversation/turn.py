@@ -40,14 +40,16 @@ from bus import (
     SessionTakenOver,
     SessionTurnCompleted,
     SessionTurnStarted,
+    StoreError,
     TaskCancelled,
     TaskHandle,
     TurnStatus,
 )
-from bus.errors import CancelledError
+from bus.errors import CancelledError, ConfigurationError
 from bus.streams.events import StepFinish, TurnComplete, UserMessage
 from bus.trace_context import current_trace
 from bus.values.warning_codes import WarningCode
+from tracestore import OpenReply
 
 from ..calls.call import Call
 from ..calls.outcome import NOTHING_SENT, CallOutcome
@@ -91,6 +93,7 @@ class Turn(TurnContext):
         first_ids: The ids that the caller wants for the first call.
         max_pauses: The number of times that a reply which paused is continued.
         answers: The answers to open calls by their ids, with which an earlier turn goes on.
+        takes_up: The reply that is being made in the background, with which an earlier turn goes on.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Turn(TurnContext):
         first_ids: FirstIds = OWN_IDS,
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
+        takes_up: OpenReply | None = None,
     ) -> None:
         super().__init__(runtime, state, merged(DEFAULTS, state.options_for(model), options), streamed=streamed)
         self.new = tuple(new)
@@ -117,10 +121,13 @@ class Turn(TurnContext):
         self._model = model
         self._first_ids = first_ids
         self._max_pauses = max_pauses
+        self._left = False  # the reply of the last call to its provider, for whoever takes it up
         self._answers = answers
+        self.takes_up = takes_up
         self._over = False
         self._step: Step | None = None
         self._history = TurnHistory(runtime, state, self.id)
+        self.on_accepted = self._history.keep_ahead
         self._trace_parent = current_trace()
         self._tenure: Tenure | None = None  # in a cluster, from its admission on
         self._ended_elsewhere = False
@@ -228,6 +235,8 @@ class Turn(TurnContext):
         call = self.call
         if call is None:
             self.scope.cut()
+        elif why == CLOSED:
+            call.leave()
         else:  # it ends in order, or without its adapter after a grace; then so does the turn
             call.cancel()
         return True
@@ -246,6 +255,8 @@ class Turn(TurnContext):
             failure.turn = self
             if isinstance(failure, AdapterError) and failure.cost is None:
                 failure.cost = NOTHING_SENT  # it came to no call
+            if isinstance(failure, ConfigurationError):
+                raise failure.with_traceback(None)  # noqa: B904 (30 frames of ours, and the mistake isn't there)
             raise
         except Exception as failure:  # of a host's own code, such as middleware
             error = failure
@@ -254,6 +265,9 @@ class Turn(TurnContext):
             self._end(error)
             try:
                 await self.runtime.host.secure(self.id, last=True)
+                if self.takes_up is not None and self.runtime.budgets:
+                    with contextlib.suppress(StoreError):  # then its reservation stands until the next start
+                        await self.runtime.budgets.recount(all_of_them=True)
                 if self.state.commits:
                     await self.runtime.sessions.commit()
             finally:
@@ -454,6 +468,7 @@ class Turn(TurnContext):
             return await step.run()
         finally:
             self._step = None
+            self._left = step.left
             if step.partial is not None:
                 self._history.add(step.partial)
             if self.scope.cancelled:  # even if the call came to its end just then
@@ -467,6 +482,8 @@ class Turn(TurnContext):
         self.runtime.in_flight.remove(self)
         if error is not None:
             self.status = self._status_of(error)
+            if not self._left:
+                self._history.forget_ahead()
         self.steering.close(_OVER)
         undelivered = self.undelivered
         for step in self.steps:

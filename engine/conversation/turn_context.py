@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.streams.events import TurnEvent
+from tracestore import OpenReply
 
 from ..calls.outcome import Spending
 from ..calls.slots import arrival
@@ -42,6 +44,10 @@ class TurnContext:
 
     log: StreamLog[TurnEvent]
     """The turn's stream, from the moment at which the turn is queued."""
+    takes_up: OpenReply | None = None
+    """The reply that is being made in the background, with which the turn begins in place of a new one."""
+    on_accepted: Callable[[], object] | None = None
+    """Is told when a provider goes on with a reply in the background. It doesn't refer to the turn."""
 
     def __init__(self, runtime: Runtime, state: SessionState, options: TurnOptions, *, streamed: bool) -> None:
         self.id = runtime.clock.new_id("trn")

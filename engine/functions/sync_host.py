@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from bus import CallboardError, WrongLoop
+from bus import CallboardError, ConfigurationError, WrongLoop
 from bus.log import Log
 
 T = TypeVar("T")
@@ -96,6 +96,8 @@ class _Call(Generic[T]):
         return True
 
     def result(self) -> T:
+        if isinstance(self._error, ConfigurationError):
+            raise self._error.with_traceback(None)  # as in `Turn.run`
         if self._error is not None:
             raise self._error
         return cast("T", self._value)

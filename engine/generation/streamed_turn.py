@@ -38,7 +38,7 @@ class StreamedTurn:
         self._progress: Progress | None = None
         self._task: TaskHandle[Reply] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = anyio.Lock()
+        self._starting: anyio.Lock | None = None  # while somebody starts it
 
     async def start(self) -> TaskHandle[Reply]:
         """The task of the turn, which begins now if it hasn't begun.
@@ -50,6 +50,8 @@ class StreamedTurn:
         if self._task is not None:
             self.require_loop()
             return self._task
+        if self._starting is None:
+            self._starting = anyio.Lock()
         async with self._starting:
             if self._task is None:
                 if self._closed:
@@ -59,6 +61,7 @@ class StreamedTurn:
                 self._progress = Progress(self.turn)
                 if self._closed:  # meanwhile
                     self.turn.cancel()
+                self._starting = None  # whoever waits for it still has it
         return self._task
 
     def require_loop(self) -> None:

@@ -39,6 +39,9 @@ class _Stream(Generic[E]):
         self._finalizer = weakref.finalize(self, StreamedTurn.abandon, run)
         self._finalizer.atexit = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(stream_id={self.stream_id!r}, model={self.model!r}, status={self.status!r})"
+
     @property
     def stream_id(self) -> str:
         """The id that `Engine.attach` takes, for further readers of the turn's own events."""

@@ -25,6 +25,7 @@ from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
+    ProviderEvent,
     StepFinish,
     StreamEvent,
     TextDelta,
@@ -39,7 +40,6 @@ from bus.streams.events import (
 from ..calls.accumulator import StreamAccumulator
 from .view_events import (
     Finish,
-    ProviderEvent,
     StreamFailed,
     TextEnd,
     TextStart,
@@ -101,6 +101,8 @@ class TurnView:
             case ProviderBlock():
                 index = event.content_block_index
                 return (*self._begin(None, index), ProviderEvent(event.kind, event.raw, event.message_id, index))
+            case ProviderEvent():
+                return (event,)
             case MessageStart():
                 self._reply.process(event)
                 self._messages.add(event.message_id)
@@ -179,6 +181,8 @@ class TurnView:
                 ):
                     if event.message_id == self._message and not self._whole:
                         yield from self._rest(event)
+                case ProviderEvent():
+                    pass  # which is for those who were there
                 case _:
                     between += 1
                     if between > known:
@@ -186,6 +190,8 @@ class TurnView:
 
     def _rest(self, event: StreamEvent) -> Iterator[StreamEvent]:
         """The new part of an event of the current message."""
+        if isinstance(event, ProviderEvent):
+            return
         if isinstance(event, MessageComplete | MessageStart) or event.content_block_index > self._block:
             yield event
         elif event.content_block_index == self._block and self._open is not None:

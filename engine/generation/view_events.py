@@ -4,7 +4,7 @@
       thinking.start  thinking.delta …  thinking.end
       text.start      text.delta …      text.end      each end carries the whole of it
       tool.use_start  tool.use_input_delta …  tool.use_end
-      provider.event                                  a block that we know nothing about
+      provider.event                                  a block that we know nothing about, or what else is told
     message.complete
     tool.started …  tool.finished                     of the tools that are run here, if it called any
     step.finish                                       then what the user said meanwhile, if anything:
@@ -26,6 +26,7 @@ from bus import Cost, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from bus.streams.events import (
     MessageComplete,
     MessageStart,
+    ProviderEvent,
     StepFinish,
     TextDelta,
     ThinkingDelta,
@@ -34,7 +35,6 @@ from bus.streams.events import (
     ToolUseStart,
     UserMessage,
 )
-from bus.values.json import Json
 from bus.values.usage import StopReason, TokenUsage
 
 
@@ -90,20 +90,6 @@ class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
     content_block_index: int
     """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.end"
-
-
-class ProviderEvent(msgspec.Struct, frozen=True, tag="provider.event"):
-    """A whole block outside this catalogue."""
-
-    kind: str
-    """The provider's name for the block."""
-    raw: Json
-    """The block as the provider sent it."""
-    message_id: str
-    """The id of the message that it belongs to."""
-    content_block_index: int
-    """The place of its block in the reply's content, from 0."""
-    type: ClassVar[str] = "provider.event"
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):

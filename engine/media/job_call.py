@@ -103,7 +103,7 @@ async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
     """
     if runtime.store is None:
         return StoredJob()
-    await runtime.host.flush()
+    await runtime.host.settle()
     if not runtime.store.is_open:
         return StoredJob()
     return await runtime.store.job(provider, job_id)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adapters import AdapterConfig
+from adapters.keys.addresses import address_variable
 from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
 from bus.log import Log
@@ -82,13 +83,15 @@ def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | 
     variable = next((name for name in provider.key_variables if environ.get(name)), None)
     if variable is None and not provider.expected:
         return None
-    url = environ.get(provider.base_url_variable) if provider.base_url_variable is not None else None
+    address_from = address_variable(provider.name, variable, environ)
+    url = None if address_from is None else environ[address_from]
     return AdapterEntry(
         name=provider.name,
         type=provider.name,
         config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url),
         missing_key=None if variable else provider.key_variables[0],
         key_from=source_of(environ, variable) if variable else None,
+        address_from=address_from,
     )
 
 

@@ -43,6 +43,8 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable that should hold its key and doesn't."""
     key_from: str | None = None
     """The place that its key was found in, in words; None without a key, and for a key that code gave."""
+    address_from: str | None = None
+    """The environment variable that its address came from; None if that is elsewhere, or the provider's own."""
     max_concurrency: int | None = None
     """The largest number of calls at once; further calls wait. None is the engine's
     `Limits.calls_per_provider`."""

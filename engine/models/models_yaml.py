@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
+from adapters.keys.addresses import address_variable
 from adapters.registry import adapter_types, is_adapter_type
 from bus import ConfigurationError
 from bus.log import Log
@@ -104,9 +105,10 @@ class Reader:
             )
         key, missing = self._key(entry, where)
         key_from = None if key is None else self._key_from(entry, where)
+        base_url, address_from = self._address(entry, kind, where)
         config = AdapterConfig(
             api_key=key,
-            base_url=self._string(entry, "base_url", where),
+            base_url=base_url,
             timeout_seconds=self._number(entry, "timeout_seconds", where, 600.0),
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
@@ -133,12 +135,21 @@ class Reader:
             prices_as=self._string(entry, "prices_as", where),
             missing_key=missing,
             key_from=key_from,
+            address_from=address_from,
             max_concurrency=slots or None,
             capabilities=self._capabilities(entry, where),
             defaults=self._defaults(entry, where),
             tools=self._tools(entry, where),
             prompt_addendum=self._string(entry, "prompt_addendum", where),
         )
+
+    def _address(self, entry: JsonObject, kind: str, where: str) -> tuple[str | None, str | None]:
+        """The adapter's address, and the variable that it came from."""
+        stated = self._string(entry, "base_url", where)
+        if stated is not None:
+            return stated, None
+        variable = address_variable(kind, self._string(entry, "api_key_env", where), self.environ)
+        return None if variable is None else self.environ[variable], variable
 
     def _key(self, entry: JsonObject, where: str) -> tuple[str | KeySource | None, str | None]:
         """The adapter's key, and the variable that should hold it and doesn't."""

@@ -17,7 +17,11 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
     Returns:
         None if it is the model's id, or not known.
     """
-    provider = published_provider(adapter)
+    return name_at(published_provider(adapter), adapter, model)
+
+
+def name_at(provider: str | None, adapter: AdapterEntry, model: ModelEntry) -> str | None:
+    """What `published_name` gives, for those who know the adapter's `published_provider`."""
     if provider is None:
         return None
     name = f"{provider}:{model.wire_name}"

@@ -237,7 +237,7 @@ class ModelRegistry:
         entry = self.adapters[model.adapter]
         if entry.missing_key is not None:
             raise ConfigurationError(
-                f"model {model.id!r} is not_configured: adapter {entry.name!r} needs its key in the environment "
+                f"model {model.id!r} is not configured: adapter {entry.name!r} needs its key in the environment "
                 f"variable {entry.missing_key}, which is not set; or keep one by "
                 f"`callboard keys set {entry.missing_key}`"
             )

@@ -18,6 +18,7 @@ from .schema import ObjectSchema
 T = TypeVar("T")
 
 NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid"]
+"""Why there is no object, see `NoObjectGeneratedError`."""
 
 
 class NoObjectGeneratedError(CallboardError):

@@ -1,4 +1,4 @@
-"""The availability of providers and models: a table of states, fed by the bus and published on change.
+"""The availability of providers and models: a table of states, told how calls begin and end, published on change.
 
 The table has one record for each provider, and one for each of its models that has had trouble of its own:
 
@@ -234,6 +234,8 @@ class AvailabilityTable:
         self, event: LlmCallCompleted | LlmCallFailed, now_us: int, *, request_id: str | None = None
     ) -> Changes:
         """Take in the end of one attempt. `request_id` is the id of its call."""
+        if not self._records and isinstance(event, LlmCallCompleted):
+            return ()
         of_provider, of_model = blame(event)
         ended = isinstance(event, LlmCallCompleted) or not event.will_retry
         reason = "a call succeeded" if isinstance(event, LlmCallCompleted) else _reason(event)

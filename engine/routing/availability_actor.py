@@ -1,20 +1,20 @@
-"""The actor that feeds the availability table with the events of calls and adapters."""
+"""The actor that tells the availability table which adapters can't be kept running."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from bus import Actor, ActorContext, Bus, Clock, Envelope, LlmCallCompleted, LlmCallFailed, Subscription
+from bus import Actor, ActorContext, Bus, Clock, Envelope, Subscription
 from bus.events.actors import ActorStopped
 
-from .availability import AvailabilityTable, Changes
+from .availability import AvailabilityTable
 
-WATCHED = ("llm.call_completed", "llm.call_failed", "actor.stopped")
-"""The topics that an AvailabilityActor reads. The table is told directly how a call begins."""
+WATCHED = ("actor.stopped",)
+"""The topics that an AvailabilityActor reads. The calls tell the table themselves how they begin and end."""
 
 
 class AvailabilityActor(Actor):
-    """Feeds the availability table. It gets no messages; it owns the task that reads the events.
+    """Tells the availability table of crashed adapters. It gets no messages, and owns the task that reads events.
 
     Args:
         table: The table.
@@ -46,16 +46,12 @@ class AvailabilityActor(Actor):
 
     async def _follow(self) -> None:
         async for envelope in self._subscription:
-            for change in self._observe(envelope):
-                self._bus.publish(change)
+            self._take(envelope)
 
-    def _observe(self, envelope: Envelope) -> Changes:
-        now_us = self._clock.now_us()
+    def _take(self, envelope: Envelope) -> None:
         match envelope.data:
-            case LlmCallCompleted() | LlmCallFailed() as event:
-                return self._table.observe(event, now_us, request_id=envelope.request_id)
             case ActorStopped(actor=actor, reason="restart limit"):
                 provider = self._provider_of(actor)
-                return self._table.crashed(provider, now_us) if provider is not None else ()
-            case _:
-                return ()
+                if provider is not None:
+                    for change in self._table.crashed(provider, self._clock.now_us()):
+                        self._bus.publish(change)

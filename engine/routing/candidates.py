@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -128,6 +129,10 @@ class Route(msgspec.Struct, frozen=True):
     """The models that are ready to serve as well, unless the turn is to stay with this one."""
 
 
+_plans: WeakKeyDictionary[ModelRegistry, dict[str, Plan]] = WeakKeyDictionary()
+_MOST_PLANS = 512  # names that are passed through have no end
+
+
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
     """The models that may serve, in order.
 
@@ -150,7 +155,7 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
         return _expand_choice(registry, requested, fallback or ())
     names = (requested,) if isinstance(requested, str) else tuple(requested)
     if fallback is None and len(names) == 1:
-        return Plan(requested=in_words(requested), named=_chain(registry, names[0]))
+        return _of_chain(registry, names[0])
     return Plan(requested=in_words(requested), named=_distinct(registry, (*names, *(fallback or ()))))
 
 
@@ -167,6 +172,17 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
         cheapest=choice.prefer == "cheapest",
         requires=choice.requires,
     )
+
+
+def _of_chain(registry: ModelRegistry, name: str) -> Plan:
+    """One name with the fallbacks of models.yaml. The plan is kept with its registry, which never changes."""
+    known = _plans.setdefault(registry, {})
+    plan = known.get(name)
+    if plan is None:
+        plan = Plan(requested=name, named=_chain(registry, name))
+        if len(known) < _MOST_PLANS:
+            known[name] = plan
+    return plan
 
 
 def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
@@ -259,16 +275,20 @@ def choose(
     usable = [option for option in options if rejected[option.named.model] is None]
     if not usable:
         raise refusal(plan, options)
-    taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
+    taken = usable[0]
+    if len(usable) > 1:
+        taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
     model = taken.named.model
     why = f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'comes before it'}"
     candidates = tuple(
-        Candidate(
-            option.named.model,
-            None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
-            option.named.fallback_of,
-        )
-        for option in options
+        [
+            Candidate(
+                option.named.model,
+                None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
+                option.named.fallback_of,
+            )
+            for option in options
+        ]
     )
     decision = RoutingDecision(
         requested=plan.requested,
@@ -280,7 +300,7 @@ def choose(
     stays = stay_with == taken.named.model
     others = (
         ()
-        if stays
+        if stays or alone
         else tuple(
             option.named.model for option in usable if option is not taken and option.standing.kind == "ready"
         )

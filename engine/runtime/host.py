@@ -74,8 +74,8 @@ class Host(Protocol):
     async def share(self) -> bool:
         """Return whether everything published so far is in the shared store, as soon as that is known."""
 
-    async def settle(self) -> None:
-        """Like `flush`. What earlier processes had to leave is in the trace afterwards, too."""
+    async def settle(self) -> bool:
+        """Like `flush`. Returns whether what earlier processes had to leave is in the trace now, too."""
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         """Run something beside the turns. Nothing happens before the start."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.abc
@@ -36,7 +36,7 @@ from bus import (
 )
 from bus.actors.task_handle import unwrapped
 from bus.log import Log
-from tracestore import Store, TraceWriter, WriterCore
+from tracestore import Store
 
 from ..calls.slots import CallSlots
 from ..conversation.reply import Reply
@@ -49,6 +49,9 @@ from .host import Startable
 from .process import LivingEngine, engines
 from .running_adapter import RunningAdapter, come_up
 from .runtime import Runtime
+
+if TYPE_CHECKING:
+    from tracestore import WriterCore
 
 _log = Log("engine.hosting")
 
@@ -151,11 +154,12 @@ class Life:
         if self.writer is not None:
             await self.writer.flush()
 
-    async def settle(self) -> None:
-        """Like `flush`. What earlier processes had to leave is in the trace afterwards, too."""
-        if self.writer is not None:
-            await self.writer.adopted()
-            await self.writer.flush()
+    async def settle(self) -> bool:
+        if self.writer is None:
+            return True
+        adopted = await self.writer.adopted()
+        await self.writer.flush()
+        return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
         """Return when everything published so far is in the shared store, or that can't be had now.
@@ -260,6 +264,8 @@ class Life:
         runtime = self._runtime
         bus, clock = runtime.bus, runtime.clock
         if runtime.store is not None:
+            from tracestore import TraceWriter, WriterCore
+
             core = self.writer = WriterCore.for_bus(
                 runtime.store, bus, capture=runtime.capture, prices=runtime.prices
             )
@@ -424,8 +430,8 @@ class EngineHost:
     async def share(self) -> bool:
         return await (await self.living()).share()
 
-    async def settle(self) -> None:
-        await (await self.living()).settle()
+    async def settle(self) -> bool:
+        return await (await self.living()).settle()
 
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         if self._life is not None:

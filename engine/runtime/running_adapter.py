@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import anyio
 
 from bus import ActorRef
 
 from ..calls.slots import CallSlots
-from ..models.entries import AdapterEntry
+from ..models.entries import AdapterEntry, ModelEntry
+from ..models.published_prices import name_at, published_provider
 
 RESTART_SECONDS = 6.0
 """How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
@@ -31,6 +34,14 @@ class RunningAdapter:
         self.slots = slots
         self._users = 0
         self._idle: anyio.Event | None = None  # there while somebody waits for it
+
+    @cached_property
+    def _published_provider(self) -> str | None:
+        return published_provider(self.entry)
+
+    def published_name(self, model: ModelEntry) -> str | None:
+        """The name of a model in published price tables, see `models.published_prices`."""
+        return name_at(self._published_provider, self.entry, model)
 
     def acquire(self) -> None:
         self._users += 1

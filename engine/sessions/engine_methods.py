@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bus import ConfigurationError
 
@@ -211,16 +211,19 @@ class SessionMethods:
 
         return await taken_over(self._runtime, node, node.ownership, wanted)
 
-    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+    async def sessions(
+        self, *, limit: int | None = 1000, tags: Mapping[str, str] | None = None
+    ) -> list[SessionInfo]:
         """The sessions that are open here, and sessions of the trace, the latest first.
 
         Args:
             limit: The largest number of sessions of the trace; None is all of them.
+            tags: Tags that the sessions have, all of them, such as ``{"tenant": "red"}``.
 
         Raises:
             StoreError: The trace can't be read.
         """
-        return await listed(self._runtime, limit)
+        return await listed(self._runtime, limit, tags)
 
     async def delete_session(self, session_id: str) -> bool:
         """Forget a session: the open one, and its stored messages.

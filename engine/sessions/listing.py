@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from tracestore import SessionRow
@@ -27,16 +29,17 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Its row in the trace; None if nothing of it is there yet."""
 
 
-async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
-    """The sessions that are open, then those of the trace, the latest first."""
+async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | None = None) -> list[SessionInfo]:
+    """The sessions with these tags that are open, then those of the trace, the latest first."""
+    wanted = dict(tags or {}).items()
     await runtime.host.start()
-    live = dict(runtime.sessions.states)
+    live = {name: state for name, state in runtime.sessions.states.items() if wanted <= state.tags.items()}
     rows: dict[str, SessionRow] = {}
     if runtime.store is not None:
         await runtime.host.flush()
         node = runtime.node
         store = runtime.store if node is None or node.ownership is None else await node.shared_trace()
-        rows = {row.session_id: row for row in await store.sessions(limit)}
+        rows = {row.session_id: row for row in await store.sessions(limit, tags=tags)}
     found = [
         SessionInfo(
             session_id=state.id,

@@ -137,8 +137,8 @@ class OpenSessions:
         )
 
     async def commit(self) -> None:
-        """Commit what was published, if that is possible soon."""
-        with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(StoreError):
+        """Commit what was published, if that is possible soon. An engine that is being closed does it itself."""
+        with anyio.move_on_after(_COMMIT_SECONDS), contextlib.suppress(CallboardError):
             await self._host.flush()
 
     async def own(self, state: SessionState) -> None:

@@ -13,6 +13,8 @@ from typing import Unpack
 
 from adapters import ContentBlock, Message, ToolUseBlock
 from bus import CallboardError, NoTurnRunning, SessionRenamed
+from bus.values.shown import short
+from tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply
@@ -46,6 +48,9 @@ class Session:
     def __init__(self, runtime: Runtime, state: SessionState) -> None:
         self._runtime = runtime
         self._state = state
+
+    def __repr__(self) -> str:
+        return f"Session(id={self.id!r}, model={short(self.model)}, messages=<{len(self._state.messages)}>)"
 
     @property
     def id(self) -> str:
@@ -281,6 +286,14 @@ class Session:
         """
         return await self.submit(self._shown(calls, Denied(why)), **options)
 
+    def approve_stream(self, *calls: ToolUseBlock, **options: Unpack[TurnOptions]) -> TurnStream:
+        """`approve`, streamed, as `submit_stream` is `submit`. It raises what `approve` raises, at once."""
+        return self.submit_stream(self._shown(calls, Approved()), **options)
+
+    def deny_stream(self, *calls: ToolUseBlock, why: str = "", **options: Unpack[TurnOptions]) -> TurnStream:
+        """`deny`, streamed."""
+        return self.submit_stream(self._shown(calls, Denied(why)), **options)
+
     def _shown(self, calls: Sequence[ToolUseBlock], answer: Answer) -> dict[str, Answer]:
         """The answer to each of some calls, which must wait just as they are given."""
         if not calls:
@@ -298,6 +311,49 @@ class Session:
         """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
         turn = self._new_turn((), model, streamed=True, options=options, answers=dict(answers))
         return TurnStream(self._runtime, turn)
+
+    async def open_reply(self) -> OpenReply | None:
+        """The reply of this session that was asked for with ``background=True`` by a process that has ended since;
+        None if there is none. It is for `take_up`.
+
+        Raises:
+            StoreError: The trace can't be read.
+        """
+        from ..background.taking_up import open_replies
+
+        found = await open_replies(self._runtime, self.id)
+        return found[-1] if found and self._state.running is None else None
+
+    async def take_up(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> Reply:
+        """Go on with a turn whose process has ended: wait for its reply, which is not asked for again.
+
+        Then the turn goes on as any other: the reply enters the history, and the session's tools run. The
+        exceptions of `send` are raised here, too.
+
+        Args:
+            reply: The reply, as `open_reply` gives it.
+            options: As in `send`.
+
+        Returns:
+            The assistant's last message.
+
+        Raises:
+            CallboardError: The reply belongs to another session.
+            OutcomeUnknownError: The provider doesn't know the reply any more.
+        """
+        turn = self._taking_up(reply, options, streamed=False)
+        task = await self._runtime.host.start_turn(turn)
+        return await own(turn, task)
+
+    def take_up_stream(self, reply: OpenReply, **options: Unpack[TurnOptions]) -> TurnStream:
+        """`take_up`, streamed: from the reply's first word on, and then as it comes."""
+        return TurnStream(self._runtime, self._taking_up(reply, options, streamed=True))
+
+    def _taking_up(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
+        from ..background.taking_up import turn_of_reply
+
+        asked = options_among(options, advice=_ADVICE)
+        return turn_of_reply(self._runtime, reply, asked, streamed=streamed, state=self._state)
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Say something more to the model while it is at work. Any thread may call this.

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import msgspec
 
 from adapters import DocumentBlock, ImageBlock, TextBlock
-from bus.values.content import ResultPart
+from bus.values.content import OpaqueBlock, ResultPart
 
-_PARTS = (TextBlock, ImageBlock, DocumentBlock)
+_PARTS = (TextBlock, ImageBlock, DocumentBlock, OpaqueBlock)
 
 ResultContent: TypeAlias = str | tuple[ResultPart, ...]
 
@@ -41,7 +41,7 @@ def as_content(value: object) -> ResultContent:
     match value:
         case str():
             return value
-        case TextBlock() | ImageBlock() | DocumentBlock():
+        case TextBlock() | ImageBlock() | DocumentBlock() | OpaqueBlock():
             return (value,)
         case list() | tuple() if any(isinstance(part, _PARTS) for part in value):
             return tuple(_part(part) for part in value)
@@ -56,7 +56,7 @@ def as_content(value: object) -> ResultContent:
 
 def _part(value: object) -> ResultPart:
     match value:
-        case TextBlock() | ImageBlock() | DocumentBlock():
+        case TextBlock() | ImageBlock() | DocumentBlock() | OpaqueBlock():
             return value
         case str():
             return TextBlock(value)

@@ -138,8 +138,8 @@ def _result(call: ToolUseBlock, answer: Answer) -> ToolResultBlock:
             return ToolResultBlock(call.id, denial(reason), is_error=True)
         case ToolError(content=content):
             return ToolResultBlock(call.id, content, is_error=True)
-        case ToolResultBlock(content=content, is_error=is_error):
-            return ToolResultBlock(call.id, content, is_error)
+        case ToolResultBlock():
+            return msgspec.structs.replace(answer, tool_use_id=call.id)
         case _:
             try:
                 return ToolResultBlock(call.id, as_content(answer))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from adapters import Message
+from adapters import ContentBlock, Message
 from bus import CallboardError
 
+from ..conversation.options import TurnOptions, options_among
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.resuming import Wanted, stored_state
@@ -16,6 +17,7 @@ from .changes import changes
 from .under_way import Watcher, WorkUnderWay
 
 if TYPE_CHECKING:
+    from ..sessions.session import Session
     from .preview import RequestPreview
 
 
@@ -71,29 +73,63 @@ class WatchingMethods:
         """
         return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
 
-    async def preview(self, session_id: str, content: str = "…", *, model: Model | None = None) -> RequestPreview:
+    async def preview(
+        self,
+        session: Session | str,
+        content: str | Sequence[ContentBlock] = "…",
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> RequestPreview:
         """The request that a session's next turn would send, as the model's provider would get it.
 
-        The session may be open here, or stored as a whole. Nothing is sent, and the session stays as it is. The
-        context policy and middleware are left out.
+        Its `losses` say what that model would not be told. The session may be open here, or stored as a whole.
+        Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
 
         Args:
-            session_id: The session.
-            content: The text that the turn would say.
+            session: The session, or its id.
+            content: What the turn would say, text or blocks.
             model: The model; None is the session's own.
+            options: The fields of `TurnOptions` that the turn would be given.
 
         Raises:
             CallboardError: There is no such session.
             ConfigurationError: No model has that name.
             StoreError: The trace can't be read.
+            TypeError: There is no such option.
         """
         from .preview import preview
 
         runtime = self._runtime
+        session_id = session if isinstance(session, str) else session.id
+        given = options_among(options, advice={})
         state = runtime.sessions.states.get(session_id)
         if state is None:
             await runtime.host.start()
             state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
         if not content:
             raise CallboardError("a turn says something: the content is empty")
-        return preview(runtime, state, model, Message.user(content))
+        return preview(runtime, state, model, Message.user(content), given)
+
+    def preview_sync(
+        self,
+        session: Session | str,
+        content: str | Sequence[ContentBlock] = "…",
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> RequestPreview:
+        """`preview` for code without an event loop; see `Session.send_sync`.
+
+        Raises:
+            WrongLoop: The engine lives on another event loop.
+        """
+        from ..functions.sync_host import sync_host
+
+        host = sync_host()
+
+        async def shown() -> RequestPreview:
+            host.keep(self._runtime.host)
+            return await self.preview(session, content, model=model, **options)
+
+        return host.run(shown, name="preview_sync()")

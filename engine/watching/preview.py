@@ -2,7 +2,7 @@
 
 Nothing is sent and nothing is paid for. The way is that of a real turn: the model is routed to, the history is
 fitted to it, and its adapter writes the request. What a real turn would add is missing: the context policy, which
-may ask a model, and middleware, which is the host's own code.
+may ask a model, and middleware, which is the host's own code. `losses` says what this model would not be told.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from adapters import CallWarning, CanonicalRequest, Message, TokenUsage, UsageSource
+from adapters import CallWarning, CanonicalRequest, Message, ProviderAdapter, TokenUsage, UsageSource
+from adapters.http.adapter import HttpAdapter
 from adapters.http.wire_call import WireCall
 from bus import CallboardError
 
-from ..conversation.options import DEFAULTS, merged
+from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.requests.build import request_for
 from ..conversation.turn_context import FirstIds, TurnContext
 from ..conversation.turn_models import TurnModels
@@ -23,6 +24,7 @@ from ..routing.candidates import Route
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
+from .losses import Reader, RequestLoss, report
 
 _IDS = FirstIds("req_preview", "msg_preview")
 
@@ -46,9 +48,13 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The path below the provider's address; empty if the adapter can't show its requests."""
     body: str
-    """The body as the provider would get it; empty if the adapter can't show its requests."""
+    """The body as the provider would get it of a streamed turn; empty if the adapter can't show its requests."""
     warnings: tuple[CallWarning, ...]
-    """The parts of the history and the settings that this model can't be told, or is told otherwise."""
+    """The warnings that the call would have, from the parts of the history that this model can't be told to an
+    estimate that nears its window."""
+    losses: tuple[RequestLoss, ...]
+    """What this model would not see, or would see in another form, each with its place: the parts of the history
+    and the settings of `warnings`, and the fields that a host or another provider attached for others."""
     input_tokens: int | None
     """An estimate of the input tokens."""
     input_nano_usd: int | None
@@ -57,7 +63,9 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why this model can't be asked; None if it can."""
 
 
-def preview(runtime: Runtime, state: SessionState, model: Model | None, said: Message) -> RequestPreview:
+def preview(
+    runtime: Runtime, state: SessionState, model: Model | None, said: Message, given: TurnOptions
+) -> RequestPreview:
     """The request of a session's next turn, if it said this.
 
     Args:
@@ -65,11 +73,12 @@ def preview(runtime: Runtime, state: SessionState, model: Model | None, said: Me
         state: The conversation.
         model: The model; None is the conversation's.
         said: The message that the turn would add.
+        given: The options that the turn would be given.
 
     Raises:
         ConfigurationError: No model has that name, or its adapter can't be made.
     """
-    options = merged(DEFAULTS, state.options_for(model), {"fallback": ()})
+    options = merged(DEFAULTS, state.options_for(model), given, {"fallback": ()})
     turn = TurnContext(runtime, state, options, streamed=True)
     models = TurnModels(turn, model or state.model, (said,))
     named = models.plan.named[0]
@@ -77,7 +86,7 @@ def preview(runtime: Runtime, state: SessionState, model: Model | None, said: Me
     try:
         route = models.route_to(named.model, messages)
         request = request_for(turn, route, messages, _IDS, first=True)
-        return _written(runtime, route, request)
+        return _written(runtime, route, messages, request)
     except CallboardError as error:
         return _refused(named.model, named.entry.adapter, str(error))
 
@@ -89,25 +98,39 @@ def _refused(model: str, provider: str, why: str) -> RequestPreview:
         path="",
         body="",
         warnings=(),
+        losses=(),
         input_tokens=None,
         input_nano_usd=None,
         refused=why,
     )
 
 
-def _written(runtime: Runtime, route: Route, request: CanonicalRequest) -> RequestPreview:
+def _written(
+    runtime: Runtime, route: Route, messages: tuple[Message, ...], request: CanonicalRequest
+) -> RequestPreview:
     decision, option = route.decision, route.option
     adapter = runtime.adapters.consult(runtime.registry.adapter_of(option.named.entry))
-    call = adapter.write_request(request, stream=True) if isinstance(adapter, WritesRequests) else None
+    streamed = adapter.can_stream(request) if isinstance(adapter, HttpAdapter) else True
+    call = adapter.write_request(request, stream=streamed) if isinstance(adapter, WritesRequests) else None
+    warnings = (*option.warnings, *(call.warnings if call is not None else ()))
+    losses = call.losses if call is not None else ()
     return RequestPreview(
         model=decision.model,
         provider=decision.provider,
         path=call.path if call is not None else "",
         body=call.body.decode("utf-8", "replace") if call is not None else "",
-        warnings=(*option.warnings, *(call.warnings if call is not None else ())),
+        warnings=warnings,
+        losses=report(messages, request, _reader(adapter, decision.provider), losses, warnings),
         input_tokens=option.estimated_tokens,
         input_nano_usd=_input_cost(runtime, decision.model, option.estimated_tokens),
     )
+
+
+def _reader(adapter: ProviderAdapter, provider: str) -> Reader:
+    if not isinstance(adapter, HttpAdapter):
+        return Reader(provider, (provider,))
+    wire = adapter.wire
+    return Reader(wire.name, (wire.name, wire.default_name), wire.media_fields)
 
 
 def _input_cost(runtime: Runtime, model: str, tokens: int | None) -> int | None:

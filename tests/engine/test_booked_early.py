@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from adapters import AdapterConfig, CanonicalRequest, Message, StopReason, TokenUsage, UsageSource
-from adapters.providers.scripted import Reply, ScriptedAdapter
+from adapters.providers.scripted import ScriptedAdapter, ScriptedReply
 from adapters.usage.unfinished import NOTHING_USED
 from bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, Lossless, ServerError
 from bus.clock import SYSTEM_CLOCK, Clock
@@ -97,8 +97,8 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
     """Each attempt has usage and cost in its event, and no sum leaves one out."""
 
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ScriptedAdapter:
-        broken = Reply("a part", usage=TokenUsage(700, 1), stop=StopReason.ERROR)
-        fine = Reply("Fine.", usage=TokenUsage(10, 5))
+        broken = ScriptedReply("a part", usage=TokenUsage(700, 1), stop=StopReason.ERROR)
+        fine = ScriptedReply("Fine.", usage=TokenUsage(10, 5))
         return ScriptedAdapter(config, name=name, clock=clock, replies=[broken, broken, fine])
 
     async with Engine(models=serving(s=adapter_type(make)), trace=False, prices=PRICES) as engine:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from callboard import ConfigurationError, KeyFile, ModelDefaults, RetryPolicy, ToolSettings, load_registry
+from callboard import (
+    ConfigurationError,
+    KeyFile,
+    ModelDefaults,
+    RetryPolicy,
+    ToolSettings,
+    load_registry,
+)
 from engine.models.config import read_models_yaml, registry_from_env
 from engine.routing.candidates import expand
 
@@ -102,7 +109,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), {"OPENAI_API_KEY": "x"})
     assert registry.adapters["anthropic"].state == "not_configured"
     registry.adapter_of(registry.resolve("gpt5").model)
-    with pytest.raises(ConfigurationError, match=r"not_configured.*ANTHROPIC_API_KEY"):
+    with pytest.raises(ConfigurationError, match=r"not configured.*ANTHROPIC_API_KEY"):
         registry.adapter_of(registry.resolve("opus").model)
 
 
@@ -278,6 +285,37 @@ def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> 
         "not_configured" if key is None else registry_from_env(environ).adapters["gemini"].state
     )
     assert entry.missing_key == (None if key else "GEMINI_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("entry", "address"),
+    [
+        ("type: anthropic, api_key_env: ANTHROPIC_API_KEY", "http://localhost:1"),
+        ("type: anthropic, api_key_env: WORK_KEY", "http://localhost:1"),
+        ("type: anthropic, api_key: k", "http://localhost:1"),
+        ("type: anthropic", "http://localhost:1"),
+        ("type: anthropic, api_key_env: ANTHROPIC_API_KEY, base_url: 'http://localhost:3'", "http://localhost:3"),
+        ("type: openai, api_key_env: OPENAI_API_KEY", "http://localhost:2"),
+        ("type: openai_compatible, api_key_env: OPENAI_API_KEY", "http://localhost:2"),
+        ("type: openai, api_key_env: GROQ_API_KEY", None),
+        ("type: openai_compatible, api_key_env: GROQ_API_KEY", None),
+        ("type: openai_compatible, api_key_env: WORK_KEY", None),
+        ("type: gemini, api_key_env: GEMINI_API_KEY", None),
+        ("type: ollama", None),
+    ],
+)
+def test_the_address_of_the_environment_goes_behind_the_files(
+    entry: str, address: str | None, tmp_path: Path
+) -> None:
+    """As in the vendors' own libraries; a key of another vendor, or of nobody knows whom, doesn't go there."""
+    environ = {
+        **{f"{name}_API_KEY": "k" for name in ("ANTHROPIC", "OPENAI", "GEMINI", "GROQ")},
+        **{"WORK_KEY": "k", "ANTHROPIC_BASE_URL": "http://localhost:1", "OPENAI_BASE_URL": "http://localhost:2"},
+    }
+    path = written(tmp_path, f"adapters:\n  x: {{{entry}}}")
+    found = read_models_yaml(path, environ).adapters["x"]
+    assert found.config.base_url == address
+    assert (found.address_from is not None) == (address is not None and "base_url" not in entry)
 
 
 def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:

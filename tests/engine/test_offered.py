@@ -103,7 +103,9 @@ def test_a_server_that_only_speaks_like_a_provider_has_none_of_its_models(home: 
 def test_without_a_file_it_is_the_local_model_and_what_the_keys_open() -> None:
     engine = Engine(models=registry_from_env({"GEMINI_API_KEY": "g"}), trace=False)
     providers = {model.provider for model in engine.models()}
-    assert providers == {"local-chat", "local-messages", "local-responses", "local-embed", "gemini"}
+    local = {"local-chat", "local-messages", "local-responses", "local-tools", "local-embed"}
+    assert providers == {*local, "gemini"}
+    assert by_id(engine)["local-tools:smollm2"].capabilities.supports_tools
     assert [model.id for model in engine.models() if model.kind == "embedding"] == ["local-embed:smollm2"]
     assert by_id(engine)["local-chat:smollm2"].input_cost_per_million == 0
 

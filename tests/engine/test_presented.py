@@ -33,6 +33,20 @@ async def test_the_repr_of_a_result_fits_a_screen() -> None:
     assert max(len(repr(each)) for each in (result.message, result.response, result.steps[0])) < 3000
 
 
+async def test_what_is_under_way_says_which_it_is() -> None:
+    """An engine, a session and a stream in a console, and no address of an object."""
+    async with running(Say("Hello")) as (engine, _):
+        session = engine.session("s:m", session_id="notes")
+        assert repr(session) == "Session(id='notes', model='s:m', messages=<0>)"
+        async with session.stream("Hi") as turn:
+            assert repr(turn) == f"TurnStream(stream_id='{turn.stream_id}', model=None, status=None)"
+            await turn.message()
+        assert repr(turn) == f"TurnStream(stream_id='{turn.stream_id}', model='s:m', status='completed')"
+        assert repr(session) == "Session(id='notes', model='s:m', messages=<2>)"
+        assert repr(engine) == "Engine(providers=['s'])"
+    assert repr(engine) == "Engine(providers=['s'], closed)"
+
+
 def test_values_that_may_be_large_are_shown_in_short() -> None:
     """Text, bytes, lists and objects are cut, defaults left out, and what is small is shown whole."""
     assert repr(TextBlock("Hi")) == "TextBlock(text='Hi')"

@@ -14,10 +14,10 @@ from ..definition_of_done.rows import row
 
 pytestmark = pytest.mark.anyio
 
-HELLO = scripted.Reply(text="Hello")
+HELLO = scripted.ScriptedReply(text="Hello")
 
 
-def own(*replies: scripted.Reply) -> scripted.ScriptedAdapter:
+def own(*replies: scripted.ScriptedReply) -> scripted.ScriptedAdapter:
     left = list(replies)
     return scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=lambda request: left.pop(0))
 

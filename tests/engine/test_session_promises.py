@@ -42,7 +42,7 @@ async def test_a_name_goes_to_the_provider_that_was_registered_last() -> None:
     """Though it was resolved before, as a model of the default provider, by the registry that was there then."""
     before = ModelRegistry({"s": entry("s", "scripted")}, {}, default_provider="s")
     assert before.resolve("mine:m").model.adapter == "s"
-    mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.Reply(text="x"),))
+    mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.ScriptedReply(text="x"),))
     after = before.with_adapter(entry_of("mine", mine))
     assert after.resolve("mine:m").model.adapter == "mine"
     assert before.resolve("mine:m").model.adapter == "s"

@@ -118,6 +118,18 @@ async def test_sessions_that_are_open_and_those_of_the_trace_are_listed_once(tmp
         assert len(await engine.sessions(limit=2)) == 2
 
 
+async def test_sessions_are_listed_by_their_tags(tmp_path: Path) -> None:
+    """Open ones, also those that were never used, and those of the trace; all the tags must be there."""
+    async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
+        old = engine.session("s:m", tags={"tenant": "red", "plan": "free"})
+        await old.send("a")
+    async with running(store=tmp_path / "t.db") as (engine, _):
+        fresh, _other = engine.session("s:m", tags={"tenant": "red"}), engine.session("s:m")
+        assert {each.session_id for each in await engine.sessions(tags={"tenant": "red"})} == {old.id, fresh.id}
+        (found,) = await engine.sessions(tags={"tenant": "red", "plan": "free"})
+        assert found.session_id == old.id
+
+
 async def test_without_a_trace_the_open_sessions_are_listed() -> None:
     """There are no others to know of."""
     async with running() as (engine, _):

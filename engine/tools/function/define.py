@@ -43,6 +43,7 @@ def tool(
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
 ) -> FunctionTool[P, R_co]: ...
 
 
@@ -55,6 +56,7 @@ def tool(
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
 ) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
 
 
@@ -68,6 +70,7 @@ def tool(
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
+    provider_options: JsonObject | None = None,
 ) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
     """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
 
@@ -83,6 +86,7 @@ def tool(
         annotations: Hints about the tool, as in `ToolDefinition`.
         strict: Whether the model is held to the schema, as in `ToolDefinition`.
         needs_approval: Whether calls need approval, as in `Tool`.
+        provider_options: Fields of the tool for single providers, as in `ToolDefinition`.
 
     Raises:
         ToolDefinitionError: The function doesn't say enough about its parameters.
@@ -105,6 +109,7 @@ def tool(
             input_schema=_schema(struct, parameters, documented.parameters, what),
             strict=strict,
             annotations=annotations,
+            provider_options=provider_options or {},
         )
         handler = Handler(function, is_async(function), parameters.injected, keywords=struct)
         return FunctionTool(

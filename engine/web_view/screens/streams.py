@@ -12,6 +12,7 @@ from bus import (
     CallboardError,
     MessageComplete,
     ProviderBlock,
+    ProviderEvent,
     StreamReader,
     StreamReset,
     TextDelta,
@@ -115,7 +116,7 @@ def seen(event: TurnEvent, shown: bool) -> object:
             return {**fields, "characters": len(event.partial_json)}
         case ToolUseEnd():
             return {**fields, "incomplete": event.incomplete}
-        case UserMessage() | ToolProgress() | ProviderBlock():
+        case UserMessage() | ToolProgress() | ProviderBlock() | ProviderEvent():
             return fields
         case _:
             return event

@@ -11,6 +11,7 @@ import pytest
 from adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
+from engine.models.config import registry_from_env
 from tests.support.engines import registry, running, talking, topics
 from tests.support.scripted import ADD, CALLS_ADD, Say
 
@@ -162,6 +163,18 @@ async def test_without_a_model_the_configured_one_is_asked() -> None:
     async with running() as (engine, _):
         with pytest.raises(ConfigurationError, match="no model named"):
             await engine.generate(prompt="Hi")
+
+
+async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
+    """The way through the engine would hide the line in which the host named the model."""
+    async with Engine(models=registry_from_env({}), trace=False) as engine:
+        with pytest.raises(ConfigurationError, match="ANTHROPIC_API_KEY") as raised:
+            await engine.generate("claude-haiku-4-5", "Hi")
+        with pytest.raises(ConfigurationError) as streamed:
+            await engine.stream("claude-haiku-4-5", "Hi").response()
+    for each in (raised, streamed):
+        assert "step.py" not in {frame.path.name for frame in each.traceback}
+        assert str(each.traceback[0].path) == __file__
 
 
 # -- giving up

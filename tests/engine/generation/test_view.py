@@ -15,6 +15,7 @@ from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
+    ProviderEvent,
     StepFinish,
     TextDelta,
     ThinkingDelta,
@@ -27,7 +28,7 @@ from bus.streams.events import (
 from bus.streams.fold import fold
 from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.usage import StopReason, TokenUsage
-from engine import Finish, ProviderEvent, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from engine import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from engine.generation.view import TurnView
 
 USAGE = TokenUsage(10, 5)
@@ -195,3 +196,15 @@ def test_a_late_reader_of_a_folded_log_gets_everything() -> None:
         *("step.finish", "tool.started", "tool.finished"),
         *("message.start", "text.start", "text.delta", "text.end", "message.complete", "step.finish", "finish"),
     ]
+
+
+TOLD = ProviderEvent("searching", {"n": 1}, "msg_1")
+
+
+def test_what_is_told_beside_the_content_breaks_no_segment() -> None:
+    """It is passed on where it came, and a log that was folded meanwhile doesn't tell it again."""
+    start, first, second, *rest = message("msg_1", TEXT)
+    shown = viewed([start, first, TOLD, second, StreamReset((start, first, TOLD, second), 4), *rest])
+    assert [event for event in shown if event is not TOLD] == viewed(message("msg_1", TEXT))
+    assert shown.index(TOLD) == 3
+    assert shown.count(TOLD) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from bus import NodeBrokerChanged
 from engine import Check, Cluster, Engine
-from engine.cli.main import main
+from engine.cli.command_line import main
 from engine.nodes.health import check_broker
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
@@ -42,6 +42,9 @@ async def test_an_engine_tells_of_its_broker_and_of_what_went_out(server: NatsSe
     """With what goes on while the broker is away."""
     engine = Engine(models=registry(Say("Hello.")), store=tmp_path / "trace.db", cluster=Cluster(nats=server.url))
     async with engine:
+        with anyio.fail_after(10):
+            while not (await named(engine, "broker"))[0].ok:  # noqa: ASYNC110 (a turn may be over before it is)
+                await anyio.sleep(0.01)
         await engine.session("s:m").send("Hi")
         await engine.flush()
         node = engine._runtime.node

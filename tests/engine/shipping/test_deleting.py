@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import Engine
-from engine.cli.main import main
+from engine.cli.command_line import main
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine.cli.main import main
+from engine.cli.command_line import main
 from tests.support.postgres_server import why_not
 from tests.tracestore.trace_making import Maker
 from tracestore import TraceShipper, TraceStore

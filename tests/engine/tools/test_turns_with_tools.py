@@ -108,6 +108,22 @@ async def test_calls_are_approved_and_denied_as_they_were_shown() -> None:
         assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
 
 
+async def test_calls_are_approved_and_denied_with_the_reply_as_a_stream() -> None:
+    """And what doesn't wait is refused before there is a stream."""
+    both = Say(calls=[("pay", {"euros": 5}), ("pay", {"euros": 500})])
+    async with talking(both, Say("do", "ne"), tools=[pay]) as (session, _):
+        await session.send("go")
+        little, much = session.pending_calls
+        async with session.deny_stream(much, why="too much") as turn:
+            assert (await turn.message()).text == ""
+        async with session.approve_stream(little) as turn:
+            assert [text async for text in turn.text_stream] == ["do", "ne"]
+        answers = [each for message in session.messages[2:4] for each in results(message)]
+        assert answers == [("The call was not approved: too much", True), ("paid 5", False)]
+        with pytest.raises(CallboardError, match="waits for no answer"):
+            session.approve_stream(little)
+
+
 async def test_nothing_is_approved_that_nobody_saw() -> None:
     """No call, one with other arguments, one that is answered already: all are refused, and nothing runs."""
     async with talking(Say(calls=[("pay", {"euros": 5})]), Say("done"), tools=[pay]) as (session, _):

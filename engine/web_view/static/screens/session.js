@@ -76,7 +76,8 @@ function Preview({ id }) {
     ${found && html`<div class="preview"><p class="sub"><b><${T}>${found.model}<//></b>${found.input_tokens !== null && html` · about ${plural(found.input_tokens, "token")} in`}
         ${found.input_nano_usd !== null ? html` · ${usd(found.input_nano_usd)} for the input` : found.refused ? "" : " · no price"}</p>
       ${found.refused && html`<p class="problem">This model can't be asked: <bdi>${found.refused}</bdi></p>`}
-      ${found.warnings.map((warning) => html`<p class="note-box">${warning.message} <span class="faint">(${warning.code})</span></p>`)}
+      ${found.losses.map((loss) => html`<p class="note-box">${loss.message !== null && html`<b>message ${loss.message + 1}</b>, `}${loss.tool && html`<b><${T}>${loss.tool}<//></b>, `}<${T}>${loss.what}<//>: <${T}>${loss.reason}<//></p>`)}
+      ${found.warnings.filter((warning) => warning.code !== "content_dropped" && !found.losses.some((loss) => loss.reason === warning.message)).map((warning) => html`<p class="note-box">${warning.message} <span class="faint">(${warning.code})</span></p>`)}
       ${found.body ? html`<p class="small soft">POST <code><bdi>${found.path}</bdi></code></p><pre class="json" dir="auto">${pretty(found.body)}</pre>` : found.refused ? "" : html`<p class="soft">This adapter can't show its requests.</p>`}</div>`}
   <//>`;
 }

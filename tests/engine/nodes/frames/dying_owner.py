@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from adapters.providers.scripted import Call, Reply
+from adapters.providers.scripted import ScriptedCall, ScriptedReply
 from engine import Cluster
 from tests.support.engines import keeping
 from tests.support.scripted import ADD, Say
@@ -28,9 +28,9 @@ PACE = 0.004
 def replies() -> list[Say]:
     """A reply that thinks, speaks and calls a tool, and one that speaks."""
     first, second = Say(), Say()
-    calls = (Call("add", {"a": 1, "b": 2}),)
-    first.reply = Reply(thinking=THINKING, text=TEXT, calls=calls, signature="sig", pace=PACE)
-    second.reply = Reply(text=AFTER, pace=PACE)
+    calls = (ScriptedCall("add", {"a": 1, "b": 2}),)
+    first.reply = ScriptedReply(thinking=THINKING, text=TEXT, calls=calls, signature="sig", pace=PACE)
+    second.reply = ScriptedReply(text=AFTER, pace=PACE)
     return [first, second]
 
 

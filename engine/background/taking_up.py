@@ -1,0 +1,57 @@
+"""Turns that begin with a reply which another process has asked for, and which its provider goes on making."""
+
+from __future__ import annotations
+
+from bus import CallboardError
+from tracestore import OpenReply
+
+from ..conversation.options import TurnOptions, merged
+from ..conversation.turn import Turn
+from ..conversation.turn_context import FirstIds
+from ..runtime.runtime import Runtime
+from ..sessions.state import SessionState
+
+
+async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
+    """See `BackgroundMethods.open_replies`."""
+    await runtime.host.start()
+    if runtime.store is None:
+        return []
+    await runtime.host.settle()
+    node = runtime.node
+    if node is not None and node.ownership is not None:
+        state = None if session_id is None else runtime.sessions.states.get(session_id)
+        shared = await node.shared_trace()
+        return await shared.open_replies(session_id, owned=state is not None and bool(state.epoch))
+    return await runtime.store.open_replies(session_id) if runtime.store.is_open else []
+
+
+def turn_of_reply(
+    runtime: Runtime, reply: OpenReply, options: TurnOptions, *, streamed: bool, state: SessionState | None = None
+) -> Turn:
+    """A turn that takes a reply up. It is not run yet.
+
+    Args:
+        runtime: The parts of the engine.
+        reply: The reply.
+        options: The options of the turn.
+        streamed: Whether the reply is streamed.
+        state: The session; None without one.
+
+    Raises:
+        CallboardError: The reply belongs to another session.
+    """
+    if state is None:
+        state = SessionState("", reply.model, None, (), reply.tags or {})
+    elif reply.session_id != state.id:
+        raise CallboardError(f"reply {reply.response_id} belongs to session {reply.session_id!r}, not to this one")
+    return Turn(
+        runtime=runtime,
+        state=state,
+        new=(),
+        model=reply.model,
+        options=merged(options, {"fallback": ()}),
+        streamed=streamed,
+        first_ids=FirstIds(reply.request_id, reply.message_id),
+        takes_up=reply,
+    )

@@ -1,0 +1,62 @@
+"""The programs of docs/how-to/background.md run as they stand, over a close of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from adapters.background import exchanges
+from adapters.videos import PollPolicy
+from bus.errors import CancelledError
+from engine import Engine
+from tests.book.snippets import DOCS, definitions
+from tests.engine.background.engines import MODEL, engine_at
+from tests.support.background_server import WORDS, BackgroundServer, background_server
+from tests.support.virtual_time import runs_on
+
+pytestmark = pytest.mark.anyio
+
+anyio_backend = runs_on("asyncio")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundServer]:
+    monkeypatch.setattr(exchanges, "POLLING", PollPolicy(first=0.02, longest=0.05, jitter=False))
+    with background_server(0.01) as running:
+        yield running
+
+
+async def test_the_pages_programs_leave_a_reply_and_take_it_up(
+    server: BackgroundServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with its session, one without."""
+    page: dict[str, Any] = definitions(DOCS / "how-to" / "background.md")
+    store = tmp_path / "trace.db"
+    async with engine_at(server.url, store) as engine:
+        await left(engine, lambda: page["research"](engine, MODEL, "the moon?"))
+    async with engine_at(server.url, store) as engine:
+        await left(engine, lambda: engine.generate(MODEL, "the sun?", background=True))
+    async with engine_at(server.url, store) as engine:
+        assert await page["after_a_restart"](engine) == WORDS
+        assert await page["after_a_restart"](engine) is None
+        await page["take_up_all"](engine)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert WORDS in line
+
+
+async def left(engine: Engine, ask: Callable[[], Awaitable[object]]) -> None:
+    """Close an engine when the provider has begun the reply that is asked for."""
+
+    async def asking() -> None:
+        with pytest.raises(CancelledError):
+            await ask()
+
+    async with anyio.create_task_group() as tasks:
+        with engine.bus.subscribe("llm.call_accepted") as events:
+            tasks.start_soon(asking)
+            await anext(aiter(events))
+        await engine.aclose()

@@ -1,0 +1,256 @@
+"""A reply in the background outlives its process: it is taken up, enters its session, and is paid once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from adapters.background import exchanges
+from adapters.videos import PollPolicy
+from bus.errors import CallboardError, CancelledError, OutcomeUnknownError
+from bus.streams.events import TextDelta
+from engine import Budget, Engine
+from tests.engine.background.engines import MODEL, PRICES, calls_in, engine_at, nano_of
+from tests.support.background_server import SENT, WORDS, BackgroundServer, background_server
+from tests.support.programs import ended
+from tests.support.virtual_time import backend
+from tracestore import OpenReply, PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+OFTEN = PollPolicy(first=0.02, longest=0.05, jitter=False)
+
+
+@pytest.fixture
+def anyio_backend() -> object:
+    return backend("asyncio")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "POLLING", OFTEN)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BackgroundServer]:
+    with background_server(0.01) as running:
+        yield running
+
+
+def made_by(server: BackgroundServer) -> set[str]:
+    return set(server.books()["made"])
+
+
+async def check_one_call(engine: Engine, server: BackgroundServer, before: set[str]) -> None:
+    """One reply was made, one call is in the trace, whole and priced as billed."""
+    (made,) = made_by(server) - before
+    sent, said = server.books()["bill"][made]
+    (row,) = await calls_in(engine)
+    assert (row.status, row.attempt, row.response_id) == ("completed", 1, made)
+    assert row.usage is not None
+    assert (row.usage.input_tokens, row.usage.output_tokens) == (sent, said)
+    assert row.cost is not None
+    assert row.cost.nano_usd == nano_of(sent, said)
+
+
+KILLED = """
+    import sys
+    import anyio
+    from tests.engine.background.engines import die_in_a_turn
+
+    anyio.run(die_in_a_turn, *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "died_after"), [("streamed", "TextDelta"), ("streamed", "MessageStart"), ("whole", "")]
+)
+@pytest.mark.parametrize("as_stream", [True, False])
+async def test_a_killed_session_goes_on_with_its_reply(
+    server: BackgroundServer, tmp_path: Path, kind: str, died_after: str, as_stream: bool
+) -> None:
+    """The next process has the question in its history, reads the whole reply, and talks on."""
+    before = made_by(server)
+    killed = ended(KILLED, server.url, tmp_path / "t.db", kind, died_after)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1")
+        assert [message.text for message in session.messages] == ["the moon?"]
+        reply = await session.open_reply()
+        assert reply is not None
+        if as_stream:
+            async with session.take_up_stream(reply) as turn:
+                text = "".join([event.text async for event in turn if isinstance(event, TextDelta)])
+            assert text == WORDS
+            message = await turn.message()
+        else:
+            message = await session.take_up(reply)
+        assert message.text == WORDS
+        assert message.id == reply.message_id
+        assert [each.text for each in session.messages] == ["the moon?", WORDS]
+        await check_one_call(engine, server, before)
+        assert await session.open_reply() is None
+        await session.send("and now?")
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1")
+        assert [message.text for message in session.messages] == ["the moon?", WORDS, "and now?", WORDS]
+
+
+async def leave(server: BackgroundServer, store: Path | str, *, session: bool = True, **options: object) -> None:
+    """An engine that is closed in the middle of a reply."""
+    async with engine_at(server.url, store, **options) as engine, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            with pytest.raises(CancelledError):
+                if session:
+                    talk = await engine.open_session("s1", model=MODEL)
+                    async with talk.stream("the moon?", background=True) as turn:
+                        async for _event in turn:
+                            pass
+                else:
+                    await engine.generate(MODEL, "the moon?", background=True, tags={"who": "me"})
+
+        with engine.bus.subscribe("llm.call_accepted") as events:
+            tasks.start_soon(ask)
+            await anext(aiter(events))
+        await engine.aclose()
+
+
+async def test_a_closed_engine_leaves_its_replies(server: BackgroundServer, tmp_path: Path) -> None:
+    """Closing is no cancelling: the next engine finds the reply, and the call gets its one end there."""
+    before, store = made_by(server), tmp_path / "t.db"
+    await leave(server, store, session=False)
+    assert not server.books()["cancels"]
+    async with engine_at(server.url, store) as engine:
+        (reply,) = await engine.open_replies()
+        assert reply.tags == {"who": "me"}
+        assert await engine.open_replies("s1") == []
+        result = await engine.take_up(reply)
+        assert result.text == WORDS
+        await check_one_call(engine, server, before)
+        assert await engine.open_replies() == []
+        again = await engine.take_up(reply)  # whoever looks twice reads twice, and nothing is counted twice
+        assert again.text == WORDS
+        await check_one_call(engine, server, before)
+
+
+async def test_a_budget_holds_it_at_its_worst_until_its_end_is_known(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
+    """Over the close and the next start; then it counts what it cost."""
+    budget = Budget(max_cost_usd="5")
+    before, store = made_by(server), tmp_path / "t.db"
+    await leave(server, store, session=False, budgets=[budget])
+    async with engine_at(server.url, store, budgets=[budget]) as engine:
+        (reply,) = await engine.open_replies()
+        await engine.generate(MODEL, "short", max_output_tokens=50)
+        first = await calls_in(engine)
+        held = (await engine.budgets())[0]
+        assert held.unknown.money > 0
+        await engine.take_up(reply)
+        spent = (await engine.budgets())[0]
+        assert spent.unknown.money == 0
+        rows = await calls_in(engine)
+        assert spent.spent.money == sum(row.cost.nano_usd or 0 for row in rows if row.cost)
+        assert len(rows) == len(first) == 2
+        assert len(made_by(server) - before) == 2
+
+
+async def test_cancelled_by_its_user_it_ends_and_is_billed_as_told(server: BackgroundServer) -> None:
+    """With the count of the provider, not an estimate."""
+    before = made_by(server)
+    async with engine_at(server.url, None) as engine:
+        async with engine.session(MODEL).stream("the moon?", background=True) as turn:
+            async for event in turn:
+                if isinstance(event, TextDelta):
+                    break
+        (made,) = made_by(server) - before
+        books = server.books()
+        assert books["made"][made]["status"] == "cancelled"
+        assert made in books["cancels"]
+        usage = turn.usage
+        assert (usage.input_tokens, usage.output_tokens) == tuple(books["bill"][made])
+        assert usage.input_tokens == SENT
+        assert turn.cost.nano_usd == nano_of(*books["bill"][made])
+
+
+async def test_a_reply_that_fails_after_all_leaves_no_question_behind(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
+    """The turn failed, so its message is not in the stored history either."""
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1", model=MODEL)
+        with pytest.raises(CallboardError):
+            await session.send("fail", background=True, max_retries=0)
+        assert session.messages == ()
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1")
+        assert session.messages == ()
+        assert await session.open_reply() is None
+
+
+async def test_each_message_of_a_session_is_told_once(server: BackgroundServer, tmp_path: Path) -> None:
+    """Also the question, which is stored before it is history."""
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1", model=MODEL)
+        await session.send("the moon?", background=True)
+        await engine.flush()
+        assert engine.store is not None
+        told = await engine.store.events(topic="session.message_appended")
+        assert len(told) == 2
+
+
+async def test_a_reply_that_is_gone_is_closed_in_the_trace(server: BackgroundServer, tmp_path: Path) -> None:
+    """Its call ends with an unknown outcome, and is not offered again."""
+    await leave(server, tmp_path / "t.db", session=False)
+    with background_server(0.01) as forgetful:
+        async with engine_at(forgetful.url, tmp_path / "t.db") as engine:
+            (reply,) = await engine.open_replies()
+            with pytest.raises(OutcomeUnknownError, match=reply.response_id):
+                await engine.take_up(reply)
+            (row,) = await calls_in(engine)
+            assert (row.status, row.error_type) == ("failed", "OutcomeUnknownError")
+            assert await engine.open_replies() == []
+
+
+async def test_a_session_takes_up_its_own_replies_only(server: BackgroundServer, tmp_path: Path) -> None:
+    """A reply of another is refused before anything is asked."""
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1", model=MODEL)
+        other = OpenReply(request_id="req_9", response_id="resp_9", model=MODEL, session_id="s2")
+        with pytest.raises(CallboardError, match="s2"):
+            await session.take_up(other)
+
+
+async def test_postgresql_knows_open_replies_as_well(server: BackgroundServer, postgres_dsn: str) -> None:
+    """The same over the other store."""
+    before = made_by(server)
+    await leave(server, postgres_dsn)
+    async with engine_at(server.url, postgres_dsn) as engine:
+        session = await engine.open_session("s1")
+        reply = await session.open_reply()
+        assert reply is not None
+        assert (await session.take_up(reply)).text == WORDS
+        await check_one_call(engine, server, before)
+
+
+async def test_it_has_the_prices_of_its_beginning(server: BackgroundServer, tmp_path: Path) -> None:
+    """Prices that came into force since are not for it, and its row says when it began."""
+    before = made_by(server)
+    await leave(server, tmp_path / "t.db", session=False)
+    now = time.time_ns() // 1000
+    then = msgspec.structs.replace(PRICES.rows[0], valid_to=now)
+    prices = PriceTable([then, PriceRow(model=MODEL, input=10**9, output=10**9, valid_from=now)])
+    async with engine_at(server.url, tmp_path / "t.db", prices=prices) as engine:
+        (reply,) = await engine.open_replies()
+        await engine.take_up(reply)
+        await check_one_call(engine, server, before)
+        assert engine.store is not None
+        found = await engine.store.sql("SELECT ts_us, started_us FROM calls")
+        assert found.rows[0][0] == found.rows[0][1] == reply.started_us

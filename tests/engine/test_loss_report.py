@@ -1,0 +1,337 @@
+"""The loss report of a preview: everything that a model would not be told, with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters import (
+    AdapterConfig,
+    AdapterError,
+    AnthropicAdapter,
+    GeminiAdapter,
+    Message,
+    OpenAIAdapter,
+    OpenAICompatibleAdapter,
+    Role,
+)
+from adapters.http.adapter import HttpAdapter
+from adapters.providers.ollama.adapter import OllamaAdapter
+from adapters.providers.tgi.adapter import TGIAdapter
+from bus import Clock
+from bus.values.content import (
+    AudioBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.warning_codes import WarningCode
+from callboard import Engine, ModelRegistry, RequestLoss, RequestPreview, Session, tool
+from tests.support.engines import entry, model, registry, serving
+from tests.support.fake_http import FakeReply, FakeTransport
+from tests.support.scripted import Say, adapter_type
+from tests.support.virtual_time import runs_on
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
+
+INTERACTIONS = "interactions:gemini-3-pro-preview"
+CLAUDE, GPT, GEMINI = "claude:claude-opus-4-6", "gpt:gpt-5.2", "gemini:gemini-3-pro-preview"
+PNG = b"\x89PNG\r\n\x1a\nx"
+
+
+def raw(provider: str = "claude", of: str = "claude-opus-4-6", **data: Any) -> ProviderRaw:
+    return ProviderRaw(provider, data, of)
+
+
+SEARCH = raw(type="server_tool_use", id="s1", name="web_search", input={})
+FOUND = raw(type="web_search_tool_result", tool_use_id="s1", content=[])
+HISTORY = (
+    Message(
+        Role.USER,
+        (
+            TextBlock("Look", raw(cache_control={"type": "ephemeral"})),
+            ImageBlock(data=PNG, detail="low"),
+            AudioBlock(data=b"ID3x"),
+            DocumentBlock(data=b"%PDF-1", name="r.pdf", provider_raw=raw(citations={"enabled": True})),
+            OpaqueBlock("search_result", raw(type="search_result", source="x", title="x", content=[])),
+        ),
+    ),
+    Message(
+        Role.ASSISTANT,
+        (
+            ThinkingBlock("hm", "sig", raw()),
+            RedactedThinkingBlock("zz", raw()),
+            TextBlock("It is", raw(citations=[{"type": "char_location"}])),
+            OpaqueBlock("server_tool_use", SEARCH),
+            OpaqueBlock("web_search_tool_result", FOUND),
+            ToolUseBlock("tu_1", "look", {"at": 1}, provider_raw=raw(id="toolu_1", caller={"type": "direct"})),
+        ),
+        "msg_1",
+    ),
+    Message(Role.TOOL, (ToolResultBlock("tu_1", (TextBlock("seen"), DocumentBlock(data=b"%PDF-2"))),)),
+    Message(Role.ASSISTANT, (TextBlock("Fine", raw("gpt", "gpt-5.2", annotations=[{"type": "file"}])),)),
+    Message(
+        Role.ASSISTANT,
+        (ToolUseBlock("tu_2", "look", {}, provider_raw=raw("gemini", "g", thoughtSignature="c2ln")),),
+    ),
+)
+"""A conversation that Claude began, of which GPT and Gemini each said a part."""
+
+CLAUDES = {
+    (0, 4, None, "opaque.search_result"),
+    (1, 0, None, "thinking"),
+    (1, 1, None, "redacted_thinking"),
+    (1, 2, None, "text.citations"),
+    (1, 3, None, "opaque.server_tool_use"),
+    (1, 4, None, "opaque.web_search_tool_result"),
+    (0, 0, None, "text.cache_control"),
+}
+"""What belongs to Claude alone."""
+CITED = (0, 3, None, "document.citations")
+SPOKEN = (0, 2, None, "audio")
+DETAIL, NAME = (0, 1, None, "image.detail"), (0, 3, None, "document.name")
+NOTED, SIGNED = (3, 0, None, "text.annotations"), (4, 0, None, "tool_use.thoughtSignature")
+WRITTEN = {(0, 3, None, "document"), (2, 0, 1, "document")}
+IN_WORDS = {(1, 5, None, "tool_use"), (2, 0, None, "tool_result"), (4, 0, None, "tool_use")}
+
+LOST = {
+    CLAUDE: {SPOKEN, DETAIL, NOTED, SIGNED},
+    GPT: {*CLAUDES, CITED, SPOKEN, SIGNED},
+    GEMINI: {*CLAUDES, CITED, DETAIL, NAME, NOTED},
+    INTERACTIONS: {*CLAUDES, CITED, DETAIL, NAME, NOTED, SIGNED},
+    "chat:m": {*CLAUDES, *WRITTEN, SPOKEN, NOTED, SIGNED},
+    "ollama:m": {*CLAUDES, *WRITTEN, SPOKEN, DETAIL, NOTED, SIGNED},
+    "tgi:m": {*CLAUDES, *WRITTEN, *IN_WORDS, (0, 1, None, "image"), SPOKEN, NOTED},
+    "emulated:m": {*CLAUDES, *WRITTEN, *IN_WORDS, SPOKEN, DETAIL, NOTED},
+}
+"""What each model would not be told, and where it is."""
+
+
+ADAPTERS: dict[str, type[HttpAdapter]] = {
+    "anthropic": AnthropicAdapter,
+    "openai": OpenAIAdapter,
+    "gemini": GeminiAdapter,
+    "openai_compatible": OpenAICompatibleAdapter,
+    "ollama": OllamaAdapter,
+    "tgi": TGIAdapter,
+}
+
+
+@tool(provider_options={"anthropic": {"defer_loading": True}, "openai": {"defer_loading": True}})
+def look(at: int) -> str:
+    """Looks."""
+    return str(at)
+
+
+def models() -> ModelRegistry:
+    key = AdapterConfig(api_key="k")
+    return serving(
+        *(model(name) for name in (CLAUDE, GPT, GEMINI, INTERACTIONS)),
+        claude=entry("claude", "anthropic", key),
+        gpt=entry("gpt", "openai", key),
+        gemini=entry("gemini", "gemini", key),
+        interactions=entry("interactions", "gemini", AdapterConfig(api_key="k", options={"api": "interactions"})),
+        chat=entry("chat", "openai_compatible", AdapterConfig(api_key="k", base_url="https://x.test")),
+        ollama=entry("ollama", "ollama"),
+        tgi=entry("tgi", "tgi"),
+        emulated=entry("emulated", "ollama", AdapterConfig(options={"tools": "emulate"})),
+    )
+
+
+def conversation(engine: Engine, *messages: Message) -> Session:
+    session = engine.session(CLAUDE, tools=[look])
+    session._state.messages.extend(messages)
+    return session
+
+
+def places(preview: RequestPreview) -> set[tuple[int | None, int | None, int | None, str]]:
+    return {
+        (loss.message, loss.block, loss.part, loss.what) for loss in preview.losses if loss.message is not None
+    }
+
+
+def elsewhere(preview: RequestPreview) -> list[RequestLoss]:
+    return [loss for loss in preview.losses if loss.message is None]
+
+
+@pytest.mark.parametrize("name", LOST)
+async def test_a_preview_names_each_part_of_the_history_that_its_model_is_not_told(name: str) -> None:
+    """The same provider, every other, and one whose tools are emulated: with message, block and part."""
+    async with Engine(models=models()) as engine:
+        preview = await engine.preview(conversation(engine, *HISTORY), model=name)
+        assert preview.refused is None
+        assert places(preview) == LOST[name]
+        assert {loss.message_id for loss in preview.losses if loss.message == 1} <= {"msg_1"}
+
+
+@pytest.mark.parametrize("name", LOST)
+async def test_every_block_that_a_call_would_warn_of_is_in_the_report(name: str) -> None:
+    """The report and the warnings are two views of one thing: no warning about content is without its loss."""
+    async with Engine(models=models()) as engine:
+        preview = await engine.preview(conversation(engine, *HISTORY), model=name)
+        dropped = [each.message for each in preview.warnings if each.code == WarningCode.CONTENT_DROPPED]
+        reasons = [loss.reason for loss in preview.losses]
+        assert all(any(message.endswith(reason) for reason in reasons) for message in dropped)
+        assert bool(dropped) is any(loss.block is not None and "." not in loss.what for loss in preview.losses)
+        assert json.loads(preview.body)
+
+
+async def test_options_that_are_for_another_provider_are_in_the_report() -> None:
+    """The request's, the tools', and the settings that the model can't be given."""
+    given: Any = {
+        "anthropic": {"context_management": {"edits": []}, "mcp_servers": []},
+        "openai": {"tools": [{"type": "web_search"}]},
+        "history": {"foreign_thinking": "text"},
+        "gpt": {"service_tier": "flex"},
+    }
+    async with Engine(models=models()) as engine:
+        session = conversation(engine)
+        settings: Any = {"seed": 1, "stop_sequences": ("x",), "temperature": 0.1, "reasoning_effort": "high"}
+        preview = await engine.preview(session, model=GPT, provider_options=given, **settings)
+        assert [(loss.tool, loss.what) for loss in elsewhere(preview)] == [
+            (None, "provider_options.anthropic.context_management"),
+            (None, "provider_options.anthropic.mcp_servers"),
+            ("look", "provider_options.anthropic.defer_loading"),
+            (None, WarningCode.PARAMETER_DROPPED),
+            (None, WarningCode.PARAMETER_DROPPED),
+            (None, WarningCode.PARAMETER_DROPPED),
+        ]
+        why = " ".join(loss.reason for loss in elsewhere(preview)[3:])
+        assert [name in why for name in ("temperature", "seed", "stop_sequences")] == [True] * 3
+
+
+async def test_a_schema_that_is_told_in_another_way_is_in_the_report() -> None:
+    """A model that takes no schema gets it in words, and one that can't be given it is refused."""
+    schema: Any = {"type": "object", "properties": {"a": {"type": "string"}}}
+    registry_ = serving(
+        model("chat:m", capabilities={"supports_structured_output": False}),
+        chat=entry("chat", "openai_compatible", AdapterConfig(api_key="k", base_url="https://x.test")),
+    )
+    async with Engine(models=registry_) as engine:
+        session = engine.session("chat:m", tools=[look])
+        told = await engine.preview(session, output_schema=schema, schema_mode="auto")
+        assert [loss.what for loss in told.losses if "provider_options" not in loss.what] == [
+            WarningCode.SCHEMA_AS_INSTRUCTION
+        ]
+        refused = await engine.preview(session, output_schema=schema)
+        assert (refused.losses, refused.refused is not None) == ((), True)
+
+
+async def test_what_the_next_message_holds_is_placed_behind_the_history() -> None:
+    """Blocks may be asked about, too. What the model can't be asked at all is refused, with the reason."""
+    async with Engine(models=models()) as engine:
+        session = conversation(engine, HISTORY[3])
+        said = [TextBlock("See", raw(cache_control={"type": "ephemeral"})), ImageBlock(data=PNG, detail="low")]
+        preview = await engine.preview(session, said, model=GEMINI)
+        assert {place for place in places(preview) if place[0] == 1} == {
+            (1, 0, None, "text.cache_control"),
+            (1, 1, None, "image.detail"),
+        }
+        refused = await engine.preview(session, [AudioBlock(data=b"ID3x")], model=GPT)
+        assert "audio" in (refused.refused or "")
+
+
+async def test_a_block_that_is_said_twice_is_lost_twice() -> None:
+    """Each has its own place, though it is one object."""
+    said = AudioBlock(data=b"ID3x")
+    twice = [
+        Message.user([TextBlock("One"), said]),
+        Message.assistant("So."),
+        Message.user([said, TextBlock("Two")]),
+    ]
+    async with Engine(models=models()) as engine:
+        session = conversation(engine, *twice, Message.assistant("So."))
+        assert places(await engine.preview(session, model=GPT)) == {(0, 1, None, "audio"), (2, 0, None, "audio")}
+
+
+async def test_signatures_that_the_provider_has_refused_are_in_the_report() -> None:
+    """The call that they stand with is sent all the same."""
+    async with Engine(models=models()) as engine:
+        called = msgspec.structs.replace(HISTORY[4], id="msg_4")
+        session = conversation(engine, Message.user("Hi"), called)
+        session._state.refused_reasoning._refused["gemini"] = {"msg_4"}
+        preview = await engine.preview(session, model=GEMINI)
+        assert places(preview) == {(1, 0, None, "tool_use.signature")}
+
+
+async def test_reasoning_that_the_provider_has_refused_is_in_the_report() -> None:
+    """It is left out of every later request, so a preview says so."""
+    async with Engine(models=models()) as engine:
+        session = conversation(engine, Message.user("Hi"), HISTORY[1], HISTORY[2])
+        session._state.refused_reasoning._refused["claude"] = {"msg_1"}
+        preview = await engine.preview(session)
+        assert {(1, 0, None, "thinking"), (1, 1, None, "redacted_thinking")} <= places(preview)
+
+
+async def test_a_text_model_loses_the_reasoning_of_calls_that_it_is_told_of_in_words() -> None:
+    """Reasoning is bound to the call that it led to; where the call goes as words, the reasoning stays behind."""
+    registry_ = serving(
+        model(CLAUDE, capabilities={"supports_tools": False}),
+        claude=entry("claude", "anthropic", AdapterConfig(api_key="k")),
+    )
+    async with Engine(models=registry_) as engine:
+        session = engine.session(CLAUDE)
+        session._state.messages.extend([Message.user("Hi"), HISTORY[1], HISTORY[2]])
+        preview = await engine.preview(session)
+        assert {(1, 0, None, "thinking"), (1, 1, None, "redacted_thinking"), (1, 5, None, "tool_use")} <= places(
+            preview
+        )
+
+
+async def test_a_conversation_of_plain_text_loses_nothing() -> None:
+    """And an option that doesn't exist is said to be none."""
+    async with Engine(models=registry(Say("Hello"))) as engine:
+        session = engine.session("s:m", system_prompt="Be kind.")
+        await session.send("Hi")
+        assert (await engine.preview(session)).losses == ()
+        with pytest.raises(TypeError, match="temperature"):
+            await engine.preview(session, temprature=1)  # type: ignore[call-arg]
+
+
+def test_a_preview_needs_no_event_loop() -> None:
+    """The twin without one gives the same."""
+    with Engine(models=models()) as engine:
+        session = conversation(engine, *HISTORY)
+        assert places(engine.preview_sync(session, model=GPT)) == LOST[GPT]
+        assert places(engine.preview_sync(session.id, model=GEMINI)) == LOST[GEMINI]
+
+
+class Refusing(FakeTransport):
+    """Takes every request, and answers none."""
+
+    def __init__(self) -> None:
+        super().__init__(*[FakeReply(b'{"error": {"message": "no"}}', status=400) for _ in range(3)])
+
+
+@pytest.mark.parametrize("name", LOST)
+async def test_what_a_preview_shows_is_what_a_turn_sends(name: str) -> None:
+    """The same body and the same path, for each model, with the same options."""
+    given: Any = {"temperature": 0.5, "max_output_tokens": 99, "provider_options": {"openai": {"store": False}}}
+    transport = Refusing()
+    registry_ = models()
+    provider = name.partition(":")[0]
+    there = registry_.adapters[provider]
+    kind = ADAPTERS[there.type]
+
+    def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
+        return kind(config, name=name, clock=clock, transport=transport)
+
+    registry_.adapters[provider] = msgspec.structs.replace(there, type=adapter_type(made))
+    async with Engine(models=registry_) as engine:
+        session = conversation(engine, *HISTORY)
+        preview = await engine.preview(session, "And now?", model=name, **given)
+        with pytest.raises(AdapterError):
+            await session.stream("And now?", model=name, max_retries=0, **given).message()
+    [sent] = [request for request in transport.requests if request.method == "POST"][-1:]
+    assert json.loads(sent.body) == json.loads(preview.body)
+    assert sent.url.endswith(preview.path)
