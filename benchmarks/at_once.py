@@ -1,8 +1,14 @@
-"""What a call costs when many are under way at once: the server answers none before all have come."""
+"""What a call costs when many are under way at once: the server answers none before all have come.
+
+And whether an engine takes a rush of 5,000 turns: with the limits that it has by itself, all of them start within
+a second of CPU time, and all of them complete.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -10,7 +16,8 @@ from functools import partial
 from engine import Engine, Session
 from tests.support.reply_server import Chat, reply_server
 
-from .hosts import RawClients, engine_on, history
+from .floors import RawClients
+from .hosts import engine_on, history
 from .table import Row, in_turns, micros, run
 
 GATE = 2.0
@@ -57,5 +64,48 @@ async def _rows(quick: bool) -> list[Row]:
     return found
 
 
+async def one_of_the_rush(engine: Engine, streamed: bool) -> str:
+    """How a turn of a new session ends."""
+    session = engine.session("chat:bench")
+    try:
+        if streamed:
+            async with session.stream("Go on.") as stream:
+                message = await stream.message()
+        else:
+            message = await session.send("Go on.")
+    except Exception as error:
+        return type(error).__name__
+    return "complete" if message.text else "empty"
+
+
+async def rush(turns: int, *, streamed: bool) -> list[Row]:
+    """So many sessions ask at the same moment, of an engine with the limits that it has by itself."""
+    with reply_server(50) as url:
+        async with engine_on(url) as engine:
+            await one_of_the_rush(engine, streamed)
+            began, spent = time.perf_counter(), time.process_time()
+            asked = [asyncio.ensure_future(one_of_the_rush(engine, streamed)) for _ in range(turns)]
+            await asyncio.sleep(0)
+            started = time.process_time() - spent
+            ended = Counter(await asyncio.gather(*asked))
+            took = time.perf_counter() - began
+            await engine.flush()
+            assert engine.store is not None
+            counted = await engine.store.sql("SELECT count(*) FROM calls WHERE status = 'completed'")
+    (stored,) = counted.rows[0]
+    how = ", ".join(f"{count:,} {word}" for word, count in ended.items())
+    met = ended["complete"] == turns and stored == turns + 1
+    return [
+        Row(f"{turns:,} {'streams' if streamed else 'turns'} in a rush", how, gate="all, and stored", met=met),
+        Row("  until all have asked, CPU", f"{started:.2f} s", gate="≤ 1 s", met=started <= 1.0),
+        Row("  until all have ended, wall", f"{took:.1f} s"),
+    ]
+
+
+async def _all_rows(quick: bool) -> list[Row]:
+    turns = 100 if quick else 5_000
+    return [*await _rows(quick), *await rush(turns, streamed=False), *await rush(turns, streamed=True)]
+
+
 def rows(quick: bool) -> list[Row]:
-    return run(_rows(quick))
+    return run(_all_rows(quick))

@@ -14,14 +14,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.support.reply_server import ROOT, Chat, Messages, reply_server
 
+from .floors import Clients, HandClients, RawClients
+from .hosts import engine_on
 from .table import Row, against
 
 Work: TypeAlias = Callable[[], Awaitable[int]]
@@ -41,27 +45,35 @@ async def _counted(events: Any) -> int:
     return count
 
 
-async def raw(url: str, stack: AsyncExitStack, path: str, body: dict[str, Any]) -> Client:
-    from .hosts import RawClients
-
-    clients = await stack.enter_async_context(RawClients(url))
+async def alone(clients: Clients, path: str, body: dict[str, Any]) -> Client:
+    """A floor: its own client, and nothing of ours."""
 
     async def call() -> int:
         await clients.post(path, body)
         return 1
 
     async def stream() -> int:
-        return await clients.stream(path, {**body, "stream": True})
+        before = clients.events
+        await clients.stream(path, {**body, "stream": True})
+        return clients.events - before
 
     return call, stream
 
 
+CHAT: dict[str, Any] = {"model": "bench", "messages": TURNS}
+MESSAGES: dict[str, Any] = {**CHAT, "max_tokens": LIMIT}
+
+
+async def by_hand(url: str, stack: AsyncExitStack) -> Client:
+    return await alone(await stack.enter_async_context(HandClients(url)), Chat.path, CHAT)
+
+
 async def raw_chat(url: str, stack: AsyncExitStack) -> Client:
-    return await raw(url, stack, Chat.path, {"model": "bench", "messages": TURNS})
+    return await alone(await stack.enter_async_context(RawClients(url)), Chat.path, CHAT)
 
 
 async def raw_messages(url: str, stack: AsyncExitStack) -> Client:
-    return await raw(url, stack, Messages.path, {"model": "bench", "messages": TURNS, "max_tokens": LIMIT})
+    return await alone(await stack.enter_async_context(RawClients(url)), Messages.path, MESSAGES)
 
 
 async def adapter(url: str, stack: AsyncExitStack, kind: str) -> Client:
@@ -93,10 +105,8 @@ async def adapter_messages(url: str, stack: AsyncExitStack) -> Client:
     return await adapter(url, stack, "anthropic")
 
 
-async def engine(url: str, stack: AsyncExitStack, model: str) -> Client:
-    from .hosts import engine_on
-
-    made = await stack.enter_async_context(engine_on(url))
+async def engine(url: str, stack: AsyncExitStack, model: str, *, trace: bool = True) -> Client:
+    made = await stack.enter_async_context(engine_on(url, trace=trace))
 
     async def call() -> int:
         await made.session(model).send(QUESTION)
@@ -111,6 +121,10 @@ async def engine(url: str, stack: AsyncExitStack, model: str) -> Client:
 
 async def engine_chat(url: str, stack: AsyncExitStack) -> Client:
     return await engine(url, stack, "chat:bench")
+
+
+async def engine_without_store(url: str, stack: AsyncExitStack) -> Client:
+    return await engine(url, stack, "chat:bench", trace=False)
 
 
 async def engine_messages(url: str, stack: AsyncExitStack) -> Client:
@@ -184,6 +198,46 @@ async def litellm_chat(url: str, stack: AsyncExitStack) -> Client:
     return call, stream
 
 
+GATEWAY = """
+[gateway]
+observability.enabled = false
+[models.bench]
+routing = ["bench"]
+[models.bench.providers.bench]
+type = "openai"
+api_base = "{url}/v1/"
+model_name = "bench"
+api_key_location = "none"
+"""
+
+
+@contextmanager
+def gateway_file(url: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "gateway.toml")
+        path.write_text(GATEWAY.format(url=url))
+        yield str(path)
+
+
+async def tensorzero_chat(url: str, stack: AsyncExitStack) -> Client:
+    """The gateway inside this process, which stores nothing."""
+    from tensorzero import AsyncTensorZeroGateway
+
+    configuration = stack.enter_context(gateway_file(url))
+    opening: Any = AsyncTensorZeroGateway.build_embedded(config_file=configuration)
+    gateway = await stack.enter_async_context(await opening)
+    asked: Any = {"model_name": "bench", "input": {"messages": TURNS}}
+
+    async def call() -> int:
+        await gateway.inference(**asked)
+        return 1
+
+    async def stream() -> int:
+        return await _counted(await gateway.inference(**asked, stream=True))
+
+    return call, stream
+
+
 async def langchain_chat(url: str, stack: AsyncExitStack) -> Client:
     from langchain_openai import ChatOpenAI
 
@@ -197,9 +251,12 @@ async def langchain_chat(url: str, stack: AsyncExitStack) -> Client:
 
 
 CLIENTS: dict[str, tuple[Callable[[str, AsyncExitStack], Awaitable[Client]], str | None, str]] = {
+    "by-hand": (by_hand, None, "raw-chat"),
     "raw-chat": (raw_chat, None, "raw-chat"),
     "callboard-adapter-chat": (adapter_chat, None, "raw-chat"),
     "callboard-engine-chat": (engine_chat, None, "raw-chat"),
+    "callboard-engine-chat-no-store": (engine_without_store, None, "raw-chat"),
+    "tensorzero": (tensorzero_chat, "tensorzero", "raw-chat"),
     "openai": (openai_chat, "openai", "raw-chat"),
     "pydantic-ai": (pydantic_ai_chat, "pydantic_ai", "raw-chat"),
     "litellm": (litellm_chat, "litellm", "raw-chat"),
@@ -242,27 +299,32 @@ def in_own_process(name: str, url: str, mode: str, count: int) -> float | str:
 
 
 def rows(quick: bool) -> list[Row]:
-    repetitions = 1 if quick else 3
     here = [name for name, (_, module, _) in CLIENTS.items() if module is None or find_spec(module) is not None]
     found = [Row(name, "not installed") for name in CLIENTS if name not in here]
     with reply_server(DELTAS) as url:
-        for mode, count, unit in (("call", 10 if quick else 200, "call"), ("stream", 2 if quick else 20, "event")):
-            best: dict[str, float] = {}
-            failed: dict[str, str] = {}
-            for _ in range(repetitions):
-                for name in here:
-                    spent = in_own_process(name, url, mode, count)
-                    if isinstance(spent, str):
-                        failed[name] = spent
-                    else:
-                        best[name] = min(best.get(name, spent), spent)
-            for name in here:
-                floor = best.get(CLIENTS[name][2])
-                if name in best and floor:
-                    found.append(against(f"{name}, per {unit}", best[name], floor))
-                else:
-                    found.append(Row(f"{name}, per {unit}: {failed.get(name, 'no floor')}", "failed"))
+        found += _of_mode(here, url, "call", 10 if quick else 200, 1 if quick else 3)
+        found += _of_mode(here, url, "stream", 2 if quick else 20, 1 if quick else 3)
     return found
+
+
+def _of_mode(names: Sequence[str], url: str, mode: str, count: int, repetitions: int) -> Iterator[Row]:
+    """What each pays for a call, or for an event: the least of several processes, taken in turn."""
+    best: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for _ in range(repetitions):
+        for name in names:
+            spent = in_own_process(name, url, mode, count)
+            if isinstance(spent, str):
+                failed[name] = spent
+            else:
+                best[name] = min(best.get(name, spent), spent)
+    for name in names:
+        title = f"{name}, per {'call' if mode == 'call' else 'event'}"
+        floor = best.get(CLIENTS[name][2])
+        if name in best and floor:
+            yield against(title, best[name], floor)
+        else:
+            yield Row(f"{title}: {failed.get(name, 'no floor')}", "failed")
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""One call that isn't streamed: through an adapter alone, and through the whole engine with its store."""
+"""One call that isn't streamed: by hand, raw httpx, an adapter alone, whole engines without and with a store."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -13,16 +13,18 @@ from engine import Engine, Session
 from tests.support.reply_models import PROTOCOLS
 from tests.support.reply_server import reply_server
 
-from .hosts import BodyCatcher, RawClients, engine_on, history, tools
+from .floors import Clients, HandClients, RawClients
+from .hosts import engine_on, history, tools
 from .table import Row, against, in_turns, run
+from .ways import body_of
 
 MESSAGES = 20
 TOOLS = 5
-GATE = 1.6
-ALONE_GATE = 1.25
+ALONE_GATE, GATE_WITHOUT_STORE, GATE = 0.4, 0.75, 1.0
+"""An adapter alone, and whole engines without and with a store, against raw httpx."""
 
 
-async def raw(clients: RawClients, path: str, body: object, calls: int) -> None:
+async def by_client(clients: Clients, path: str, body: object, calls: int) -> None:
     for _ in range(calls):
         await clients.post(path, body)
 
@@ -40,10 +42,16 @@ async def through_engine(engine: Engine, session: Session, calls: int) -> None:
     await engine.flush()
 
 
-async def _of_protocol(
-    url: str, engine: Engine, protocol: str, kind: str, calls: int, repetitions: int
-) -> list[Row]:
-    request = CanonicalRequest(
+def long_session(engine: Engine, protocol: str) -> Session:
+    """A session that has all messages but the one that each call adds."""
+    session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=tools(TOOLS))
+    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+    return session
+
+
+def long_request() -> CanonicalRequest:
+    """What such a session sends."""
+    return CanonicalRequest(
         request_id="req",
         model="bench",
         messages=tuple(history(MESSAGES)),
@@ -51,40 +59,41 @@ async def _of_protocol(
         tools=tuple(tool.definition for tool in tools(TOOLS)),
         system_prompt="You are brief.",
     )
-    catcher = BodyCatcher()
-    config = AdapterConfig(api_key="bench", base_url=url)
-    adapter = create_adapter(kind, config, name=protocol, transport=catcher)
-    await adapter.complete(request)
-    body: Any = msgspec.json.decode(catcher.body)
-    alone = create_adapter(kind, config, name=protocol)
-    session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=tools(TOOLS))
-    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
-    async with RawClients(url) as clients:
+
+
+async def of_protocol(url: str, protocol: str, calls: int, repetitions: int) -> list[Row]:
+    request, kind = long_request(), PROTOCOLS[protocol]
+    path, body = body_of(kind, url, request, stream=False)
+    async with AsyncExitStack() as stack:
+        hand = await stack.enter_async_context(HandClients(url))
+        raw = await stack.enter_async_context(RawClients(url))
+        adapter = create_adapter(kind, AdapterConfig(api_key="bench", base_url=url), name=protocol)
+        stack.push_async_callback(adapter.close)
+        without = await stack.enter_async_context(engine_on(url, trace=False))
+        engine = await stack.enter_async_context(engine_on(url))
         spent = await in_turns(
             {
-                "floor": partial(raw, clients, catcher.path, body, calls),
-                "adapter": partial(adapter_alone, alone, request, calls),
-                "engine": partial(through_engine, engine, session, calls),
+                "hand": partial(by_client, hand, path, body, calls),
+                "raw": partial(by_client, raw, path, body, calls),
+                "adapter": partial(adapter_alone, adapter, request, calls),
+                "without": partial(through_engine, without, long_session(without, protocol), calls),
+                "engine": partial(through_engine, engine, long_session(engine, protocol), calls),
             },
             repetitions=repetitions,
         )
-    await adapter.close()
-    await alone.close()
-    floor = spent["floor"] / calls
+    each = {name: seconds / calls for name, seconds in spent.items()}
     return [
-        against(f"{protocol}: adapter alone", spent["adapter"] / calls, floor, gate=ALONE_GATE),
-        against(f"{protocol}: whole engine, store on", spent["engine"] / calls, floor, gate=GATE),
+        against(f"{protocol}: raw httpx, against by hand", each["raw"], each["hand"]),
+        against(f"{protocol}: adapter alone", each["adapter"], each["raw"], gate=ALONE_GATE),
+        against(f"{protocol}: whole engine, no store", each["without"], each["raw"], gate=GATE_WITHOUT_STORE),
+        against(f"{protocol}: whole engine, store on", each["engine"], each["raw"], gate=GATE),
     ]
 
 
 async def _rows(quick: bool) -> list[Row]:
-    found: list[Row] = []
+    calls, repetitions = (5, 1) if quick else (60, 15)
     with reply_server(50) as url:
-        async with engine_on(url) as engine:
-            for protocol, kind in PROTOCOLS.items():
-                calls, repetitions = (5, 1) if quick else (60, 9)
-                found += await _of_protocol(url, engine, protocol, kind, calls, repetitions)
-    return found
+        return [row for name in PROTOCOLS for row in await of_protocol(url, name, calls, repetitions)]
 
 
 def rows(quick: bool) -> list[Row]:

@@ -28,7 +28,8 @@ from bus import StreamReset, TextDelta
 from engine import Engine, StreamAccumulator
 from tests.support.reply_server import ROOT, Chat, reply_server, words
 
-from .hosts import RawClients, engine_on, settle
+from .floors import RawClients
+from .hosts import engine_on, settle
 from .table import Row, against, cpu_of
 
 READERS = 5

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
+import platform
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -86,6 +91,35 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def machine() -> str:
+    """When and where figures are taken."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {processor()}, "
+        f"{cores} cores, load {load:.1f}"
+    )
+
+
+def processor() -> str:
+    """The name of the processor, as Linux has it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def in_markdown(rows: Sequence[Row]) -> str:
+    """The rows as a table of a page."""
+    lines = ["| row | figure | floor | ratio | gate | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"
+        mark = {None: "", True: "met", False: "**not met**"}[row.met]
+        lines.append(f"| {row.name.strip()} | {row.figure} | {row.floor} | {ratio} | {row.gate} | {mark} |")
+    return "\n".join(lines)
 
 
 def render(title: str, rows: Sequence[Row], width: int = 58) -> str:

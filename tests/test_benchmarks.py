@@ -6,12 +6,16 @@ import gc
 import json
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from benchmarks import actors, bus, fanout, functions
-from benchmarks.table import Row, as_row, render
+from benchmarks import actors, bus, fanout, figures, functions, paced
+from benchmarks.floors import HandClients, RawClients
+from benchmarks.table import Row, as_row, render, run
+from benchmarks.ways import body_of, question, streams, way
+from tests.support.reply_models import PROTOCOLS
 from tests.support.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +43,40 @@ def test_an_unknown_subject_is_named() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert "no subject bsu" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_the_floors_read_the_same_events_and_a_whole_reply(protocol: str) -> None:
+    run(both_floors(protocol))
+
+
+async def both_floors(protocol: str) -> None:
+    async with AsyncExitStack() as stack:
+        url = stack.enter_context(reply_server(25))
+        path, body = body_of(PROTOCOLS[protocol], url, question("req"), stream=False)
+        for clients in (HandClients(url), RawClients(url)):
+            await stack.enter_async_context(clients)
+            assert (await clients.post(path, body))["usageMetadata" if protocol == "gemini" else "usage"]
+        by_name = [await stack.enter_async_context(way(name, url, protocol)) for name in ("hand", "raw")]
+        for each in by_name:
+            await streams(each, 6, 3)
+    assert [each.opened for each in by_name] == [6, 6]
+    assert by_name[0].events == by_name[1].events >= 6 * 25
+
+
+def test_a_window_measures_streams_that_are_under_way() -> None:
+    assert all(row.ratio > 0 for row in run(paced.level("chat", 2, seconds=0.05, rounds=1)))
+
+
+def test_a_subject_measured_again_takes_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n<!-- figures: begin -->\n<!-- figures: end -->\n", "utf-8")
+    monkeypatch.setattr(figures, "README", page)
+    for name, text in (("a", "one\n"), ("b", "two\n"), ("a", "three\n")):
+        figures.write(name, text)
+    written = page.read_text("utf-8")
+    assert "one" not in written
+    assert written.index("three") < written.index("two") < written.index("<!-- figures: end -->")
 
 
 def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:

@@ -1,0 +1,171 @@
+"""What a delta costs that comes by itself, of 100, 1,000 and 5,000 streams that say 5,000 a second together.
+
+The streams of all ways are opened first, and held by their servers, one for each way. Then each way has its
+windows in turn, a second each: its streams are let go, and the CPU time of this process, all threads, is
+divided by the events that were read meanwhile. Opening and ending a stream aren't counted: `per_call` is about
+those. A figure is the median of the windows that kept the pace: a way that is behind reads several events at a
+time, which flatters it, so that the least would be of the busiest moment. Where no window kept it, the row says
+what the nearest one did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import time
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tests.support.reply_models import PROTOCOLS
+from tests.support.reply_server import reply_server
+
+from .hosts import settle
+from .table import Row, against, run
+from .ways import Way, way
+
+DELTAS_A_SECOND = 5_000
+LEVELS = (100, 1_000, 5_000)
+WAYS = ("hand", "raw", "engine")
+HELD = {"x-hold": "1"}
+OPENED_AT_ONCE = 200
+LEAD_SECONDS = 0.3
+"""Between the moment at which streams are let go and the window."""
+
+SPARE_SECONDS = 20.0
+"""The length of what is left of each stream after its last window, on a machine that does as it should."""
+
+GATE = 0.9
+KEPT = (0.95, 1.05)
+"""The shares of the pace between which a window counts. Else several events come at once."""
+
+
+class Found(NamedTuple):
+    """What a window found."""
+
+    spent: float
+    """CPU seconds of an event."""
+
+    pace: float
+    """Events in a second."""
+
+
+class UnderWay:
+    """So many streams of one way, which their server holds."""
+
+    def __init__(self, way: Way, url: str) -> None:
+        self._way = way
+        self._server = urlsplit(url)
+        self._reading: list[asyncio.Future[None]] = []
+
+    async def open(self, count: int) -> None:
+        for index in range(count):
+            self._reading.append(asyncio.ensure_future(self._way.stream(index)))
+            while self._way.opened < len(self._reading) - OPENED_AT_ONCE:
+                await self._moment()
+        while self._way.opened < count:
+            await self._moment()
+
+    async def _moment(self) -> None:
+        await asyncio.sleep(0.002)
+        self._none_ended()
+
+    def _none_ended(self) -> None:
+        for reading in self._reading:
+            if reading.done():
+                reading.result()
+                raise RuntimeError("streams ended while they were measured")
+
+    async def window(self, seconds: float) -> Found:
+        self._tell("release")
+        await asyncio.sleep(LEAD_SECONDS)
+        events, began, spent = self._way.events, time.perf_counter(), time.process_time()
+        await asyncio.sleep(seconds)
+        spent, took = time.process_time() - spent, time.perf_counter() - began
+        events = self._way.events - events
+        self._tell("hold")
+        self._none_ended()
+        return Found(spent / max(1, events), events / took)
+
+    async def finish(self) -> None:
+        self._tell("finish")
+        await asyncio.gather(*self._reading)
+
+    def _tell(self, what: str) -> None:
+        """Tell the server, and wait without the loop, which a way that can't keep up leaves no time."""
+        with socket.create_connection((self._server.hostname, self._server.port)) as connection:
+            connection.sendall(f"POST /{what} HTTP/1.1\r\n\r\n".encode())
+            connection.recv(1024)
+
+
+async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> list[Row]:
+    """The rows of so many streams at once. seconds: of a window. rounds: windows of each way."""
+    pace = min(50.0, DELTAS_A_SECOND / count)
+    deltas = round(pace * (rounds * (seconds + LEAD_SECONDS) + SPARE_SECONDS))
+    found: dict[str, list[Found]] = {name: [] for name in WAYS}
+    async with AsyncExitStack() as stack:
+        under_way = {name: await _opened(stack, name, protocol, count, (deltas, pace)) for name in WAYS}
+        gc.collect()
+        gc.freeze()  # what waits its turn doesn't burden who has it
+        stack.callback(gc.unfreeze)
+        for _ in range(rounds):
+            for name, each in under_way.items():
+                found[name].append(await each.window(seconds))
+        for each in under_way.values():
+            await each.finish()
+        await settle()
+    wanted = count * pace
+    hand, raw, engine = (_typical(found[name], wanted) for name in WAYS)
+    said = f"{protocol}, {count:,} streams"
+    return [
+        against(f"{said}: raw httpx{_kept(raw, wanted)}, against by hand", raw.spent, hand.spent),
+        against(f"{said}: whole engine{_kept(engine, wanted)}", engine.spent, raw.spent, gate=GATE),
+    ]
+
+
+async def _opened(
+    stack: AsyncExitStack, name: str, protocol: str, count: int, said: tuple[int, float]
+) -> UnderWay:
+    """The streams of a way on a server of its own, which says so many deltas, so many a second."""
+    url = stack.enter_context(reply_server(*said))
+    found = UnderWay(await stack.enter_async_context(way(name, url, protocol, HELD)), url)
+    await found.open(count)
+    return found
+
+
+def _typical(windows: list[Found], wanted: float) -> Found:
+    """The median of the windows that kept the pace; if none did, the one nearest to it."""
+    kept = sorted(found for found in windows if KEPT[0] <= found.pace / wanted <= KEPT[1])
+    return kept[len(kept) // 2] if kept else min(windows, key=lambda found: abs(found.pace / wanted - 1))
+
+
+def _kept(found: Found, wanted: float) -> str:
+    share = found.pace / wanted
+    return "" if KEPT[0] <= share <= KEPT[1] else f" (at {share:.0%} of the pace)"
+
+
+def _allow_open_files() -> None:
+    """As many as this process may have: a connection for each stream of each way."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _rows(quick: bool) -> list[Row]:
+    if quick:
+        return await level("chat", 20, seconds=0.5, rounds=1)
+    _allow_open_files()
+    return [
+        row
+        for protocol in PROTOCOLS
+        for count in LEVELS
+        for row in await level(protocol, count, seconds=1.0, rounds=3)
+    ]
+
+
+def rows(quick: bool) -> list[Row]:
+    return run(_rows(quick))
