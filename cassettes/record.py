@@ -23,7 +23,7 @@ from adapters.config import AdapterConfig
 from adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
 from adapters.providers.local import LocalAdapter
 from adapters.providers.local.adapter import create_inner, read_options
-from adapters.transport.transport import HttpxTransport
+from adapters.transport.opening import new_transport
 from bus.clock import SYSTEM_CLOCK
 from bus.errors import AdapterError
 from bus.streams.events import StreamEvent, TextDelta
@@ -159,7 +159,7 @@ def replaying_adapter(path: Path, options: dict[str, Json]) -> tuple[ProviderAda
 async def record(name: str, folder: Path) -> Replies:
     """Hold one conversation with the real model, and write its cassette."""
     scenario, options, talk = CONVERSATIONS[name]
-    transport = RecordingTransport(HttpxTransport(), folder / f"{name}.json", scenario=scenario)
+    transport = RecordingTransport(new_transport(), folder / f"{name}.json", scenario=scenario)
     settings: dict[str, Json] = {**options, "context_tokens": CONTEXT_TOKENS, "slots": 1}
     adapter = LocalAdapter(AdapterConfig(options=settings, max_retries=0), transport=transport)
     try:

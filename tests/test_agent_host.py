@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
 from tests.book.snippets import DOCS, blocks
+from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
 
 for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
     pytest.importorskip(library)
@@ -22,7 +24,7 @@ for library in ("fastapi", "mcp", "opentelemetry.sdk", "uvicorn"):
 ROOT = Path(__file__).parents[1]
 HOST = ROOT / "examples" / "agent_host"
 PAGE = DOCS / "how-to" / "agent-host.md"
-TENANTS = ("acme", "beta", "poor", "traced")
+TENANTS = ("acme", "beta", "poor", "traced", "seen")
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -60,6 +62,11 @@ class Host:
         if self._process is None:
             self.start()
         return httpx.Client(base_url=self._address, cookies={"key": key}, timeout=30)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, without a slash at the end."""
+        return self._address
 
     def tenant(self, name: str) -> httpx.Client:
         return self.browser(f"key-of-{name}")
@@ -228,6 +235,47 @@ def test_a_turns_spans_are_below_its_requests(host: Host) -> None:
     assert above[-1]["name"] == "POST /api/chats/{chat}/turns"
     assert above[-1]["parent_id"] == "0x00f067aa0ba902b7"
     assert {span["context"]["trace_id"] for span in above} == {f"0x{PARENT}"}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+@pytest.mark.timeout(120)
+def test_the_page_works_in_a_browser(host: Host) -> None:
+    """Signed in, a reply is seen as it comes, a call waits for a click, and another browser shows the same."""
+    host.browser("").close()  # which starts it
+    anyio.run(chat_in_a_browser, host.address)
+
+
+async def chat_in_a_browser(address: str) -> None:
+    async with browser() as chromium:
+        page = await signed_in(chromium, address)
+        await type_into(page, "#say", "one two three four")
+        await page.until("document.querySelector('.assistant').innerText.includes('said: one two three four')")
+        await type_into(page, "#say", "Refund it, please.")
+        await page.until("document.querySelector('.waiting').innerText.includes('May I refund')")
+        await page.click(".waiting button")
+        await page.until("document.querySelector('#log').innerText.includes('Done:')")
+        await page.until("document.querySelector('#account').innerText.includes('12.50')")
+        again = await signed_in(chromium, address)
+        await again.until("document.querySelector('#log').innerText.includes('Done:')")
+        assert await again.text("#log") == await page.text("#log")
+        unexpected = [each for each in (*page.errors, *again.errors) if "401" not in each and "404" not in each]
+        assert unexpected == [], "but for who is not signed in yet, and a chat that is not there yet"
+
+
+async def signed_in(chromium: Browser, address: str) -> Page:
+    page = await chromium.page()
+    await page.open(f"{address}/#seen")
+    await type_into(page, "#sign-in", "key-of-seen")
+    await page.until("!document.querySelector('main').hidden")
+    return page
+
+
+async def type_into(page: Page, form: str, text: str) -> None:
+    """Fill a form's field, and send it as Enter does."""
+    await page.until(f"document.querySelector('{form} input')?.getBoundingClientRect().width")
+    await page.click(f"{form} input")
+    await page.type(text)
+    await page.press("Enter")
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -86,3 +87,36 @@ def test_a_call_looks_for_no_module_that_a_plain_install_has_not(kind: str) -> N
         )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.replace("'", '"')) == {}
+
+
+ANSWER = """
+import sys
+from callboard import generate_sync
+
+assert generate_sync("x:m", "Hello").text == "Hi"
+print(sorted(set(sys.argv[1].split(",")) & set(sys.modules)))
+"""
+
+HEAVY = (
+    *("httpx", "httpcore", "h11", "trio", "certifi", "http.client", "urllib.request", "structlog", "rich"),
+    *("prompt_toolkit", "jsonschema", "referencing", "pydantic", "xllamacpp", "unittest"),
+)
+"""What costs a start tens of milliseconds, and no first answer needs."""
+
+
+def test_a_first_answer_imports_nothing_heavy(tmp_path: Path) -> None:
+    with provider_server(200, REPLIES["openai_compatible"]) as server:
+        models = {
+            "adapters": {"x": {"type": "openai_compatible", "base_url": server.url, "api_key_env": "X_KEY"}},
+            "models": {"x:m": {"adapter": "x"}},
+        }
+        (tmp_path / "models.yaml").write_text(json.dumps(models))  # which is YAML, too
+        done = subprocess.run(
+            [sys.executable, "-c", ANSWER, ",".join(HEAVY)],
+            env={**os.environ, "CALLBOARD_HOME": str(tmp_path), "X_KEY": "k"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

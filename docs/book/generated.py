@@ -17,7 +17,7 @@ import bus
 from adapters.provider import provider_named
 from adapters.registry import adapter_types
 from bus.streams.events import StreamEvent, TurnEvent
-from engine.cli.main import build_parser
+from engine.cli.command_line import build_parser
 
 from .field_strings import field_strings
 

@@ -154,7 +154,8 @@ class ParleyWire(ChatWire):
         warnings = [
             CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: Parley has none") for name in dropped
         ]
-        return WireCall("/v1/parley", msgspec.json.encode(body), {}, (*history.warnings, *warnings))
+        told = (*history.warnings, *warnings)
+        return WireCall("/v1/parley", msgspec.json.encode(body), warnings=told, losses=history.losses)
 
 
 class ParleyAdapter(HttpAdapter):

@@ -69,9 +69,8 @@ class Agents:
 
     async def chats(self, tenant: str) -> list[str]:
         """The names of a tenant's chats, the latest first."""
-        found = await self._engine.sessions(limit=None)
-        ids = [each.session_id.split("/", 1) for each in found if each.tags.get("tenant") == tenant]
-        return [chat for _, chat in ids]
+        found = await self._engine.sessions(limit=None, tags={"tenant": tenant})
+        return [each.session_id.split("/", 1)[1] for each in found]
 
     async def chat(self, tenant: str, chat: str) -> Session:
         """A chat that there is.

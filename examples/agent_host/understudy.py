@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.adapters.providers.scripted import Call, Reply
-
-from callboard import CanonicalRequest, ScriptedAdapter, ToolResultBlock
+from callboard import CanonicalRequest, ScriptedAdapter, ScriptedCall, ScriptedReply, ToolResultBlock
 
 
 class Understudy(ScriptedAdapter):
@@ -14,14 +12,14 @@ class Understudy(ScriptedAdapter):
         super().__init__(name="understudy", replies=answer)
 
 
-def answer(request: CanonicalRequest) -> Reply:
+def answer(request: CanonicalRequest) -> ScriptedReply:
     """The reply to the last message."""
     last = request.messages[-1]
     if results := [block.text for block in last.content if isinstance(block, ToolResultBlock)]:
-        return Reply(f"Done: {' '.join(results)}")
+        return ScriptedReply(f"Done: {' '.join(results)}")
     said = last.text
     if "refund" in said.lower():
-        return Reply(calls=(Call("refund", {"order": "A-17", "cents": 1250}),))
+        return ScriptedReply(calls=(ScriptedCall("refund", {"order": "A-17", "cents": 1250}),))
     if "order" in said.lower():
-        return Reply(calls=(Call("shop_find_order", {"number": "A-17"}),))
-    return Reply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)
+        return ScriptedReply(calls=(ScriptedCall("shop_find_order", {"number": "A-17"}),))
+    return ScriptedReply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)

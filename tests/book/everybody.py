@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from adapters.providers.scripted import Call, Reply
+from adapters.providers.scripted import ScriptedCall, ScriptedReply
 from callboard import (
     SYSTEM_CLOCK,
     AdapterConfig,
@@ -20,6 +20,9 @@ from callboard import (
 )
 
 WORDS = ("Once ", "upon ", "a ", "time.")
+ANSWERS: Mapping[str, tuple[str, ...]] = {
+    "Which card do I have?": ("Your card is 4111 ", "1111 1111", " 1111, valid until ", "May."),
+}
 VALUES: Mapping[str, Json] = {
     "string": "Alice",
     "integer": 30,
@@ -32,26 +35,26 @@ VALUES: Mapping[str, Json] = {
 
 
 class Everybody(ScriptedAdapter):
-    """Calls the tools it is given, once; writes what a schema wants; else begins a story."""
+    """Calls the tools it has, once; writes what a schema wants; answers what it knows; or begins a story."""
 
     def __init__(self, config: AdapterConfig, *, name: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(config, name=name, clock=clock, replies=answer)
 
 
-def answer(request: CanonicalRequest) -> Reply:
+def answer(request: CanonicalRequest) -> ScriptedReply:
     usage = TokenUsage(20 * len(request.messages), 10)
     last = [message for message in request.messages if not message.steers][-1]
     results = [block.text for block in last.content if isinstance(block, ToolResultBlock)]
     if results or last.role is Role.TOOL:
-        return Reply((f"It says: {results[0]}",), usage=usage)
+        return ScriptedReply((f"It says: {results[0]}",), usage=usage)
     if request.tools:
         tool = request.tools[0]
-        return Reply(calls=(Call(tool.name, instance(tool.input_schema)),), usage=usage)
+        return ScriptedReply(calls=(ScriptedCall(tool.name, instance(tool.input_schema)),), usage=usage)
     if request.output_schema is not None:
         import msgspec
 
-        return Reply((msgspec.json.encode(instance(request.output_schema)).decode(),), usage=usage)
-    return Reply(WORDS, usage=usage)
+        return ScriptedReply((msgspec.json.encode(instance(request.output_schema)).decode(),), usage=usage)
+    return ScriptedReply(ANSWERS.get(last.text, WORDS), usage=usage)
 
 
 def instance(schema: JsonObject) -> JsonObject:

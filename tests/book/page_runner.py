@@ -1,5 +1,7 @@
 """A page's Python blocks, run in a process of their own by `test_snippets`; what each printed goes to a file.
 
+Each is a program of its own: it has no name that it doesn't make or import itself, be it from a file of the page.
+
     python -m tests.book.page_runner PAGE RESULT
 
 Functions that a page defines and never calls are named, too: nobody has tried those.
@@ -45,13 +47,12 @@ def run_page(page: Path) -> dict[str, object]:
     """printed: by the line of each block. uncalled: names of functions. Raises what a block raises."""
     called: set[str] = set()
     noting = _Noting("_called_")
-    names: dict[str, object] = {"__name__": "__main__", "_called_": called}
     printed: dict[int, str] = {}
     for block in blocks(page):
         if block.language == "python" and block.title is None and block.not_run is None:
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                exec(_compiled(page, block, noting), names)
+                exec(_compiled(page, block, noting), {"__name__": "__main__", "_called_": called})
             printed[block.line] = out.getvalue()
     return {"printed": printed, "uncalled": sorted(noting.defined - called)}
 

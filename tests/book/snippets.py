@@ -1,7 +1,7 @@
 """The code blocks of README and docs/, and what is done with each of them.
 
-    ```python                  run, in the order of the page, in one process with the page's names
-    ```python title="a.py"     written to that file, which a later block runs
+    ```python                  run, in the order of the page, in one process, each as a program of its own
+    ```python title="a.py"     written to that file, which a later block runs or imports
     ```yaml                    read as models.yaml, as prices, or as plain YAML; with a title also written
     ```console                 each line after ``$ `` is run; what stands below it is what it prints
     ```text title="output"     what the block before it prints; … stands for anything

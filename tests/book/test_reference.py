@@ -20,7 +20,7 @@ import bus
 from callboard import ProviderAdapter, TurnEvent
 from docs.book import generated
 from docs.book.generated import arguments_of, parsers
-from engine.cli.main import build_parser
+from engine.cli.command_line import build_parser
 from engine.models import models_yaml as models_reader
 from engine.routing import model_choice
 from tests.book.snippets import DOCS, ROOT

@@ -42,6 +42,7 @@ CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
     "embeddings.md": "tests/test_embeddings_page.py",
     "generate.md": "tests/test_generate_page.py",
+    "how-to/background.md": "tests/engine/background/test_background_page.py",
     "how-to/batches.md": "tests/test_batches_page.py",
     "media.md": "tests/test_media_page.py",
     "objects.md": "tests/test_objects_page.py",
@@ -161,15 +162,15 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     if page == README:
         run(folder, "callboard", "demo", "--cassettes")  # instead of `make demo`
     found = blocks(DOCS / page)
+    for block in found:
+        if block.language == "python":
+            write_file(block, folder)  # which other programs of the page import
     printed: dict[int, str] | None = None
     last = ""
     for block in found:
         if block.not_run is not None:
             continue
-        if block.title is not None and block.title != OUTPUT:
-            written = folder / block.title
-            written.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(block.code)
+        write_file(block, folder)
         if is_inline(block):
             printed = printed_by_python(page, folder) if printed is None else printed
             last = printed[block.line]
@@ -186,6 +187,14 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
                 pass  # a command of the page runs the file
             case other:
                 raise AssertionError(f"{page}:{block.line}: say why {other} is not run: <!-- not run: reason -->")
+
+
+def write_file(block: Block, folder: Path) -> None:
+    """If it is one."""
+    if block.title is not None and block.title != OUTPUT:
+        written = folder / block.title
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(block.code)
 
 
 def is_inline(block: Block) -> bool:
@@ -231,12 +240,13 @@ def test_few_blocks_are_not_run() -> None:
 
 
 def test_files_that_a_page_writes_are_used_there() -> None:
-    """By a command or a program of the same page."""
+    """A command of the same page runs them, or another program imports them."""
     for page in PAGES:
         text = (DOCS / page).read_text()
         for block in blocks(DOCS / page):
             if block.title is not None and block.title != OUTPUT and block.language == "python":
-                assert f"python {block.title}" in text, f"{page}: nothing runs {block.title}"
+                used = (f"python {block.title}", f"\nfrom {Path(block.title).stem} import ")
+                assert any(each in text for each in used), f"{page}: nothing runs {block.title}"
 
 
 STANDING_ALONE = [

@@ -2,6 +2,8 @@
 
 const log = document.querySelector("#log");
 const chat = "/api/chats/" + (location.hash.slice(1) || "first");
+let looks = 0; // a look at the chat that another or a new turn has overtaken isn't shown
+let events = null; // of the turn that is followed
 
 async function ask(path, body, method = body ? "POST" : "GET") {
   const options = { method, headers: { "content-type": "application/json" }, body: body && JSON.stringify(body) };
@@ -17,12 +19,14 @@ function line(kind, text) {
 }
 
 async function show() {
+  const look = ++looks;
   const { left_usd, refunds } = await ask("/api/account");
   document.querySelector("#account").textContent = `${left_usd} USD left today. ${refunds.join(". ")}`;
   const { messages, waiting, turn } = await ask(chat).catch((error) => {
     if (error.status !== 404) throw error;
     return { messages: [], waiting: [], turn: null };
   });
+  if (look !== looks) return;
   log.replaceChildren();
   for (const { role, text } of messages) if (text) line(role, text);
   for (const call of waiting) offer(call);
@@ -39,6 +43,7 @@ function offer({ id, name, input }) {
 }
 
 async function begin(path, body) {
+  looks += 1;
   try {
     follow((await ask(path, body)).turn);
   } catch (error) {
@@ -47,8 +52,9 @@ async function begin(path, body) {
 }
 
 function follow(turn) {
+  events?.close();
   const reply = line("assistant", "");
-  const events = new EventSource(`${chat}/turns/${turn}`);
+  events = new EventSource(`${chat}/turns/${turn}`);
   events.addEventListener("text.delta", ({ data }) => { reply.textContent += JSON.parse(data).text; });
   const over = () => { events.close(); show(); };
   events.addEventListener("stream.reset", over);
@@ -70,8 +76,11 @@ document.querySelector("#sign-in").onsubmit = async (event) => {
   enter();
 };
 
-const enter = () => show().then(() => {
-  document.querySelector("#sign-in").hidden = true;
-  document.querySelector("main").hidden = false;
-}, () => {});
+// Until this script runs neither form is there: the browser itself would send a form's fields in an address.
+function reveal(signedIn) {
+  document.querySelector("#sign-in").hidden = signedIn;
+  document.querySelector("main").hidden = !signedIn;
+}
+
+const enter = () => show().then(() => reveal(true), () => reveal(false));
 enter();
