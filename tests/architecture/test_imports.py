@@ -18,26 +18,17 @@ from pathlib import Path
 import pytest
 
 from adapters.provider import providers
+from engine.cli.command_line import build_parser
 from engine.cli.commands import COMMANDS
-from engine.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """In the order in which each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httpx": (
-        "adapters/transport/transport.py",
-        "adapters/transport/client_transport.py",
-        "adapters/transport/errors.py",
-    ),
-    "httpcore": (
-        "adapters/transport/transport.py",
-        "adapters/transport/errors.py",
-        "adapters/transport/sockets.py",
-        "adapters/transport/connections.py",
-        "adapters/transport/public_addresses.py",
-    ),
+    "httptools": ("adapters/transport/http1/",),
+    "httpx": ("adapters/transport/httpx_client/",),
+    "httpcore": ("adapters/transport/httpx_client/",),
     "sqlite3": ("tracestore/sqlite/", "tracestore/collections/collection_file.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
@@ -60,6 +51,8 @@ LAZY = (
     "rich",
     "xllamacpp",
     "httpcore",
+    "httptools",
+    "certifi",
     "h11",
     "opentelemetry",
     "pyarrow",
@@ -87,6 +80,7 @@ LATE_PARTS = {
     "tracestore": (
         *("sqlite.upkeep.backup", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.free_sql"),
         *("replay", "saved_replies", "sql.calls.statistics"),
+        *("sqlite.store", "sqlite.database", "writing.actor", "writing.writer"),
     ),
     "engine": (
         *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),
@@ -410,7 +404,7 @@ def test_help_imports_nothing_of_the_library() -> None:
     )
     loaded = set(json.loads(run.stdout))
     assert {name for name in loaded if name.partition(".")[0] in PACKAGES} == {
-        *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.main", "engine.cli.commands"),
+        *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.command_line", "engine.cli.commands"),
         *("engine.cli.plugin_commands", "engine.cli.common", "engine.cli.common.harmless"),
     }
     assert loaded & {"anyio", "asyncio", "msgspec", "rich"} == set()

@@ -87,6 +87,16 @@ ENDINGS: Mapping[str, Mapping[str, Ending]] = {
         "OTHER": OTHER,
         NOTHING: OTHER,
     },
+    "interactions": {
+        "completed": END,
+        "requires_action": TOOLS,
+        "incomplete": LIMIT,
+        "requires_continuation": PAUSE,
+        "failed": ServerError,
+        "cancelled": ServerError,
+        "budget_exceeded": OTHER,
+        "unheard_of": OTHER,
+    },
     "ollama": {
         "stop": END,
         "length": LIMIT,

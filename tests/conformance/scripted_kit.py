@@ -10,7 +10,7 @@ import anyio
 from adapters.config import AdapterConfig
 from adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
 from adapters.conformance import arguments as arguments_of
-from adapters.providers.scripted import Call, Failure, Reply, ScriptedAdapter
+from adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 from adapters.providers.scripted.playing import steps_of
 from bus.errors import NetworkError, OverloadedError
 from bus.values.usage import StopReason
@@ -52,14 +52,14 @@ class ScriptedKit(Kit):
     def pieces(self, scene: Says) -> int:
         return sum(paced for _, paced in steps_of(self.reply_of(scene))) + 1  # and the end
 
-    def reply_of(self, scene: Scene) -> Reply:
+    def reply_of(self, scene: Scene) -> ScriptedReply:
         match scene:
             case Says():
-                return Reply(
+                return ScriptedReply(
                     text=halves(scene.text) if scene.text else (),
                     thinking=halves(scene.thought) if scene.thought else (),
                     calls=tuple(
-                        Call(CALLS[number][0], fragments=halves(arguments_of(number)))
+                        ScriptedCall(CALLS[number][0], fragments=halves(arguments_of(number)))
                         for number in range(scene.calls)
                     ),
                     stop=STOPS[scene.stop],
@@ -68,11 +68,11 @@ class ScriptedKit(Kit):
                 )
             case Fails():
                 message = f"{scene.condition} {scene.says}"
-                return Reply(fails=Failure(KINDS[scene.condition], message, scene.retry_after))  # type: ignore[arg-type]
+                return ScriptedReply(fails=ScriptedFailure(KINDS[scene.condition], message, scene.retry_after))  # type: ignore[arg-type]
             case Unreachable():
-                return Reply(raises=NetworkError("there is no connection"))
+                return ScriptedReply(raises=NetworkError("there is no connection"))
             case Silent():
-                return Reply(delay=float("inf"))
+                return ScriptedReply(delay=float("inf"))
 
 
 def _then(scene: Says) -> Callable[[], Awaitable[None]]:

@@ -17,7 +17,7 @@ from adapters.health import AdapterHealth, ChecksHealth
 from ..support.fake_http import FakeReply, FakeTransport, request
 from ..support.wires import WIRES, ChatWire, Wire
 
-CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI = WIRES
+CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI, *_ = WIRES
 CHAT = ChatWire()
 GOOGLE = "https://generativelanguage.googleapis.com/v1beta"
 VERTEX = "projects/p/locations/l/publishers/google/models/gemini-9"
@@ -141,6 +141,7 @@ HEALTH = {
     "openai": "https://api.openai.com/v1/models",
     "openai_compatible": "https://api.openai.com/v1/models",
     "gemini": f"{GOOGLE}/models?pageSize=1",
+    "interactions": f"{GOOGLE}/models?pageSize=1",
     "ollama": "http://localhost:11434/api/tags",
     "tgi": "http://localhost:8080/info",
 }
@@ -152,7 +153,7 @@ def test_health_is_one_question_with_the_key(wire: Wire) -> None:
 
     transport = FakeTransport(FakeReply(b"{}", headers={"content-type": "application/json"}))
     adapter = create_adapter(
-        wire.name, AdapterConfig(api_key="key-1", base_url=wire.base_url), name="x", transport=transport
+        wire.type_name, AdapterConfig(api_key="key-1", base_url=wire.base_url), name="x", transport=transport
     )
     assert isinstance(adapter, ChecksHealth)
     health = anyio.run(adapter.health_check)
@@ -166,7 +167,7 @@ def test_health_is_one_question_with_the_key(wire: Wire) -> None:
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 def test_the_registry_knows_it(wire: Wire) -> None:
     """A `type` in models.yaml makes one, under the name given there."""
-    made = create_adapter(wire.name, AdapterConfig(), name="proxy")
+    made = create_adapter(wire.type_name, AdapterConfig(), name="proxy")
     assert isinstance(made, wire.adapter)
     assert isinstance(made, ProviderAdapter)
     assert made.name == "proxy"

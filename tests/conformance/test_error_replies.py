@@ -29,7 +29,7 @@ from ..support.fake_http import FakeReply
 from ..support.wires import WIRES, ChatWire, Wire
 from ..support.wires.reading import read_reply
 
-CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI = WIRES
+CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI, *_ = WIRES
 CHAT = ChatWire("default")
 GOOGLE = "type.googleapis.com/google.rpc."
 USED_UP = "You exceeded your current quota, please check your plan and billing details."

@@ -48,6 +48,7 @@ NATIVE = {
     "openai_compatible": ("some-model", "response_format", "json_schema", "schema"),
     "gemini": ("gemini-2.5-flash", "generationConfig", "responseJsonSchema"),
     "ollama": ("some-model", "format"),
+    "interactions": ("gemini-2.5-flash", "response_format", "schema"),
     "tgi": ("some-model", "parameters", "grammar", "value"),
 }
 """A model that takes schemas, and where its schema stands in a request."""

@@ -29,6 +29,7 @@ SETTINGS: dict[str, object] = {
     "seed": 7,
     "user": "u_1",
     "verbosity": "low",
+    "background": True,
 }
 AT_THE_EDGE: dict[str, object] = {
     "temperature": 0.0,

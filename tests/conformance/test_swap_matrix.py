@@ -70,7 +70,7 @@ class Side:
         transport = FakeTransport(reply)
         config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url, options=self.wire.options)
         made = create_adapter(
-            self.wire.name, config, name=self.name, clock=self.clock, transport=self.wire.through(transport)
+            self.wire.type_name, config, name=self.name, clock=self.clock, transport=self.wire.through(transport)
         )
         assert isinstance(made, HttpAdapter)
         return made, transport

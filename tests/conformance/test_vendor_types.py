@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -17,10 +19,20 @@ from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
 from bus.values.json import JsonObject
+from bus.values.messages import Message
 
 from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests
-from ..support.judges import chat_faults, contents_faults, messages_faults, ollama_faults, responses_faults
+from ..support.conversations import conversations
+from ..support.judges import (
+    chat_faults,
+    contents_faults,
+    interaction_faults,
+    messages_faults,
+    ollama_faults,
+    responses_faults,
+    steps_faults,
+)
 from ..support.wire_history import history_faults
 
 CLAUDES = [
@@ -45,7 +57,15 @@ ANTHROPIC = AnthropicAdapter(AdapterConfig())
 RESPONSES = OpenAIAdapter(AdapterConfig())
 CHAT = OpenAICompatibleAdapter(AdapterConfig())
 GEMINI = GeminiAdapter(AdapterConfig())
+INTERACTIONS = GeminiAdapter(AdapterConfig(options={"api": "interactions"}), name="interactions")
 OLLAMA = OllamaAdapter(AdapterConfig())
+MODELS = {
+    "anthropic": CLAUDES,
+    "openai": GPTS,
+    "openai_compatible": GPTS,
+    "gemini": GEMINIS,
+    "interactions": GEMINIS,
+}
 
 examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -110,13 +130,44 @@ def test_every_ollama_request_is_of_the_vendors_type(asked: CanonicalRequest, st
         assert ollama_faults(body) == []
 
 
+JUDGES: dict[str, tuple[HttpAdapter, Callable[[JsonObject], list[str]]]] = {
+    "anthropic": (ANTHROPIC, messages_faults),
+    "openai": (RESPONSES, lambda body: responses_faults(body) + history_faults("/v1/responses", body)),
+    "openai_compatible": (CHAT, lambda body: chat_faults(body) + history_faults("/v1/chat/completions", body)),
+    "gemini": (GEMINI, lambda body: contents_faults(body) + history_faults("x:generateContent", body)),
+    "interactions": (INTERACTIONS, lambda body: interaction_faults(body) + steps_faults(body)),
+}
+
+
+@pytest.mark.parametrize("provider", list(JUDGES))
+def test_what_any_provider_replied_is_of_the_next_ones_type(provider: str) -> None:
+    """Conversations of replies of all the vendors' types, with the vendors' own kinds of content between them.
+
+    They go to another provider or come back to the same; the settings are any.
+    """
+    adapter, judge = JUDGES[provider]
+
+    @given(
+        conversations(MODELS),
+        canonical_requests([f"{provider}:{name}" for name in MODELS[provider]]),
+        st.booleans(),
+    )
+    @settings(examples, max_examples=40)
+    def check(history: tuple[Message, ...], asked: CanonicalRequest, stream: bool) -> None:
+        body = body_of(adapter, msgspec.structs.replace(asked, messages=history), stream=stream)
+        if body is not None:
+            assert judge(body) == []
+
+    check()
+
+
 @pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT, GEMINI, OLLAMA], ids=lambda adapter: adapter.name)
 def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAdapter) -> None:
     """Else the judges would have little to judge."""
     sent = 0
 
     @given(canonical_requests([f"{adapter.name}:of-tomorrow"]))
-    @settings(examples, max_examples=60, database=None)
+    @settings(examples, max_examples=100, database=None, derandomize=True)
     def count(asked: CanonicalRequest) -> None:
         nonlocal sent
         sent += body_of(adapter, asked, stream=False) is not None

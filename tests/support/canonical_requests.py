@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
@@ -101,28 +102,80 @@ OPAQUE: st.SearchStrategy[list[OpaqueBlock]] = st.sampled_from(
     ]
 )
 
-_TEXT = st.builds(TextBlock, TEXTS, RAWS)
-_IMAGE = st.sampled_from(
-    [
-        ImageBlock(data=PNG),
-        ImageBlock(data=b"GIF8", media_type="image/tiff"),
-        ImageBlock(url="https://example.test/a.png", detail="high"),
-        ImageBlock(url="data:image/png;base64,iVBORw0KGgo="),
-        ImageBlock(url="ftp://example.test/a.png"),
-    ]
+_MARK: JsonObject = {"cache_control": {"type": "ephemeral"}}
+_SAID_OF: dict[str, list[JsonObject]] = {
+    "anthropic": [_MARK, {"citations": {"enabled": True}, "context": "Of May.", "title": "Said"}, {"unknown": 1}],
+    "openai": [{"prompt_cache_breakpoint": {"mode": "explicit"}}],
+    "openai_compatible": [{"prompt_cache_breakpoint": {"mode": "explicit"}}],
+    "gemini": [
+        {"videoMetadata": {"fps": 2.0}, "mediaResolution": {"level": "MEDIA_RESOLUTION_LOW"}},
+        {"unknown": 1},
+    ],
+    "somebody": [{"x": 1}],
+}
+FIELDS: st.SearchStrategy[ProviderRaw | None] = st.none() | st.one_of(
+    [st.builds(ProviderRaw, st.just(name), st.sampled_from(datas)) for name, datas in _SAID_OF.items()]
 )
-_AUDIO = st.just(AudioBlock(data=b"RIFF\0\0\0\0WAVE"))
-_DOCUMENT = st.sampled_from(
+"""What a host says of a block for one provider."""
+
+
+def _with_fields(blocks: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(lambda block, raw: msgspec.structs.replace(block, provider_raw=raw), blocks, FIELDS)
+
+
+_TEXT = st.builds(TextBlock, TEXTS, RAWS | FIELDS)
+_IMAGE = _with_fields(
+    st.sampled_from(
+        [
+            ImageBlock(data=PNG),
+            ImageBlock(data=b"GIF8", media_type="image/tiff"),
+            ImageBlock(url="https://example.test/a.png", detail="high"),
+            ImageBlock(url="data:image/png;base64,iVBORw0KGgo="),
+            ImageBlock(url="ftp://example.test/a.png"),
+        ]
+    )
+)
+_AUDIO = _with_fields(st.just(AudioBlock(data=b"RIFF\0\0\0\0WAVE")))
+_DOCUMENT = _with_fields(
+    st.sampled_from(
+        [
+            DocumentBlock(data=b"%PDF-1.7", name="a.pdf"),
+            DocumentBlock(data=b"text", media_type="text/plain"),
+            DocumentBlock(data=b"film", media_type="video/mp4"),
+            DocumentBlock(url="https://example.test/a.pdf", media_type="application/pdf"),
+        ]
+    )
+)
+_HITS: JsonObject = {
+    "type": "search_result",
+    "source": "https://example.test",
+    "title": "A page",
+    "content": [{"type": "text", "text": "found"}],
+}
+_IN_RESULTS = st.sampled_from(
     [
-        DocumentBlock(data=b"%PDF-1.7", name="a.pdf"),
-        DocumentBlock(data=b"text", media_type="text/plain"),
-        DocumentBlock(url="https://example.test/a.pdf", media_type="application/pdf"),
+        *opaque("anthropic", _HITS, {"type": "tool_reference", "tool_name": "read"}),
+        *opaque("openai", {"type": "input_file", "file_id": "file_1"}),
+        OpaqueBlock(
+            "fileData", ProviderRaw("gemini", {"fileData": {"fileUri": "https://x.test/f", "displayName": "f"}})
+        ),
+        *opaque("somebody", {"type": "strange"}),
     ]
 )
 _THINKING = st.builds(ThinkingBlock, TEXTS, st.sampled_from([None, "", "c2ln"]), RAWS)
 _CALL = st.builds(ToolUseBlock, CALL_IDS, NAMES, OBJECTS, provider_raw=RAWS, incomplete=st.booleans())
-_RESULT_PARTS = st.lists(_TEXT | _IMAGE, max_size=3).map(tuple)
-_RESULT = st.builds(ToolResultBlock, CALL_IDS, TEXTS | _RESULT_PARTS, st.booleans())
+_RESULT_PARTS = st.lists(st.builds(TextBlock, TEXTS, FIELDS) | _IMAGE | _DOCUMENT | _IN_RESULTS, max_size=3).map(
+    tuple
+)
+_OF_RESULTS = st.none() | st.sampled_from(
+    [
+        ProviderRaw("anthropic", _MARK),
+        ProviderRaw("gemini", {"scheduling": "SILENT"}),
+        ProviderRaw("somebody", {"x": 1}),
+    ]
+)
+RESULT_CONTENTS = TEXTS | _RESULT_PARTS
+_RESULT = st.builds(ToolResultBlock, CALL_IDS, RESULT_CONTENTS, st.booleans(), _OF_RESULTS)
 
 
 def _flat(groups: list[list[ContentBlock]]) -> tuple[ContentBlock, ...]:
@@ -133,7 +186,8 @@ def _single(blocks: st.SearchStrategy[Any]) -> st.SearchStrategy[list[ContentBlo
     return blocks.map(lambda block: [block])
 
 
-_SAID = st.lists(_TEXT | _IMAGE | _AUDIO | _DOCUMENT, max_size=3).map(tuple)
+_SAID_TEXT = st.builds(TextBlock, TEXTS, FIELDS)
+SAID = st.lists(_SAID_TEXT | _SAID_TEXT | _IMAGE | _AUDIO | _DOCUMENT, max_size=2).map(tuple)
 _REPLIED = st.lists(
     _single(_TEXT)
     | _single(_THINKING)
@@ -144,13 +198,38 @@ _REPLIED = st.lists(
     max_size=4,
 ).map(_flat)
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Message, st.just(Role.USER), _SAID),
+    st.builds(Message, st.just(Role.USER), SAID),
     st.builds(Message, st.just(Role.ASSISTANT), _REPLIED),
     st.builds(Message, st.just(Role.TOOL), st.lists(_RESULT, max_size=3).map(tuple)),
-    st.builds(Message, st.sampled_from([Role.SYSTEM, Role.DEVELOPER]), st.lists(_TEXT, max_size=2).map(tuple)),
+    st.builds(
+        Message,
+        st.sampled_from([Role.SYSTEM, Role.DEVELOPER]),
+        st.lists(st.builds(TextBlock, TEXTS, FIELDS), max_size=2).map(tuple),
+    ),
+)
+_TOOL_OPTIONS: st.SearchStrategy[dict[str, Json]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "anthropic": st.sampled_from(
+            [_MARK, {"defer_loading": True, "eager_input_streaming": True}, {"allowed_callers": ["direct"]}]
+        ),
+        "openai": st.sampled_from([{"defer_loading": True}, {"output_schema": {"type": "object"}}]),
+        "gemini": st.sampled_from([{"behavior": "BLOCKING"}, {"response": {"type": "OBJECT"}}]),
+    },
+)
+_GRAMMAR: JsonObject = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+_FREE_FORM = st.builds(
+    ToolDefinition,
+    NAMES,
+    TEXTS,
+    st.just({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}),
+    provider_options=st.sampled_from([{"type": "text"}, _GRAMMAR]).map(
+        lambda form: {key: {"type": "custom", "format": form} for key in ("openai", "openai_compatible")}
+    ),
 )
 TOOLS = st.lists(
-    st.builds(ToolDefinition, NAMES, TEXTS, SCHEMAS, st.none() | st.booleans()),
+    st.builds(ToolDefinition, NAMES, TEXTS, SCHEMAS, st.none() | st.booleans(), provider_options=_TOOL_OPTIONS)
+    | _FREE_FORM,
     max_size=3,
     unique_by=lambda tool: tool.name,
 ).map(tuple)
@@ -188,5 +267,7 @@ def canonical_requests(
         parallel_tool_calls=_optional(st.booleans()),
         reasoning_effort=_optional(st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh", "max"])),
         session_id=st.sampled_from(["", "ses_1"]),
+        background=_optional(st.booleans()),
+        include_raw=_optional(st.booleans()),
         provider_options=provider_options or st.just({}),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import functools
+import re
 import types
 import typing
 import warnings
@@ -22,17 +23,25 @@ import typing_extensions as te
 from bus.values.json import Json, JsonObject
 
 _OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
-"""Known to version 2023-06-01 of the Messages API, which we speak; the SDK's types are of a later one."""
+_OLDER_CLAUDES = re.compile(r"(?!claude)|claude-[23]|claude-[a-z]+-4(-[0-6])?(-\d{8})?$")
+"""Models that take what the SDK's types no longer list: those before Opus 4.7, and what isn't Claude."""
 
 
 def messages_faults(body: bytes | JsonObject) -> list[str]:
-    """Faults of a body for Anthropic's Messages API."""
+    """Faults of a body for Anthropic's Messages API. What only a beta has is no fault."""
+    from anthropic.types.beta import message_create_params as beta
     from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 
     value = _decoded(body)
-    older = [(key, value.pop(key)) for key in _OLDER_SAMPLING if key in value]
-    found = [fault for key, sent in older for fault in faults(sent, _OLDER_SAMPLING[key], f"$.{key}")]
-    return found + _judge(value, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
+    found: list[str] = []
+    if _OLDER_CLAUDES.match(str(value.get("model"))):
+        older = [(key, value.pop(key)) for key in _OLDER_SAMPLING if key in value]
+        found = [fault for key, sent in older for fault in faults(sent, _OLDER_SAMPLING[key], f"$.{key}")]
+    general = _judge(value, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
+    if general and "betas" not in value:  # which the types have in the body, and the SDK in a header
+        tried = _judge(value, beta.MessageCreateParamsNonStreaming, beta.MessageCreateParamsStreaming)
+        general = min(general, tried, key=len)
+    return found + general
 
 
 def responses_faults(body: bytes | JsonObject) -> list[str]:
@@ -72,6 +81,8 @@ def contents_faults(body: bytes | JsonObject) -> list[str]:
     }
     found: list[str] = []
     for name, value in _decoded(body).items():
+        if name == "continuationToken" and isinstance(value, str):  # which the SDK lifts out of its config
+            continue
         if name not in kinds:
             found.append(f"$: no key {name!r}")
             continue
@@ -80,6 +91,22 @@ def contents_faults(body: bytes | JsonObject) -> list[str]:
         for one in value if isinstance(value, list) else [value]:
             found += _model_faults(one, kinds[name], f"$.{name}")
     return found
+
+
+def interaction_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Gemini's Interactions API."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from google.genai._gaos.types.interactions.createmodelinteraction import CreateModelInteraction
+    return _model_faults(_decoded(body), CreateModelInteraction, "$")
+
+
+def steps_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of the steps of such a body, fields included that the vendor's models would take unread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from google.genai._gaos.types.interactions import StepParam
+    return faults(_decoded(body)["input"], list[StepParam], "$.input")  # type: ignore[valid-type]
 
 
 _NEWER_IN_OLLAMA = frozenset({"truncate", "shift"})
@@ -215,6 +242,8 @@ def _is_plain(value: Json, kind: Any) -> bool:
         return value is None
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
+    if getattr(kind, "__name__", "") == "UnrecognizedStr":  # of a vendor whose names are open
+        return isinstance(value, str)
     return kind in (str, int, bool) and type(value) is kind
 
 
@@ -279,9 +308,13 @@ def _fields(kind: Any) -> dict[str, tuple[bool, Any]]:
 
 
 def _bare(kind: Any) -> Any:
-    while te.get_origin(kind) in (te.Required, te.NotRequired, te.Annotated):
-        kind = te.get_args(kind)[0]
-    return kind
+    while True:
+        if isinstance(kind, te.TypeAliasType):
+            kind = kind.__value__
+        elif te.get_origin(kind) in (te.Required, te.NotRequired, te.Annotated):
+            kind = te.get_args(kind)[0]
+        else:
+            return kind
 
 
 def _is_list(kind: Any, origin: Any) -> bool:

@@ -15,7 +15,7 @@ from adapters import (
     ToolDefinition,
 )
 from adapters.providers import scripted
-from adapters.providers.scripted import Call, Reply
+from adapters.providers.scripted import ScriptedCall, ScriptedReply
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.values.json import JsonObject
 from engine import Tool
@@ -41,9 +41,9 @@ class Say:
         pause: Callable[[], Awaitable[object]] | None = None,
         usage: TokenUsage = USAGE,
     ) -> None:
-        self.reply = Reply(
+        self.reply = ScriptedReply(
             text=fragments,
-            calls=tuple(Call(name, arguments) for name, arguments in calls),
+            calls=tuple(ScriptedCall(name, arguments) for name, arguments in calls),
             usage=usage,
             raises=fails,
             pause=pause,

@@ -64,8 +64,9 @@ def _chat(history: Sequence[JsonObject]) -> list[str]:
 
 
 def _responses(items: Sequence[JsonObject]) -> list[str]:
-    calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
-    results = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+    calls = [item["call_id"] for item in items if item.get("type") in ("function_call", "custom_tool_call")]
+    outputs = ("function_call_output", "custom_tool_call_output")
+    results = [item["call_id"] for item in items if item.get("type") in outputs]
     faults = []
     if len(set(calls)) != len(calls):
         faults.append(f"a call id twice: {calls}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .anthropic import AnthropicWire
 from .chat import ChatWire
 from .gemini import GeminiWire
+from .interactions import InteractionsWire
 from .ollama import OllamaWire
 from .responses import ResponsesWire
 from .tgi import TGIWire, WordyTGIWire
@@ -16,7 +17,15 @@ from .wire import Wire
 
 __all__ = ["CALLING_WIRES", "KITS", "QUIRKY", "WIRES", "AnthropicWire", "ChatWire", "ResponsesWire", "Wire"]
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire(), GeminiWire(), OllamaWire(), TGIWire())
+WIRES: tuple[Wire, ...] = (
+    AnthropicWire(),
+    ResponsesWire(),
+    ChatWire(),
+    GeminiWire(),
+    OllamaWire(),
+    TGIWire(),
+    InteractionsWire(),
+)
 CALLING_WIRES = tuple(wire for wire in WIRES if wire.calls_tools)
 KITS = (*CALLING_WIRES, WordyTGIWire())
 

@@ -13,6 +13,7 @@ from bus.errors import AdapterError
 from bus.streams.events import MessageComplete, StreamEvent, ToolUseInputDelta
 from bus.values.content import (
     ContentBlock,
+    ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -98,7 +99,8 @@ def in_short(block: ContentBlock) -> object:
 
     Text is a str. Reasoning is ``("thinking", text)``, with its signature if it has one. A call is
     ``(name, input, the provider's id)``; one that is incomplete is ``(name, the text of its arguments)``, or its
-    input in place of that text. What is opaque is ``{kind: data}``.
+    input in place of that text. What is opaque is ``{kind: data}``, and an image is ``("image", its bytes or
+    address, what came with it)``.
     """
     match block:
         case TextBlock():
@@ -113,6 +115,8 @@ def in_short(block: ContentBlock) -> object:
             return (block.name, block.input, block.provider_raw and block.provider_raw.data.get("id"))
         case OpaqueBlock():
             return {block.kind: block.provider_raw.data}
+        case ImageBlock():
+            return ("image", block.data or block.url, block.provider_raw and block.provider_raw.data)
     raise AssertionError(block)
 
 

@@ -57,6 +57,11 @@ class Wire(HttpKit):
     knows: ClassVar[Mapping[str, Json]] = {}
     _stops: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def type_name(self) -> str:
+        """The `type` of its adapters in models.yaml."""
+        return self.name
+
     @abstractmethod
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         """As in the kit; it may begin with a thought."""
@@ -66,7 +71,7 @@ class Wire(HttpKit):
         parts: list[bytes] = []
         for event in events:
             data = as_data(event)
-            name = str(event.get("type", "")) if isinstance(event, dict) else "other"
+            name = str(event.get("type") or event.get("event_type", "")) if isinstance(event, dict) else "other"
             head = [b"event" + colon + name.encode()] if named and self.names_events else []
             parts.append(line_end.join([*head, b"data" + colon + data, b"", b""]))
         return b"".join(parts)

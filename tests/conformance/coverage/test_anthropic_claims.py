@@ -1,0 +1,281 @@
+"""What the decisions about Anthropic's wire claim is so: samples of the SDK's types go through the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.config import AdapterConfig
+from adapters.providers.anthropic.adapter import AnthropicAdapter
+from bus.streams.events import ProviderBlock
+from bus.values.content import (
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, load, read_coverage
+
+from ...support.fake_http import ask
+from ...support.sdk_samples import sample, samples
+from ...support.wires import WIRES
+from ...support.wires import anthropic as a
+from ...support.wires.reading import Reading, read_pieces, read_whole
+
+COVERAGE = read_coverage(DECISIONS / "anthropic_messages.toml")
+CLAUDE = WIRES[0]
+SCHEMA: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+LOOK = ToolDefinition("look", "Looks.", SCHEMA)
+MARK: JsonObject = {"type": "ephemeral"}
+
+
+def claimed(part: str, verdict: str, kind: str | None = None) -> list[tuple[str, str]]:
+    """The types and fields of a part with that verdict."""
+    rows = COVERAGE.rows.items()
+    found = [(of, field) for (where, of, field), row in rows if (where, row.verdict) == (part, verdict)]
+    return [(of, field) for of, field in found if kind in (None, of)]
+
+
+def body_of(*messages: Message, **fields: object) -> JsonObject:
+    fields = {"model": "anthropic:claude-sonnet-4-5", **fields}
+    call = AnthropicAdapter(AdapterConfig()).write_request(
+        ask(*(messages or (Message.user("Hi"),)), **fields), stream=False
+    )
+    body: JsonObject = msgspec.json.decode(call.body)
+    return body
+
+
+def at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def nested(path: str, value: Json) -> JsonObject:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("field", [f for _, f in claimed("request", "options") if f != "betas"])
+def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(field: str) -> None:
+    [of] = kinds(COVERAGE, "request")[SINGLE]
+    value = sample(deep_fields(of)[field])
+    assert at(body_of(provider_options={"anthropic": nested(field, value)}), field) == value
+
+
+def test_betas_are_a_header() -> None:
+    asked = ask(provider_options={"anthropic": {"beta_headers": ["a-1", "b-2"]}}, model="anthropic:m")
+    call = AnthropicAdapter(AdapterConfig()).write_request(asked, stream=False)
+    assert call.headers["anthropic-beta"] == "a-1,b-2"
+
+
+def rich() -> Iterator[JsonObject]:
+    """Bodies of requests that, all together, say whatever we have a name for."""
+    raw = ProviderRaw("anthropic", {"cache_control": MARK})
+    media: list[ContentBlock] = [
+        ImageBlock(data=b"\x89PNG\r\n\x1a\n", provider_raw=raw),
+        ImageBlock(url="https://x.test/a.png"),
+        DocumentBlock(data=b"%PDF-", name="a.pdf"),
+        DocumentBlock(data=b"Words.", media_type="text/plain"),
+        DocumentBlock(url="https://x.test/a.pdf", media_type="application/pdf"),
+        TextBlock("Hi"),
+    ]
+    said = [
+        Message.user(media),
+        Message.assistant([
+            ThinkingBlock("Hm.", "sig", ProviderRaw("anthropic", {})),
+            RedactedThinkingBlock("aGk=", ProviderRaw("anthropic", {})),
+            ToolUseBlock("tu_1", "look", {"input": "x"}),
+        ]),
+        Message(Role.TOOL, (ToolResultBlock("tu_1", "No.", is_error=True),)),
+    ]  # fmt: skip
+    common = {
+        "user": "u", "stop_sequences": ("x",), "tools": (LOOK, ToolDefinition("see", "Sees.", SCHEMA, True)),
+        "system_prompt": "Be brief.", "max_output_tokens": 99,
+    }  # fmt: skip
+    for choice in (ToolChoice("named", "look"), ToolChoice("required"), ToolChoice("none"), ToolChoice("auto")):
+        yield body_of(*said, tool_choice=choice, parallel_tool_calls=False, **common)
+    format_: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
+    yield body_of(reasoning_effort="low", output_schema=format_, model="anthropic:claude-opus-4-6")
+    waiting = OpaqueBlock("container", ProviderRaw("anthropic", {"type": "container", "id": "cont_1"}))
+    yield body_of(Message.user("Hi"), Message.assistant([TextBlock("So"), waiting]))
+
+
+def paths(value: Json, above: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f"{above}{key}"
+            yield from paths(inner, f"{above}{key}.")
+
+
+def objects(value: Json) -> Iterator[JsonObject]:
+    """All objects in a body, at any depth."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects(inner)
+
+
+def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it() -> None:
+    sent = {path for body in rich() for path in paths(body)}
+    assert {field for _, field in claimed("request", "canonical")} - sent == set()
+
+
+@pytest.mark.parametrize("part", ["tool", "tool_choice", "content", "image_source", "document_source"])
+def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str) -> None:
+    sent: dict[str, set[str]] = {}
+    for body in rich():
+        for found in objects(body):
+            sent.setdefault(str(found.get("type", "custom")), set()).update(paths(found))
+    for kind, field in claimed(part, "canonical"):
+        assert field in sent.get(kind, ()), (kind, field)
+
+
+@pytest.mark.parametrize("tool", samples(load(COVERAGE.parts["tool"][0])), ids=lambda tool: str(tool.get("type")))
+def test_every_kind_of_tool_can_be_offered_beside_ours(tool: JsonObject) -> None:
+    body = body_of(tools=(LOOK,), provider_options={"anthropic": {"tools": [tool]}})
+    assert [one.get("name") for one in body["tools"]][:1] == ["look"]
+    assert body["tools"][1:] == [tool]
+
+
+def test_a_tools_fields_for_the_provider_are_sent_with_it() -> None:
+    [of] = kinds(COVERAGE, "tool")["custom"]
+    extra = {field: sample(deep_fields(of)[field]) for _, field in claimed("tool", "options", "custom")}
+    tool = ToolDefinition("look", "Looks.", SCHEMA, provider_options={"anthropic": extra})
+    [written] = body_of(tools=(tool,))["tools"]
+    assert extra
+    assert {field: written[field] for field in extra} == extra
+
+
+def opaque(data: JsonObject) -> OpaqueBlock:
+    return OpaqueBlock(str(data["type"]), ProviderRaw("anthropic", data))
+
+
+CONTENT = {str(block["type"]): block for block in samples(load(COVERAGE.parts["content"][0]))}
+OPAQUE = [kind for kind, field in claimed("content", "options") if field == "type"]
+OF_REPLIES = {kind for kind, field in claimed("block", "reported") if field == "type"}
+
+
+def pair(kind: str) -> list[JsonObject]:
+    """A block, with the other half that it goes back with. All samples have the same id, for their calls too."""
+    if not kind.endswith(("_result", "_use")):
+        return [CONTENT[kind]]
+    call = "mcp_tool_use" if kind.startswith("mcp") else "server_tool_use"
+    answer = (
+        kind
+        if kind.endswith("_result")
+        else "mcp_tool_result"
+        if call == "mcp_tool_use"
+        else "web_search_tool_result"
+    )
+    return [CONTENT[call], CONTENT[answer]]
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_a_block_of_the_hosts_is_sent_as_it_is(kind: str) -> None:
+    """In a message of the user's; those of replies, in the reply."""
+    if kind == "search_result" or kind not in OF_REPLIES:
+        body = body_of(Message.user([opaque(CONTENT[kind]), TextBlock("So?")]))
+        assert body["messages"][0]["content"][0] == CONTENT[kind]
+        return
+    said = [*map(opaque, pair(kind)), TextBlock("So.")]
+    body = body_of(Message.user("Hi"), Message.assistant(said), Message.user("Go on"))
+    assert CONTENT[kind] in body["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(("part", "field"), [
+    ("document_source", "file"), ("document_source", "content"), ("image_source", "file"),
+])  # fmt: skip
+def test_a_source_of_the_vendors_own_is_sent_as_it_is(part: str, field: str) -> None:
+    [of] = kinds(COVERAGE, part)[field]
+    block: JsonObject = {"type": part.removesuffix("_source"), "source": sample(of)}
+    body = body_of(Message.user([opaque(block), TextBlock("So?")]))
+    assert body["messages"][0]["content"][0] == block
+
+
+def both(block: JsonObject) -> tuple[Reading, Reading]:
+    """A block read from a whole reply, and from a stream that begins and ends it."""
+    whole = read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": [block]})
+    started: JsonObject = {"type": "content_block_start", "index": 0, "content_block": block}
+    return whole, read_pieces(CLAUDE, [CLAUDE.stream(a.message_start(), started, a.stop(0), *a.ending())])
+
+
+@pytest.mark.parametrize("block", samples(load(COVERAGE.parts["block"][0])), ids=lambda block: str(block["type"]))
+def test_no_block_of_a_reply_disappears(block: JsonObject) -> None:
+    """A streamed one neither. What has no name of ours is kept word for word."""
+    whole, streamed = both(block)
+    assert whole.said == streamed.said != []
+    if str(block["type"]) in OF_REPLIES:
+        assert whole.kept == streamed.kept == [block]
+        assert [event.raw for event in streamed.events if isinstance(event, ProviderBlock)] == [block]
+
+
+CITATIONS = samples(load(COVERAGE.parts["citation"][0]))
+
+
+@pytest.mark.parametrize("citation", CITATIONS, ids=lambda citation: str(citation["type"]))
+def test_a_citation_stays_with_its_text_and_goes_back(citation: JsonObject) -> None:
+    """Also one that is streamed before the text that it is of."""
+    cited: JsonObject = {"type": "text", "text": "So.", "citations": [citation]}
+    delta = a.delta(0, "citations_delta", citation=citation)
+    begun = a.start(0, "text", text="", citations=None)
+    events = [a.message_start(), begun, delta, a.delta(0, "text_delta", text="So."), a.stop(0), *a.ending()]
+    for reading in (read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": [cited]}),
+                    read_pieces(CLAUDE, [CLAUDE.stream(*events)])):  # fmt: skip
+        body = body_of(Message.user("Hi"), Message.assistant(reading.content), Message.user("Go on"))
+        assert body["messages"][1]["content"] == [cited]
+
+
+def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
+    """Whole and streamed alike."""
+    [of] = kinds(COVERAGE, "reply")[SINGLE]
+    names = {field.split(".")[0] for _, field in claimed("reply", "reported") if not field.startswith("usage")}
+    beside = {name: sample(fields(of)[name]) for name in names}
+    whole = read_whole(CLAUDE, {**CLAUDE.body("Hi", 0, "end"), **beside}).reply
+    assert whole.provider_details == beside
+    start = a.message_start(diagnostics=beside["diagnostics"])
+    delta: JsonObject = {
+        "type": "message_delta",
+        "delta": {
+            "stop_reason": "end_turn",
+            **{n: beside[n] for n in ("stop_sequence", "stop_details", "container")},
+        },
+        "usage": {"output_tokens": 1},
+        **{name: beside[name] for name in ("context_management", "input_transformations")},
+    }
+    streamed = read_pieces(CLAUDE, [CLAUDE.stream(start, *a.text(0, "Hi"), delta, {"type": "message_stop"})]).reply
+    assert streamed.provider_details == beside
+
+
+EVENTS = {str(event["type"]): event for event in samples(load(COVERAGE.parts["event"][0]))}
+
+
+@pytest.mark.parametrize("kind", list(EVENTS))
+def test_no_kind_of_event_breaks_a_stream(kind: str) -> None:
+    reading = read_pieces(CLAUDE, [CLAUDE.stream(a.message_start(), EVENTS[kind], *a.ending())])
+    assert reading.error is None
+
+
+@pytest.mark.parametrize("delta", samples(load(COVERAGE.parts["delta"][0])), ids=lambda delta: str(delta["type"]))
+def test_no_kind_of_delta_breaks_a_stream(delta: JsonObject) -> None:
+    """In a block of any kind."""
+    for kind in ("text", "thinking", "tool_use", "server_tool_use", "compaction"):
+        event: JsonObject = {"type": "content_block_delta", "index": 0, "delta": delta}
+        begun = a.start(0, kind, id="toolu_1", name="look", input={})
+        assert (
+            read_pieces(CLAUDE, [CLAUDE.stream(a.message_start(), begun, event, a.stop(0), *a.ending())]).error
+            is None
+        )

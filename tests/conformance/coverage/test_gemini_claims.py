@@ -1,0 +1,292 @@
+"""What the decisions about Gemini's wire claim is so: samples of the SDK's types go through the adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.config import AdapterConfig
+from adapters.providers.gemini.adapter import GeminiAdapter
+from bus.streams.events import ProviderBlock
+from bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, read_coverage
+
+from ...support.fake_http import ask
+from ...support.sdk_samples import sample
+from ...support.wires import WIRES
+from ...support.wires import gemini as g
+from ...support.wires.reading import read, read_whole
+
+COVERAGE = read_coverage(DECISIONS / "gemini.toml")
+GEMINI = WIRES[3]
+SCHEMA: JsonObject = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+LOOK = ToolDefinition("look", "Looks.", SCHEMA)
+MODEL = "gemini:gemini-3-flash"
+IN_CONFIG = "merged into `generationConfig`"
+
+
+def claimed(part: str, verdict: str, words: str = "") -> list[str]:
+    """The fields of a part with that verdict, and with these words in its reason."""
+    rows = COVERAGE.rows.items()
+    return [
+        field
+        for (where, _, field), row in rows
+        if (where, row.verdict) == (part, verdict) and row.how.startswith(words)
+    ]
+
+
+def of(part: str) -> dict[str, Any]:
+    """The fields of a part's type, those of the objects in it too."""
+    [kind] = kinds(COVERAGE, part)[SINGLE]
+    return deep_fields(kind)
+
+
+def body_of(*messages: Message, **changes: object) -> JsonObject:
+    asked = ask(*(messages or (Message.user("Hi"),)), **{"model": MODEL, **changes})
+    body: JsonObject = msgspec.json.decode(GeminiAdapter(AdapterConfig()).write_request(asked, stream=False).body)
+    return body
+
+
+def at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def nested(path: str, value: Json) -> JsonObject:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def paths(value: Json, above: str = "") -> Iterator[str]:
+    """The dotted paths of all fields, at any depth; what stands in a list has the list's path."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{above}{key}"
+        yield from paths(inner, f"{above}{key}.")
+    for inner in value if isinstance(value, list) else ():
+        yield from paths(inner, above)
+
+
+@pytest.mark.parametrize("field", claimed("request", "options"))
+def test_a_request_field_that_is_optional_is_sent_as_the_host_gives_it(field: str) -> None:
+    how = COVERAGE.rows["request", SINGLE, field].how
+    place = f"generationConfig.{field}" if how.startswith(IN_CONFIG) else field
+    value = sample(of("request")[field])
+    assert at(body_of(provider_options={"gemini": nested(place, value)}), place) == value
+
+
+def rich() -> Iterator[JsonObject]:
+    """Bodies of requests that, all together, say whatever we have a name for."""
+    picture = ImageBlock(data=b"x", media_type="image/png")
+    media: list[ContentBlock] = [
+        picture,
+        AudioBlock(data=b"x", media_type="audio/wav"),
+        DocumentBlock(url="https://x.test/a.pdf", media_type="application/pdf"),
+        TextBlock("Hi"),
+    ]
+    linked = DocumentBlock(url="https://x.test/a.pdf", media_type="application/pdf")
+    said = [
+        Message.user(media),
+        Message.assistant([
+            ThinkingBlock("Hm.", "sig", ProviderRaw("gemini", {})),
+            ToolUseBlock("tu_1", "look", {"input": "x"}),
+        ]),
+        Message(Role.TOOL, (ToolResultBlock("tu_1", (TextBlock("No."), picture, linked)),)),
+    ]  # fmt: skip
+    common = {
+        "stop_sequences": ("x",), "tools": (LOOK,), "system_prompt": "Be brief.", "temperature": 0.5, "top_p": 0.5,
+        "seed": 1, "frequency_penalty": 0.5, "presence_penalty": 0.5, "output_schema": SCHEMA,
+    }  # fmt: skip
+    search: JsonObject = {"gemini": {"tools": [{"googleSearch": {}}]}}
+    yield body_of(*said, tool_choice=ToolChoice("named", "look"), provider_options=search, **common)
+    yield body_of(reasoning_effort="low", model="gemini:gemini-2.5-flash", **common)
+    yield body_of(reasoning_effort="low", **common)
+    waiting = OpaqueBlock("continuationToken", mine({"continuationToken": "next"}))
+    yield body_of(Message.user("Hi"), Message.assistant([waiting]))
+
+
+def test_what_has_a_name_of_ours_is_sent_by_it() -> None:
+    """The fields of the body and of its generationConfig, of tools and their declarations, and of parts."""
+    sent = {path.removeprefix("generationConfig.") for body in rich() for path in paths(body)}
+    where = {
+        "request": "", "tool": "tools.", "tool_config": "toolConfig.", "content": "contents.parts.",
+        "declaration": "tools.functionDeclarations.", "result_part": "contents.parts.functionResponse.parts.",
+    }  # fmt: skip
+    for part, above in where.items():
+        fields_ = claimed(part, "canonical")
+        assert fields_
+        for field in fields_:
+            if part == "result_part" and field.startswith("fileData"):
+                continue  # see the next test
+            assert f"{above}{field}" in sent, (part, field)
+
+
+def test_media_that_a_result_cannot_hold_follow_it() -> None:
+    assert any("contents.parts.fileData.fileUri" in paths(body) for body in rich())
+
+
+@pytest.mark.parametrize("field", claimed("tool", "options"))
+def test_every_kind_of_tool_can_be_offered_beside_ours(field: str) -> None:
+    tool = nested(field, sample(of("tool")[field]))
+    first, *others = body_of(tools=(LOOK,), provider_options={"gemini": {"tools": [tool]}})["tools"]  # type: ignore[misc]
+    assert "functionDeclarations" in first  # type: ignore[operator]
+    assert others == [tool]
+
+
+@pytest.mark.parametrize("field", claimed("tool_config", "options"))
+def test_a_setting_of_tools_is_merged(field: str) -> None:
+    value = sample(of("tool_config")[field])
+    options: JsonObject = {"gemini": {"toolConfig": nested(field, value)}}
+    body = body_of(tools=(LOOK,), tool_choice=ToolChoice("required"), provider_options=options)
+    assert at(body["toolConfig"], field) == value
+    assert at(body["toolConfig"], "functionCallingConfig.mode") == "ANY"
+
+
+@pytest.mark.parametrize("field", claimed("declaration", "options"))
+def test_a_tools_field_for_the_provider_is_sent_with_it(field: str) -> None:
+    value = sample(of("declaration")[field], 2)  # a schema has schemas in it
+    tool = msgspec.structs.replace(LOOK, provider_options={"gemini": nested(field, value)})
+    [[declared]] = [one["functionDeclarations"] for one in body_of(tools=(tool,))["tools"]]  # type: ignore[union-attr, index, call-overload]
+    assert at(declared, field) == value
+
+
+def mine(data: JsonObject) -> ProviderRaw:
+    return ProviderRaw("gemini", data)
+
+
+@pytest.mark.parametrize("field", claimed("content", "options", "`provider_raw`"))
+def test_what_a_host_says_of_a_part_or_of_a_result_is_sent_with_it(field: str) -> None:
+    value = sample(of("content")[field])
+    inner = field.removeprefix("functionResponse.")
+    if inner != field:
+        result = ToolResultBlock("tu_1", "No.", provider_raw=mine(nested(inner, value)))
+        call = Message.assistant([ToolUseBlock("tu_1", "look", {"input": "x"})])
+        body = body_of(Message.user("Hi"), call, Message(Role.TOOL, (result,)))
+        assert at(body["contents"][2]["parts"][0], field) == value  # type: ignore[index, call-overload]
+        return
+    film = DocumentBlock(data=b"x", media_type="video/mp4", provider_raw=mine(nested(field, value)))
+    assert at(body_of(Message.user([film]))["contents"][0]["parts"][0], field) == value  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("field", claimed("result_part", "options", "`provider_raw`"))
+def test_what_a_host_says_of_a_part_of_a_result_is_sent_with_it(field: str) -> None:
+    value = sample(of("result_part")[field])
+    picture = ImageBlock(data=b"x", media_type="image/png", provider_raw=mine(nested(field, value)))
+    call = Message.assistant([ToolUseBlock("tu_1", "look", {"input": "x"})])
+    body = body_of(Message.user("Hi"), call, Message(Role.TOOL, (ToolResultBlock("tu_1", (picture,)),)))
+    assert at(body["contents"][2]["parts"][0]["functionResponse"]["parts"][0], field) == value  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("field", claimed("part", "reported", "in `provider_raw` of the text"))
+def test_what_a_reply_says_of_a_part_stays_with_it(field: str) -> None:
+    """Whole or streamed, of each kind of part; and it goes back with it."""
+    about = nested(field, sample(of("part")[field]))
+    picture: JsonObject = {"inlineData": {"mimeType": "image/png", "data": "eA=="}}
+    parts = [g.text("Hi"), g.thought("Hm.", "c2ln"), g.call("look", "c2ln", args={}, id="1"), picture]
+    for part in ({**part, **about} for part in parts):
+        whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE), model=MODEL)
+        streamed = read(GEMINI, g.chunk(part), g.END, model=MODEL)
+        for reading in (whole, streamed):
+            [block] = reading.content
+            assert not isinstance(block, OpaqueBlock | ToolResultBlock)
+            assert block.provider_raw is not None
+            assert at(block.provider_raw.data, field) == at(about, field)
+        body = body_of(Message.user("Hi"), Message.assistant(whole.content), Message.user("Go on"))
+        assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("field", claimed("part", "reported", "said of media"))
+def test_what_a_reply_says_of_media_stays_with_them(field: str) -> None:
+    about = nested(field, sample(of("part")[field]))
+    for media_type in ("image/png", "audio/wav"):
+        part: JsonObject = {"inlineData": {"mimeType": media_type, "data": "eA=="}, **about}
+        whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE), model=MODEL)
+        body = body_of(Message.user("Hi"), Message.assistant(whole.content), Message.user("Go on"))
+        assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
+
+
+def whole_kinds(part: str, verdict: str, words: str) -> list[str]:
+    """The fields of a part under which a whole part of a kind of its own stands."""
+    return list(dict.fromkeys(field.partition(".")[0] for field in claimed(part, verdict, words)))
+
+
+def of_kind(part: str, name: str) -> JsonObject:
+    [kind] = kinds(COVERAGE, part)[SINGLE]
+    return {name: sample(fields(kind)[name])}
+
+
+@pytest.mark.parametrize("name", whole_kinds("content", "options", "an `OpaqueBlock`"))
+def test_a_part_of_the_hosts_is_sent_as_it_is(name: str) -> None:
+    part = of_kind("content", name)
+    body = body_of(Message.user([OpaqueBlock(name, mine(part)), TextBlock("So?")]))
+    assert body["contents"][0]["parts"][0] == part  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("name", whole_kinds("part", "reported", "an `OpaqueBlock` as it came"))
+def test_no_part_of_a_reply_disappears(name: str) -> None:
+    """Whole or streamed; and it goes back as it came."""
+    part = of_kind("part", name)
+    whole = read_whole(GEMINI, g.chunk(part, finish="STOP", usage=g.USAGE))
+    streamed = read(GEMINI, g.chunk(part), g.END)
+    assert whole.said == streamed.said == [{name: part}]
+    assert [event.raw for event in streamed.events if isinstance(event, ProviderBlock)] == [part]
+    body = body_of(Message.user("Hi"), Message.assistant(whole.content), Message.user("Go on"))
+    assert body["contents"][1]["parts"] == [part]  # type: ignore[index, call-overload]
+
+
+def test_what_a_reply_says_of_itself_is_an_opaque_block() -> None:
+    [kind] = kinds(COVERAGE, "candidate")[SINGLE]
+    for name in whole_kinds("candidate", "reported", "an `OpaqueBlock`"):
+        about = sample(fields(kind)[name])
+        reply = g.chunk(g.text("Hi"), finish="STOP", usage=g.USAGE, **{name: about})
+        assert read_whole(GEMINI, reply).said == ["Hi", {name: {name: about}}]
+
+
+def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
+    in_words = "`CanonicalResponse.provider_details`"
+    [of_candidate], [of_reply] = kinds(COVERAGE, "candidate")[SINGLE], kinds(COVERAGE, "reply")[SINGLE]
+    about: JsonObject = {}
+    for part, kind in (("candidate", of_candidate), ("reply", of_reply)):
+        about |= {name: sample(fields(kind)[name]) for name in whole_kinds(part, "reported", in_words)}
+    about["promptFeedback"].pop("blockReason")  # type: ignore[union-attr, call-arg, arg-type]  # then there is no reply
+    chunk = g.chunk(g.text("Hi"), finish="STOP", usage=g.USAGE)
+    [candidate] = chunk["candidates"]  # type: ignore[misc, union-attr]
+    inner = whole_kinds("candidate", "reported", in_words)
+    reply: JsonObject = {**chunk, **{name: value for name, value in about.items() if name not in inner}}
+    reply["candidates"] = [{**candidate, **{name: about[name] for name in inner}}]  # type: ignore[dict-item]
+    assert read_whole(GEMINI, reply).reply.provider_details == about
+
+
+def test_a_reply_that_waits_to_go_on_says_with_what() -> None:
+    chunk = g.chunk(g.text("Hi"), finish="CONTINUATION", usage=g.USAGE, continuationToken="next")
+    reading = read_whole(GEMINI, chunk)
+    assert reading.reply.stop_reason == "pause_turn"
+    assert reading.said == ["Hi", {"continuationToken": {"continuationToken": "next"}}]
+
+
+def test_the_words_for_an_end_are_reported() -> None:
+    blocked: JsonObject = {"promptFeedback": {"blockReason": "SAFETY", "blockReasonMessage": "No."}}
+    reply = read_whole(GEMINI, blocked).reply
+    assert reply.raw_stop_reason == "SAFETY"
+    assert "SAFETY: No." in [warning.message for warning in reply.warnings]
+    assert reply.provider_details == blocked
+    stopped = g.chunk(g.text("Hi"), finish="SAFETY", usage=g.USAGE, finishMessage="No.")
+    assert "SAFETY: No." in [warning.message for warning in read_whole(GEMINI, stopped).reply.warnings]

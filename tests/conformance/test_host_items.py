@@ -1,0 +1,257 @@
+"""Items that ask the host to act, and the host's answers to them, as opaque blocks on OpenAI's wires."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from adapters.config import AdapterConfig
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire_call import WireCall
+from adapters.providers.anthropic.adapter import AnthropicAdapter
+from adapters.providers.gemini.adapter import GeminiAdapter
+from adapters.providers.ollama.adapter import OllamaAdapter
+from adapters.providers.openai.adapter import OpenAIAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
+from bus.values.json import JsonObject
+from bus.values.messages import Message
+from bus.values.usage import StopReason
+
+from ..support.fake_http import ask
+from ..support.judges import chat_faults, responses_faults
+from ..support.wires import WIRES
+from ..support.wires import responses as r
+from ..support.wires.reading import Reading, read_pieces, read_whole
+
+MODEL = "gpt-6-sol"
+
+
+def item(kind: str, **fields: object) -> JsonObject:
+    return {"type": kind, **fields}  # type: ignore[dict-item]
+
+
+CLICK = item(
+    "computer_call", id="cu_1", call_id="call_1", status="completed", pending_safety_checks=[{"id": "sc_1"}],
+    actions=[{"type": "click", "x": 1, "y": 2, "button": "left"}],
+)  # fmt: skip
+SHOT = item(
+    "computer_call_output", call_id="call_1", acknowledged_safety_checks=[{"id": "sc_1"}],
+    output={"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBORw0KGgo="},
+)  # fmt: skip
+MAY_I = item("mcp_approval_request", id="mcpr_1", name="pay", server_label="shop", arguments="{}")
+YOU_MAY = item("mcp_approval_response", approval_request_id="mcpr_1", approve=True)
+SHELL = item(
+    "shell_call", id="sh_1", call_id="call_2", status="completed",
+    action={"commands": ["ls"], "timeout_ms": 9, "max_output_length": 9},
+)  # fmt: skip
+LISTED = item(
+    "shell_call_output", call_id="call_2",
+    output=[{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
+)  # fmt: skip
+LOCAL = item(
+    "local_shell_call", id="lsh_1", call_id="call_3", status="completed",
+    action={"type": "exec", "command": ["ls"], "env": {}},
+)  # fmt: skip
+LOCAL_DONE = item("local_shell_call_output", id="call_3", output="a")
+PATCH = item(
+    "apply_patch_call", id="apc_1", call_id="call_4", status="completed",
+    operation={"type": "delete_file", "path": "a.txt"},
+)  # fmt: skip
+PATCHED = item("apply_patch_call_output", call_id="call_4", status="completed")
+FIND = item("tool_search_call", id="ts_1", call_id="call_5", status="completed", execution="client", arguments={})
+FOUND = item("tool_search_output", call_id="call_5", tools=[], execution="client", status="completed")
+PAIRS = {
+    "computer": (CLICK, SHOT),
+    "MCP approval": (MAY_I, YOU_MAY),
+    "shell": (SHELL, LISTED),
+    "local shell": (LOCAL, LOCAL_DONE),
+    "patch": (PATCH, PATCHED),
+    "tool search": (FIND, FOUND),
+}
+each_pair = pytest.mark.parametrize(("call", "answer"), PAIRS.values(), ids=list(PAIRS))
+
+
+def opaque(data: JsonObject, provider: str = "openai", model: str | None = None) -> OpaqueBlock:
+    return OpaqueBlock(str(data["type"]), ProviderRaw(provider, data, model))
+
+
+def written(adapter: HttpAdapter, *messages: Message, model: str = MODEL) -> tuple[WireCall, JsonObject]:
+    call = adapter.write_request(ask(*messages, model=f"{adapter.name}:{model}"), stream=False)
+    return call, msgspec.json.decode(call.body)
+
+
+def dropped(call: WireCall) -> list[str]:
+    return [warning.message for warning in call.warnings if warning.code == "content_dropped"]
+
+
+@each_pair
+def test_a_call_is_reported_and_goes_back_with_the_hosts_answer(call: JsonObject, answer: JsonObject) -> None:
+    """As they came, in their places, and valid."""
+    reading = read_whole(WIRES[1], r.response(output=[call]), model=f"openai:{MODEL}")
+    assert reading.reply.stop_reason is StopReason.TOOL_USE
+    assert reading.kept == [call]
+    wire, body = written(
+        OpenAIAdapter(AdapterConfig()),
+        Message.user("Go"),
+        Message.assistant(reading.content),
+        Message.user([opaque(answer), TextBlock("Go on")]),
+    )
+    assert body["input"] == [
+        {"role": "user", "content": "Go"}, call, answer, {"role": "user", "content": "Go on"},
+    ]  # fmt: skip
+    assert dropped(wire) == []
+    assert responses_faults(body) == []
+
+
+@each_pair
+def test_neither_half_goes_back_without_the_other(call: JsonObject, answer: JsonObject) -> None:
+    """And the loss is told."""
+    adapter = OpenAIAdapter(AdapterConfig())
+    wire, body = written(
+        adapter, Message.user("Go"), Message.assistant([opaque(call)]), Message.user("Never mind")
+    )
+    assert [one.get("role") for one in body["input"]] == ["user", "user"]
+    assert len(dropped(wire)) == 1
+    wire, body = written(adapter, Message.user([TextBlock("Go"), opaque(answer)]))
+    assert body["input"] == [{"role": "user", "content": "Go"}]
+    assert len(dropped(wire)) == 1
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [AnthropicAdapter, GeminiAdapter, OllamaAdapter, OpenAICompatibleAdapter],
+    ids=lambda adapter: str(adapter.__name__),
+)
+def test_another_provider_is_told_nothing_of_them_and_the_loss_is_reported(adapter: type[HttpAdapter]) -> None:
+    history = (
+        Message.user("Go"),
+        Message.assistant([TextBlock("Clicking."), opaque(CLICK)]),
+        Message.user([opaque(SHOT), TextBlock("Go on")]),
+    )
+    wire, body = written(adapter(AdapterConfig()), *history, model="m")
+    assert "computer" not in msgspec.json.encode(body).decode()
+    assert len(dropped(wire)) == 2
+    # and back home all is there again
+    wire, body = written(OpenAIAdapter(AdapterConfig()), *history)
+    assert [one.get("type") for one in body["input"][2:]] == ["computer_call", "computer_call_output", None]
+    assert dropped(wire) == []
+
+
+def test_a_part_of_a_users_message_that_we_have_no_name_for_goes_as_it_is() -> None:
+    file = item("input_file", file_id="file_1")
+    _, body = written(OpenAIAdapter(AdapterConfig()), Message.user([TextBlock("Read"), opaque(file)]))
+    assert body["input"] == [{"role": "user", "content": [{"type": "input_text", "text": "Read"}, file]}]
+    assert responses_faults(body) == []
+    stored = item("file", file={"file_id": "file_1"})
+    _, body = written(
+        OpenAICompatibleAdapter(AdapterConfig()),
+        Message.user([TextBlock("Read"), opaque(stored, "openai_compatible")]),
+    )
+    assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Read"}, stored]}]
+    assert chat_faults(body) == []
+
+
+def test_a_program_goes_back_before_the_calls_that_it_made() -> None:
+    """Its calls name it as their caller, and so do their results."""
+    program = item("program", id="prog_1", call_id="call_p", code="look()", fingerprint="f")
+    caller = {"type": "program", "caller_id": "call_p"}
+    made = r.call("look", "{}", caller=caller)
+    reading = read_whole(WIRES[1], r.response(output=[program, made]), model=f"openai:{MODEL}")
+    [call] = reading.reply.tool_uses
+    wire, body = written(
+        OpenAIAdapter(AdapterConfig()),
+        Message.user("Go"),
+        Message.assistant(reading.content),
+        Message.tool_result(call.id, "seen"),
+        Message.assistant(
+            [opaque(item("program_output", id="po_1", call_id="call_p", result="x", status="completed"))]
+        ),
+        Message.user("Thanks"),
+    )
+    assert body["input"][1] == program
+    assert [one.get("caller") for one in body["input"][2:4]] == [caller, caller]
+    assert body["input"][4]["type"] == "program_output"
+    assert dropped(wire) == []
+    assert responses_faults(body) == []
+
+
+def sent_by(model: str, *messages: Message) -> tuple[list[str], list[JsonObject]]:
+    """What is lost on the way to a model, and the items that are sent."""
+    wire, body = written(OpenAIAdapter(AdapterConfig()), *messages, model=model)
+    assert responses_faults(body) == []
+    return dropped(wire), body["input"]
+
+
+@each_pair
+def test_an_answer_stays_behind_with_its_call_when_the_model_changes(call: JsonObject, answer: JsonObject) -> None:
+    """The call belongs to the reasoning of the model before; the answer, which is the host's, belongs to none."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([opaque(call, model=MODEL), TextBlock("So.")]),
+        Message.user([opaque(answer), TextBlock("Go on")]),
+    )
+    lost, items = sent_by("gpt-5.2", *history)
+    assert len(lost) == 2
+    assert [item.get("type", item.get("role")) for item in items] == ["user", "message", "user"]
+    lost, items = sent_by(MODEL, *history)
+    assert lost == []
+    assert answer in items
+
+
+PROGRAM = item("program", id="prog_1", call_id="call_p", code="look()", fingerprint="f")
+PROGRAMS_END = item("program_output", id="po_1", call_id="call_p", result="3", status="completed")
+CALLER: JsonObject = {"type": "program", "caller_id": "call_p"}
+CALLED = r.call("look", "{}", caller=CALLER)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_programs_calls_and_its_end_go_back_with_it(streamed: bool) -> None:
+    """The result of such a call names its caller, too. Another model gets no program, and no name of one."""
+    begun, over = (
+        _read(streamed, *output).content for output in ((PROGRAM, CALLED), (PROGRAMS_END, r.message("3")))
+    )
+    [call] = [block for block in begun if isinstance(block, ToolUseBlock)]
+    history = (
+        Message.user("Go"),
+        Message.assistant(begun),
+        Message.tool_result(call.id, "3"),
+        Message.assistant(over),
+        Message.user("Thanks"),
+    )
+    lost, items = sent_by(MODEL, *history)
+    assert lost == []
+    assert [item.get("type") for item in items[1:5]] == [
+        "program", "function_call", "function_call_output", "program_output",
+    ]  # fmt: skip
+    assert (items[1], items[4]) == (PROGRAM, PROGRAMS_END)
+    assert [item["caller"] for item in items[2:4]] == [CALLER, CALLER]
+    lost, items = sent_by("gpt-5.2", *history)
+    assert len(lost) == 2
+    assert [item for item in items if "caller" in item] == []
+
+
+def test_the_end_of_a_program_stays_behind_without_it() -> None:
+    """As when the host cut the history in between."""
+    lost, items = sent_by(MODEL, Message.user("Go"), Message.assistant([opaque(PROGRAMS_END), TextBlock("3")]))
+    assert len(lost) == 1
+    assert [item.get("type") for item in items] == [None, "message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "call", [r.call("look", "{}"), item("custom_tool_call", call_id="c", name="look", input="x")]
+)
+def test_what_a_call_says_of_itself_goes_back_with_it(call: JsonObject, streamed: bool) -> None:
+    """That it runs beside the conversation, where its tool is, and who called it."""
+    said: JsonObject = {"async": True, "namespace": "shop", "caller": {"type": "direct"}}
+    [block] = _read(streamed, {**call, **said}).content
+    _, items = sent_by(MODEL, Message.user("Go"), Message.assistant([block]))
+    assert {name: items[1][name] for name in said} == said
+
+
+def _read(streamed: bool, *output: JsonObject) -> Reading:
+    if not streamed:
+        return read_whole(WIRES[1], r.response(output=list(output)), model=f"openai:{MODEL}")
+    events = [event for n, one in enumerate(output) for event in (r.added(n, one), r.done(n, one))]
+    return read_pieces(WIRES[1], [WIRES[1].stream(r.CREATED, *events, r.ending())], model=f"openai:{MODEL}")

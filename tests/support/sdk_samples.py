@@ -1,0 +1,36 @@
+"""Values of the vendors' SDK types, made from the types alone: every field is there, and all are small."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Union
+
+from bus.values.json import Json, JsonObject
+from scripts.wire_coverage import bare, fields, is_list, members_of
+
+_PLAIN: Mapping[Any, Json] = {str: "text", int: 1, float: 0.5, bool: True, type(None): None}
+
+
+def sample(kind: Any, depth: int = 8) -> Json:
+    """A value of a type. Of several types it is the first that isn't null; of several constants the first."""
+    kind = bare(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return typing.get_args(kind)[0]
+    if origin in (Union, types.UnionType):
+        return sample(next(inner for inner in typing.get_args(kind) if inner is not type(None)), depth)
+    if is_list(kind):
+        return [sample(typing.get_args(kind)[0], depth - 1)] if depth > 0 else []
+    if found := fields(kind):
+        return {name: sample(inner, depth - 1) for name, inner in found.items() if depth > 0}
+    if origin is not None and issubclass(origin, Mapping):
+        return {"key": sample(typing.get_args(kind)[1], depth - 1)}
+    return _PLAIN.get(kind, {"key": "value"} if isinstance(kind, type) and issubclass(kind, Mapping) else "text")
+
+
+def samples(kind: Any) -> list[JsonObject]:
+    """A value of each of the types that a union is of, constants left out."""
+    found = [sample(member) for member in members_of(kind) if fields(member)]
+    return [value for value in found if isinstance(value, dict)]
