@@ -105,6 +105,22 @@ class Browser:
         return page
 
 
+AT_REST = """(() => {
+    const element = document.querySelector(SELECTOR), seen = window.lastSeen;
+    if (!element || element.disabled) return null;
+    element.scrollIntoView({block: 'center'});
+    const line = element.getClientRects()[0];
+    if (!line?.width) return null;
+    const x = line.x + line.width / 2, y = line.y + line.height / 2;
+    const rests = seen?.element === element && seen.x === x && seen.y === y;
+    if (rests) return performance.now() - seen.since > 100 && {x, y};
+    window.lastSeen = {element, x, y, since: performance.now()};
+    return null;
+})()"""
+"""The middle of an element's first line, once it has stood for a tenth of a second: rows move when a table is read
+anew, and between two lines of a link there may be nothing to click."""
+
+
 class Page:
     """One page."""
 
@@ -180,14 +196,8 @@ class Page:
         return str(found)
 
     async def click(self, selector: str) -> None:
-        """Click in the middle of an element, as a mouse does."""
-        place = await self.until(
-            "(() => { const e = document.querySelector(SELECTOR); if (!e || e.disabled) return null; "
-            "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); "
-            "return r.width ? {x: r.x + r.width / 2, y: r.y + r.height / 2} : null; })()".replace(
-                "SELECTOR", json.dumps(selector)
-            )
-        )
+        """Click in the middle of an element that stands still, as somebody at a mouse does."""
+        place = await self.until(AT_REST.replace("SELECTOR", json.dumps(selector)))
         for kind in ("mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
