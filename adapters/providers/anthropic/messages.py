@@ -105,6 +105,7 @@ class _Writer:
         self.server_calls = {
             block.provider_raw.data.get("id") for block in opaque if id(block) not in self.unpaired
         }
+        self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         turns: list[tuple[str, list[Json]]] = []
@@ -187,6 +188,8 @@ class _Writer:
         own = self._fields(block.provider_raw, "caller", "toolset_name")
         if not self._is_sent(own.get("caller")):
             own.pop("caller", None)
+        if "toolset_name" in own:
+            self.toolsets[block.id] = own["toolset_name"]
         return {**wire_block, **own}
 
     def _is_sent(self, caller: Json) -> bool:
@@ -209,6 +212,8 @@ class _Writer:
             result["content"] = content
         if block.is_error:
             result["is_error"] = True
+        if block.tool_use_id in self.toolsets:
+            result["toolset_name"] = self.toolsets[block.tool_use_id]
         return {**result, **self._fields(block.provider_raw, "toolset_name")}
 
     def _result_content(self, block: ToolResultBlock) -> str | list[Json]:

@@ -36,6 +36,8 @@ BETA_HEADERS = "beta_headers"
 AUTO_CACHE = "auto_cache"
 CACHE_TTL = "cache_ttl"
 ERRORS_IN_WORDS = "errors_in_words"
+_CUSTOM = "custom"
+"""The type of tools that the host describes."""
 _CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
 _OPTIONS = "anthropic"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
@@ -153,8 +155,8 @@ class _Writer:
             body["system"] = system
         body["messages"], self.losses = write_messages(self.history, errors_in_words=errors_in_words)
         container = open_container(self.history)
-        if container is not None:
-            body["container"] = container
+        if container is not None:  # the host's may be an object, of skills
+            body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container
         tuning = Tuning(request, self.target.provider, self.model, extra)
         tuning.write(body)
         self.warnings += [*warnings, *tuning.warnings]
@@ -166,9 +168,11 @@ class _Writer:
         return body
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        written = _tool(tool)
-        if tool.provider_options:
-            merge_options(written, tool_options(tool, _OPTIONS, self.target.provider))
+        if not tool.provider_options:
+            return _tool(tool)
+        options = tool_options(tool, _OPTIONS, self.target.provider)
+        written = _tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
+        merge_options(written, options)
         return written
 
     def _format(self) -> JsonObject:
@@ -222,6 +226,11 @@ def _tool(tool: ToolDefinition) -> JsonObject:
     if tool.strict:
         fields["strict"] = True
     return fields
+
+
+def _vendors_tool(tool: ToolDefinition) -> JsonObject:
+    """A tool of the vendor's that the host runs, such as its shell: the model knows its arguments already."""
+    return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 
 def _strict_schema(tool: ToolDefinition) -> JsonObject:

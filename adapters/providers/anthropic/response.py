@@ -92,6 +92,8 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
             assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
+        case {"type": "fallback", "to": {"model": str(model)}} if model:
+            assembler.model = model  # what comes next is its own, and so are the reply and its usage
         case _:
             pass
 
@@ -187,7 +189,11 @@ def note_details(assembler: Assembler, message: wire.Reply | wire.Delta, around:
         "input_transformations": around.input_transformations,
         "diagnostics": around.diagnostics if isinstance(around, wire.Reply) else None,
     }
-    assembler.details |= {name: value for name, value in said.items() if value}
+    for name, value in said.items():
+        if value:
+            assembler.details[name] = value
+        elif value is not None:  # an empty list goes before what the beginning said
+            assembler.details.pop(name, None)
 
 
 def warn_of_changes(assembler: Assembler) -> None:

@@ -7,7 +7,8 @@ their predecessor stopped, fields or whole events are missing. So nothing here d
 are found by index, begin with what is known, and end at their stop, at the message's end, or where the assembler
 sees that a later one has begun. Only `message_stop` makes a reply complete.
 
-What is new to us is told as it came, and as a warning, once for each type. It is never an error.
+What is new to us is told as it came, a delta like an event, and as a warning, once for each type. It is never an
+error.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ _KNOWN_EVENTS = frozenset(
         "error",
     }
 )
+_KNOWN_DELTAS = frozenset(
+    {"text_delta", "input_json_delta", "citations_delta", "thinking_delta", "signature_delta"}
+)
 _MISSING_START: dict[str | None, str] = {
     "text_delta": "text",
     "citations_delta": "text",
@@ -76,10 +80,10 @@ class MessagesNormaliser(SseNormaliser):
         except msgspec.DecodeError:
             if data.strip() == b"[DONE]":
                 return  # of another protocol, sent by a proxy
-            kind = wire.decode_event_type(data).type
-            if isinstance(kind, str) and kind in _KNOWN_EVENTS:
+            kind = _unknown_kind(data)
+            if kind is None:
                 raise
-            self._on_unknown(str(kind), data)
+            self._on_unknown(kind, data)
             return
         if event.type == "content_block_delta":
             self._on_delta(event, data)
@@ -109,8 +113,10 @@ class MessagesNormaliser(SseNormaliser):
             case _:
                 self._on_unknown(kind, data)
 
-    def _on_unknown(self, kind: str, data: bytes) -> None:
-        self._warn_once(WarningCode.UNKNOWN_EVENT, kind)
+    def _on_unknown(
+        self, kind: str, data: bytes, code: WarningCode = WarningCode.UNKNOWN_EVENT, place: str = ""
+    ) -> None:
+        self._warn_once(code, f"{kind}{place}")
         if kind:
             self.assembler.provider_event(kind, wire.decode_json(data))
 
@@ -186,7 +192,7 @@ class MessagesNormaliser(SseNormaliser):
         index = self._index if event.index is None else event.index
         state = self._blocks.get(index)
         if state is None:
-            state = self._begin_unannounced(index, delta)
+            state = self._begin_unannounced(index, delta, data)
             if state is None:
                 return
         if delta.type == "text_delta" and state.kind == "text":
@@ -195,12 +201,12 @@ class MessagesNormaliser(SseNormaliser):
         elif state.kept_whole:
             self._complete(state, delta, data)
         else:
-            self._on_rare_delta(state, delta)
+            self._on_rare_delta(state, delta, data)
 
-    def _begin_unannounced(self, index: int | float, delta: wire.Delta) -> WireBlock | None:
+    def _begin_unannounced(self, index: int | float, delta: wire.Delta, data: bytes) -> WireBlock | None:
         kind = _MISSING_START.get(delta.type)
         if kind is None:
-            self._warn_once(WarningCode.STRAY_DELTA, str(delta.type))
+            self._on_unknown(str(delta.type), data, WarningCode.STRAY_DELTA)
             return None
         state = self._begin({"type": kind})
         if state is not None:
@@ -208,7 +214,7 @@ class MessagesNormaliser(SseNormaliser):
             self._blocks[index] = state
         return state
 
-    def _on_rare_delta(self, state: WireBlock, delta: wire.Delta) -> None:
+    def _on_rare_delta(self, state: WireBlock, delta: wire.Delta, data: bytes) -> None:
         assembler = self.assembler
         match delta.type, state.kind:
             case "input_json_delta", "tool_use":
@@ -218,12 +224,7 @@ class MessagesNormaliser(SseNormaliser):
             case "signature_delta", "thinking":
                 add_signature(assembler, state, delta.signature or "")
             case "citations_delta", "text":
-                if delta.citation is not None:
-                    citations = state.block.get("citations")
-                    if isinstance(citations, list):
-                        citations.append(delta.citation)
-                    else:
-                        state.block["citations"] = [delta.citation]
+                _cite(state, delta.citation)
             case "text_delta" | "thinking_delta", _:  # in a block of another kind: shown all the same
                 self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:
@@ -231,12 +232,15 @@ class MessagesNormaliser(SseNormaliser):
                 if delta.thinking:
                     assembler.thinking(("stray thinking", state.key), delta.thinking, implicit_end=True)
             case _:
-                self._warn_once(WarningCode.UNKNOWN_DELTA, f"{delta.type} in {state.kind}")
+                self._on_unknown(str(delta.type), data, WarningCode.UNKNOWN_DELTA, f" in {state.kind}")
 
     def _complete(self, state: WireBlock, delta: wire.Delta, data: bytes) -> None:
         """Add a delta to a block that is kept word for word: strings and lists grow, the rest is replaced."""
         if delta.type == "input_json_delta":
             state.input_json.append(delta.partial_json or "")
+            return
+        if delta.type == "citations_delta":
+            _cite(state, delta.citation)
             return
         fields = wire.decode_block_delta(data).delta
         for name, value in fields.items() if isinstance(fields, dict) else ():
@@ -255,3 +259,25 @@ class MessagesNormaliser(SseNormaliser):
         if what not in self._warned and len(self._warned) < 20:
             self._warned.add(what)
             self.assembler.warn(code, f"the provider sent {what[:100]}, which was not understood")
+
+
+def _cite(state: WireBlock, citation: Json) -> None:
+    """Add a citation to those of a block."""
+    if citation is None:
+        return
+    citations = state.block.get("citations")
+    if isinstance(citations, list):
+        citations.append(citation)
+    else:
+        state.block["citations"] = [citation]
+
+
+def _unknown_kind(data: bytes) -> str | None:
+    """What is new to us in an event that can't be read: its type, or that of its delta; None if neither is."""
+    event = wire.decode_event_type(data)
+    if not isinstance(event.type, str) or event.type not in _KNOWN_EVENTS:
+        return str(event.type)
+    kind = event.delta.get("type") if isinstance(event.delta, dict) else None
+    if event.type != "content_block_delta" or not isinstance(kind, str) or kind in _KNOWN_DELTAS:
+        return None
+    return kind

@@ -74,9 +74,10 @@ class Event(msgspec.Struct, gc=False):
 
 
 class EventType(msgspec.Struct, gc=False):
-    """No more than an event's type, for events that can't be read as `Event`."""
+    """No more than an event's type and its delta, for events that can't be read as `Event`."""
 
     type: object = None
+    delta: Json = None
 
 
 class BlockDelta(msgspec.Struct, gc=False):
