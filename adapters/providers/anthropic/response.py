@@ -8,12 +8,12 @@ A block has a beginning, perhaps deltas, and an end. A block of a whole reply ha
   word at its end, so that it can be sent back unchanged.
 
 A stream reports its usage twice. The later figures replace the earlier ones field by field. Null replaces nothing,
-and nothing is ever added up.
+and the two are never added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -247,9 +247,13 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
 
     The provider's input count already excludes cache reads and writes, and its output count includes reasoning.
     Caches that are not mentioned were not used; input or output that is not mentioned is unknown, and makes the
-    figures partial, as does not being `final`. `iterations` stays in `raw`: the top level is what the response's
-    own model used.
+    figures partial, as does not being `final`. The top level is what the response's own model used for the reply.
+    What it used for compactions is added. What other models used, an advisor or one that declined, stays in `raw`,
+    and makes the figures partial as well.
     """
+    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    iterations = _iterations(usage)
+    usage = _with_compactions(usage, iterations)
     fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
     read = reported_count(usage.get("cache_read_input_tokens"))
     written, written_1h = _cache_writes(usage)
@@ -257,9 +261,9 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         return None
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
     reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
-    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
     parts = ((reasoning, output), (sum(_split(usage) or (0,)), written))
-    source = source_of(*parts, raw=kept, whole=None not in (fresh, output))
+    whole = None not in (fresh, output) and not _has_others(iterations)
+    source = source_of(*parts, raw=kept, whole=whole)
     return TokenUsage(
         input_tokens=fresh or 0,
         output_tokens=output or 0,
@@ -274,6 +278,37 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         ),
         service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
     )
+
+
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def _iterations(usage: JsonObject) -> list[JsonObject]:
+    given = usage.get("iterations")
+    return [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+
+
+def _with_compactions(usage: JsonObject, iterations: Sequence[JsonObject]) -> JsonObject:
+    for entry in iterations:
+        if entry.get("type") == "compaction":
+            usage = {**usage, **_sum(usage, entry, _COUNTS)}
+            lived, more = usage.get("cache_creation"), entry.get("cache_creation")
+            if isinstance(more, dict):
+                before = lived if isinstance(lived, dict) else {}
+                usage["cache_creation"] = {**before, **_sum(before, more, tuple(more))}
+    return usage
+
+
+def _sum(counts: JsonObject, more: JsonObject, names: Sequence[str]) -> JsonObject:
+    added = {name: reported_count(more.get(name)) for name in names}
+    return {name: (reported_count(counts.get(name)) or 0) + count for name, count in added.items() if count}
+
+
+def _has_others(iterations: Sequence[JsonObject]) -> bool:
+    """Whether other models worked on the reply: an advisor, or those that declined before the one that spoke."""
+    spoke = [entry.get("model") for entry in iterations if entry.get("type") == "fallback_message"]
+    declined = [entry for entry in iterations if spoke and entry.get("model") not in (None, *spoke)]
+    return bool(declined) or any(entry.get("type") == "advisor_message" for entry in iterations)
 
 
 def _cache_writes(usage: JsonObject) -> tuple[int | None, int]:

@@ -122,6 +122,61 @@ def test_a_tools_fields_are_sent_with_it_and_with_it_alone() -> None:
     assert set(first) == set(second) | set(fields)
 
 
+VENDORS: list[tuple[str, JsonObject]] = [
+    ("bash", {"type": "bash_20250124"}),
+    ("memory", {"type": "memory_20250818", "input_examples": [{"command": "view", "path": "/memories"}]}),
+    ("str_replace_based_edit_tool", {"type": "text_editor_20250728", "max_characters": 100}),
+    ("computer", {"type": "computer_20251124", "display_width_px": 9, "display_height_px": 9}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), VENDORS, ids=[name for name, _ in VENDORS])
+def test_a_tool_of_the_vendors_may_be_run_by_the_host(name: str, fields: JsonObject) -> None:
+    """It is sent by its type, without the description and schema by which other providers know it."""
+    schema: JsonObject = {"type": "object", "properties": {"command": {"type": "string"}}}
+    tool = ToolDefinition(name, "Does it.", schema, provider_options={"anthropic": fields})
+    body = body_of(Message.user("Do."), tools=(tool,))
+    assert body["tools"] == [{"name": name, **fields}]
+    assert [
+        fault for fault in messages_faults(body) if "'custom'" not in fault and "input_schema" not in fault
+    ] == []
+    [strict] = body_of(Message.user("Do."), tools=(msgspec.structs.replace(tool, strict=True),))["tools"]
+    assert strict == {"name": name, "strict": True, **fields}
+    [plain] = body_of(Message.user("Do."), tools=(tool,), adapter=OpenAIAdapter(AdapterConfig()))["tools"]
+    assert (plain["name"], plain["description"]) == (name, "Does it.")
+
+
+def test_a_call_of_a_tool_of_the_vendors_arrives_as_a_call_and_its_result_goes_back() -> None:
+    """With the name of the toolset, where it is of one: the result names it too, whoever made it."""
+    called: JsonObject = {
+        "type": "tool_use", "id": "toolu_1", "name": "left_click", "input": {"coordinate": [1, 2]},
+        "toolset_name": "computer",
+    }  # fmt: skip
+    reply = read_whole(CLAUDE, {**CLAUDE.body("", 0, "tools"), "content": [called]}).reply
+    [call] = reply.content
+    assert isinstance(call, ToolUseBlock)
+    assert (call.name, call.input) == ("left_click", {"coordinate": [1, 2]})
+    said = (Message.user("Click."), Message.assistant(reply.content), Message.tool_result(call.id, "Done."))
+    body = body_of(*said, provider_options={"anthropic": {"tools": [{"type": "computer_toolset_20260801"}]}})
+    assert content(body, 1) == [called]
+    assert content(body, 2) == [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Done.", "toolset_name": "computer"}
+    ]
+    assert messages_faults(body) == []
+
+
+def test_the_hosts_skills_and_the_container_that_a_reply_waits_in_are_named_together() -> None:
+    waiting = OpaqueBlock("container", mine(type="container", id="container_1"))
+    said = (Message.user("Hi"), Message.assistant([TextBlock("So"), waiting]))
+    skills: Json = [{"type": "anthropic", "skill_id": "xlsx"}]
+    for given, sent in (
+        ({"skills": skills}, {"id": "container_1", "skills": skills}),
+        ({"id": "mine", "skills": skills}, {"id": "mine", "skills": skills}),
+        ("mine", "mine"),
+    ):
+        assert body_of(*said, provider_options={"anthropic": {"container": given}})["container"] == sent
+
+
 def marks(value: Json) -> int:
     if isinstance(value, dict):
         return ("cache_control" in value) + sum(map(marks, value.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -28,10 +28,12 @@ from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, load, read_coverage
 
 from ...support.fake_http import ask
+from ...support.judges import messages_faults
 from ...support.sdk_samples import sample, samples
 from ...support.wires import WIRES
 from ...support.wires import anthropic as a
 from ...support.wires.reading import Reading, read_pieces, read_whole
+from ..endings import ENDINGS
 
 COVERAGE = read_coverage(DECISIONS / "anthropic_messages.toml")
 CLAUDE = WIRES[0]
@@ -93,12 +95,13 @@ def rich() -> Iterator[JsonObject]:
         DocumentBlock(url="https://x.test/a.pdf", media_type="application/pdf"),
         TextBlock("Hi"),
     ]
+    of_a_set = ProviderRaw("anthropic", {"toolset_name": "set"})
     said = [
         Message.user(media),
         Message.assistant([
             ThinkingBlock("Hm.", "sig", ProviderRaw("anthropic", {})),
             RedactedThinkingBlock("aGk=", ProviderRaw("anthropic", {})),
-            ToolUseBlock("tu_1", "look", {"input": "x"}),
+            ToolUseBlock("tu_1", "look", {"input": "x"}, provider_raw=of_a_set),
         ]),
         Message(Role.TOOL, (ToolResultBlock("tu_1", "No.", is_error=True),)),
     ]  # fmt: skip
@@ -110,6 +113,8 @@ def rich() -> Iterator[JsonObject]:
         yield body_of(*said, tool_choice=choice, parallel_tool_calls=False, **common)
     format_: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
     yield body_of(reasoning_effort="low", output_schema=format_, model="anthropic:claude-opus-4-6")
+    yield body_of(reasoning_effort="low", max_output_tokens=9000)
+    yield body_of(reasoning_effort="none", model="anthropic:claude-haiku-5-5")
     waiting = OpaqueBlock("container", ProviderRaw("anthropic", {"type": "container", "id": "cont_1"}))
     yield body_of(Message.user("Hi"), Message.assistant([TextBlock("So"), waiting]))
 
@@ -134,12 +139,15 @@ def test_a_request_field_that_has_a_name_of_ours_is_sent_by_it() -> None:
     assert {field for _, field in claimed("request", "canonical")} - sent == set()
 
 
-@pytest.mark.parametrize("part", ["tool", "tool_choice", "content", "image_source", "document_source"])
+@pytest.mark.parametrize(
+    "part", ["tool", "tool_choice", "thinking", "message", "content", "image_source", "document_source"]
+)
 def test_what_stands_in_a_request_by_a_name_of_ours_has_all_its_fields(part: str) -> None:
     sent: dict[str, set[str]] = {}
     for body in rich():
         for found in objects(body):
-            sent.setdefault(str(found.get("type", "custom")), set()).update(paths(found))
+            kind = found.get("type") or found.get("role") or "custom"
+            sent.setdefault(str(kind), set()).update(paths(found))
     for kind, field in claimed(part, "canonical"):
         assert field in sent.get(kind, ()), (kind, field)
 
@@ -158,6 +166,38 @@ def test_a_tools_fields_for_the_provider_are_sent_with_it() -> None:
     [written] = body_of(tools=(tool,))["tools"]
     assert extra
     assert {field: written[field] for field in extra} == extra
+
+
+THINKING = samples(load(COVERAGE.parts["thinking"][0]))
+
+
+@pytest.mark.parametrize("thinking", THINKING, ids=lambda thinking: str(thinking["type"]))
+def test_a_host_may_ask_for_any_kind_of_thinking(thinking: JsonObject) -> None:
+    """It goes in the place of ours, with all that it says."""
+    for model in ("claude-sonnet-4-5", "claude-opus-4-6", "claude-sonnet-5-5", "claude-of-tomorrow"):
+        asked = {"reasoning_effort": "low", "model": f"anthropic:{model}", "max_output_tokens": 9000}
+        assert body_of(provider_options={"anthropic": {"thinking": thinking}}, **asked)["thinking"] == thinking
+
+
+def test_a_system_message_in_the_middle_is_the_hosts_to_write() -> None:
+    """In messages of its own, which go in the place of ours."""
+    [of] = kinds(COVERAGE, "message")["system"]
+    said: list[Json] = [{"role": "user", "content": "Hi"}, sample(of)]
+    assert body_of(provider_options={"anthropic": {"messages": said}})["messages"] == said
+
+
+CLIENT_TOOLS: dict[str, Any] = {
+    kind: sample(members[0])
+    for kind, members in kinds(COVERAGE, "tool").items()
+    if "which the host runs" in COVERAGE.rows["tool", kind, "type"].how
+}
+
+
+@pytest.mark.parametrize("tool", CLIENT_TOOLS.values(), ids=list(CLIENT_TOOLS))
+def test_a_tool_of_ours_may_be_one_of_the_vendors(tool: JsonObject) -> None:
+    own: JsonObject = {name: value for name, value in tool.items() if name not in ("name", "strict")}
+    ours = ToolDefinition(str(tool["name"]), "Does it.", SCHEMA, True, provider_options={"anthropic": own})
+    assert body_of(tools=(ours,))["tools"] == [tool]
 
 
 def opaque(data: JsonObject) -> OpaqueBlock:
@@ -206,6 +246,51 @@ def test_a_source_of_the_vendors_own_is_sent_as_it_is(part: str, field: str) -> 
     assert body["messages"][0]["content"][0] == block
 
 
+OF_BLOCKS = [
+    (part, kind, field)
+    for part in ("content", "result_content")
+    for kind, field in claimed(part, "options")
+    if COVERAGE.rows[part, kind, "type"].verdict == "canonical"
+]
+
+
+@pytest.mark.parametrize(("part", "kind", "field"), OF_BLOCKS)
+def test_a_field_of_a_block_that_is_optional_is_sent_as_the_host_gives_it(
+    part: str, kind: str, field: str
+) -> None:
+    """In a message, and in the result of a tool."""
+    of = kinds(COVERAGE, part)[kind][0]  # the others are those of replies
+    value = sample(deep_fields(of)[field])
+    raw = ProviderRaw("anthropic", nested(field, value))
+    parts: dict[str, TextBlock | ImageBlock | DocumentBlock] = {
+        "text": TextBlock("Hi", raw),
+        "image": ImageBlock(url="https://x.test/a.png", provider_raw=raw),
+        "document": DocumentBlock(data=b"%PDF-", provider_raw=raw),
+    }
+    said = parts.get(kind, TextBlock("Hi"))
+    use = ToolUseBlock("tu_1", "look", {"input": "x"}, provider_raw=raw if kind == "tool_use" else None)
+    result = ToolResultBlock(
+        "tu_1", (said if part == "result_content" else TextBlock("Dark."),),
+        provider_raw=raw if kind == "tool_result" else None,
+    )  # fmt: skip
+    body = body_of(Message.user([said]), Message.assistant([use]), Message(Role.TOOL, (result,)), tools=(LOOK,))
+    place = body["messages"][2]["content"][0]["content"] if part == "result_content" else body["messages"]
+    found = next(one for one in objects(place) if one.get("type") == kind)
+    assert at(found, field) == value
+
+
+RESULT_PARTS = {str(block["type"]): block for block in samples(load(COVERAGE.parts["result_content"][0]))}
+
+
+@pytest.mark.parametrize("kind", [kind for kind, field in claimed("result_content", "options") if field == "type"])
+def test_a_part_of_a_result_of_the_vendors_own_is_sent_as_it_is(kind: str) -> None:
+    result = Message.tool_result("tu_1", [TextBlock("One:"), opaque(RESULT_PARTS[kind])])
+    body = body_of(
+        Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), result, tools=(LOOK,)
+    )
+    assert body["messages"][2]["content"][0]["content"][1] == RESULT_PARTS[kind]
+
+
 def both(block: JsonObject) -> tuple[Reading, Reading]:
     """A block read from a whole reply, and from a stream that begins and ends it."""
     whole = read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": [block]})
@@ -223,12 +308,13 @@ def test_no_block_of_a_reply_disappears(block: JsonObject) -> None:
         assert [event.raw for event in streamed.events if isinstance(event, ProviderBlock)] == [block]
 
 
-CITATIONS = samples(load(COVERAGE.parts["citation"][0]))
+CITATIONS = samples(load(COVERAGE.parts["citation"][1]))
+"""As replies have them."""
 
 
 @pytest.mark.parametrize("citation", CITATIONS, ids=lambda citation: str(citation["type"]))
 def test_a_citation_stays_with_its_text_and_goes_back(citation: JsonObject) -> None:
-    """Also one that is streamed before the text that it is of."""
+    """Also one that is streamed before the text that it is of. A request has no place for its file."""
     cited: JsonObject = {"type": "text", "text": "So.", "citations": [citation]}
     delta = a.delta(0, "citations_delta", citation=citation)
     begun = a.start(0, "text", text="", citations=None)
@@ -236,7 +322,10 @@ def test_a_citation_stays_with_its_text_and_goes_back(citation: JsonObject) -> N
     for reading in (read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": [cited]}),
                     read_pieces(CLAUDE, [CLAUDE.stream(*events)])):  # fmt: skip
         body = body_of(Message.user("Hi"), Message.assistant(reading.content), Message.user("Go on"))
-        assert body["messages"][1]["content"] == [cited]
+        assert reading.kept == [{"citations": [citation]}]
+        taken = {name: value for name, value in citation.items() if name != "file_id"}
+        assert body["messages"][1]["content"] == [{**cited, "citations": [taken]}]
+        assert messages_faults(body) == []
 
 
 def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
@@ -258,6 +347,10 @@ def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
     }
     streamed = read_pieces(CLAUDE, [CLAUDE.stream(start, *a.text(0, "Hi"), delta, {"type": "message_stop"})]).reply
     assert streamed.provider_details == beside
+
+
+def test_every_word_of_the_vendors_for_an_end_is_decided_on() -> None:
+    assert set(get_args(load("anthropic.types.beta:BetaStopReason"))) - ENDINGS["anthropic"].keys() == set()
 
 
 EVENTS = {str(event["type"]): event for event in samples(load(COVERAGE.parts["event"][0]))}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
+import typing_extensions as te
 
-from scripts.wire_coverage import PAGE, Coverage, coverages, disagreements, page, read_coverage
+from scripts.wire_coverage import DECISIONS, PAGE, Coverage, coverages, disagreements, page, read_coverage
 
 COVERAGES = coverages()
+BETA = "anthropic.types.beta"
 
 DECIDED = """
 protocol = "Messages"
@@ -41,6 +44,37 @@ def test_a_field_without_a_row_and_a_row_without_a_field_are_told(tmp_path: Path
     assert "of_a_test: no row for [tool.'custom'] allowed_callers" in found
     assert "of_a_test: no row for [tool.'mcp'] server_label" in found
     assert "of_a_test: no such field: [tool.'custom'] speed" in found
+
+
+def test_what_a_new_release_of_an_sdk_adds_or_takes_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field of a request, a field of a reply, a kind of block, and what is no longer there."""
+
+    module = importlib.import_module
+    requests, replies = module(f"{BETA}.message_create_params"), module(f"{BETA}.beta_message")
+    blocks, images = module(f"{BETA}.beta_content_block_param"), module(f"{BETA}.beta_image_block_param")
+
+    class Request(requests.MessageCreateParamsStreaming):  # type: ignore[misc, name-defined]
+        mood: str
+
+    class Reply(replies.BetaMessage):  # type: ignore[misc, name-defined]
+        mood: str
+
+    class Hologram(te.TypedDict):
+        type: te.Required[te.Literal["hologram"]]
+        depth: int
+
+    monkeypatch.setattr(requests, "MessageCreateParamsStreaming", Request)
+    monkeypatch.setattr(replies, "BetaMessage", Reply)
+    monkeypatch.setattr(blocks, "BetaContentBlockParam", blocks.BetaContentBlockParam | Hologram)
+    monkeypatch.setattr(images, "Source", images.BetaURLImageSourceParam | images.BetaBase64ImageSourceParam)
+    assert disagreements(read_coverage(DECISIONS / "anthropic_messages.toml")) == [
+        "anthropic_messages: no row for [content.'hologram'] depth",
+        "anthropic_messages: no row for [content.'hologram'] type",
+        "anthropic_messages: no row for [reply] mood",
+        "anthropic_messages: no row for [request] mood",
+        "anthropic_messages: no such field: [image_source.'file'] file_id",
+        "anthropic_messages: no such field: [image_source.'file'] type",
+    ]
 
 
 def test_a_row_needs_a_verdict_and_its_words_and_a_field_has_one_row(tmp_path: Path) -> None:

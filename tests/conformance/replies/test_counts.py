@@ -48,6 +48,14 @@ def chat(prompt: Json = 9, completion: Json = 3, **fields: Json) -> JsonObject:
     return {"prompt_tokens": prompt, "completion_tokens": completion, **fields}
 
 
+USED: JsonObject = {"type": "message", "input_tokens": 3, "output_tokens": 4, "model": None}
+"""An iteration of the reply's own model, whose tokens are in the sum."""
+COMPACTED: JsonObject = {
+    "type": "compaction", "input_tokens": 100, "output_tokens": 50, "cache_read_input_tokens": 1,
+    "cache_creation_input_tokens": 10,
+    "cache_creation": {"ephemeral_5m_input_tokens": 8, "ephemeral_1h_input_tokens": 2},
+}  # fmt: skip
+
 COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (CLAUDE, messages(), TokenUsage(3, 4)),
     (CLAUDE, {"input_tokens": 0, "output_tokens": 0}, TokenUsage(0, 0)),
@@ -56,6 +64,14 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
     (CLAUDE, messages(cache_creation={"ephemeral_1h_input_tokens": 20}), TokenUsage(3, 4, 0, 20, 20)),
     (CLAUDE, written(50, 0, 20), TokenUsage(3, 4, 0, 50, 50)),  # the total grew after the split was known
     (CLAUDE, written(5, 7, 20), TokenUsage(3, 4, 0, 5, 5, source=INCONSISTENT)),  # the total shrank
+    (CLAUDE, messages(iterations=[USED, COMPACTED, COMPACTED]), TokenUsage(203, 104, 2, 20, 4)),  # not in the sum
+    (CLAUDE, {**written(5, 5, 0), "iterations": [USED, COMPACTED]}, TokenUsage(103, 54, 1, 15, 2)),
+    (CLAUDE, messages(iterations=[USED, {**USED, "type": "advisor_message", "model": "b"}]),
+     TokenUsage(3, 4, source=PARTIAL)),
+    (CLAUDE, messages(iterations=[{**USED, "model": "a"}, {**USED, "type": "fallback_message", "model": "b"}]),
+     TokenUsage(3, 4, source=PARTIAL)),
+    (CLAUDE, messages(iterations=[USED, {**USED, "type": "fallback_message", "model": "b"}]), TokenUsage(3, 4)),
+    (CLAUDE, messages(iterations=["odd", {"type": "compaction", "input_tokens": "odd"}]), TokenUsage(3, 4)),
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 2}), TokenUsage(3, 4, reasoning_tokens=2)),
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 9}),
      TokenUsage(3, 4, reasoning_tokens=4, source=INCONSISTENT)),

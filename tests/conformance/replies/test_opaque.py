@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bus.streams.events import ProviderEvent
 from bus.values.content import OpaqueBlock
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
@@ -12,7 +13,7 @@ from ...support.wires import anthropic as a
 from ...support.wires import chat as c
 from ...support.wires import gemini as g
 from ...support.wires import responses as r
-from ...support.wires.reading import read, read_whole
+from ...support.wires.reading import read, read_pieces, read_whole
 from .cases import CHAT, CLAUDE, GEMINI, RESPONSES, Case, check, table
 
 CITED: JsonObject = {"type": "char_location", "cited_text": "x", "document_index": 0}
@@ -112,6 +113,65 @@ def grounded(*queries: str) -> JsonObject:
 def test_what_is_not_canonical_is_kept(case: Case) -> None:
     """Whole and in its place, whatever it is put together from."""
     check(case)
+
+
+@pytest.mark.parametrize(("begun", "fields", "warned"), [
+    ("text", {"type": "emphasis_delta", "strength": 9}, "unknown_delta"),
+    ("tool_use", {"type": "emphasis_delta", "text": "x"}, "unknown_delta"),
+    ("text", {"type": "emphasis_delta", "text": {"strength": 9}}, "unknown_event"),  # not as we know it
+    (None, {"type": "emphasis_delta", "strength": 9}, "stray_delta"),
+    (None, {"type": "input_json_delta", "partial_json": "{}"}, "stray_delta"),
+])  # fmt: skip
+def test_a_delta_that_no_block_takes_is_told_as_it_came(
+    begun: str | None, fields: JsonObject, warned: str
+) -> None:
+    """And warned of once, however many there are."""
+    delta = a.event("content_block_delta", index=0, delta=fields)
+    around = ([a.start(0, begun, id="toolu_1", name="f", input={})], [a.stop(0)]) if begun else ([], [])
+    reading = read(CLAUDE, a.message_start(), *around[0], delta, delta, *around[1], *a.text(1, "Hi"), *a.ending())
+    told = [(event.kind, event.raw) for event in reading.events if isinstance(event, ProviderEvent)]
+    assert told == [(fields["type"], delta)] * 2
+    assert reading.warnings.count(warned) == 1
+    assert reading.said[-1] == "Hi"
+
+
+def test_a_delta_that_is_known_and_broken_ends_the_stream() -> None:
+    broken = a.delta(0, "text_delta", text={"strength": 9})
+    events = [a.message_start(), a.start(0, "text", text=""), broken, *a.ending()]
+    assert read_pieces(CLAUDE, [CLAUDE.stream(*events)]).error is not None
+
+
+def test_all_citations_of_a_block_of_a_new_kind_are_kept() -> None:
+    deltas = [a.delta(0, "citations_delta", citation=cited) for cited in (CITED, CITED_TOO)]
+    reading = read(CLAUDE, a.message_start(), a.start(0, "quotation", text="x"), *deltas, a.stop(0), *a.ending())
+    assert reading.kept == [{"type": "quotation", "text": "x", "citations": [CITED, CITED_TOO]}]
+
+
+def test_a_reply_is_of_the_model_that_another_handed_over_to() -> None:
+    """Streamed too, where the beginning can only name the one that was asked. The place of the change is kept."""
+    change: JsonObject = {
+        "type": "fallback", "from": {"model": "claude-asked"}, "to": {"model": "claude-served"},
+        "trigger": {"type": "refusal", "category": "bio"},
+    }  # fmt: skip
+    content: list[Json] = [{"type": "text", "text": "A"}, change, {"type": "text", "text": "B"}]
+    started = {"type": "content_block_start", "index": 1, "content_block": change}
+    begun = a.message_start(model="claude-asked")
+    for reading in (
+        read(CLAUDE, begun, *a.text(0, "A"), started, a.stop(1), *a.text(2, "B"), *a.ending()),
+        read_whole(CLAUDE, {**CLAUDE.body("", 0, "end"), "content": content}),
+    ):
+        assert reading.said == ["A", {"fallback": change}, "B"]
+        assert reading.reply.model == "anthropic:claude-served"
+
+
+def test_what_the_end_says_of_a_changed_prompt_replaces_what_the_beginning_said() -> None:
+    """An empty list too: after a fallback it is about another model."""
+    changes: Json = [{"type": "thinking_dropped", "reason": "prefix_mismatch"}]
+    begun = a.message_start(input_transformations=changes)
+    for last, said in ((None, {"input_transformations": changes}), ([], {})):
+        end, over = a.ending()
+        reading = read(CLAUDE, begun, *a.text(0, "Hi"), {**end, "input_transformations": last}, over)
+        assert reading.reply.provider_details == said
 
 
 CONTAINER: JsonObject = {"id": "container_1", "expires_at": "2026-01-01T00:00:00Z"}
