@@ -25,7 +25,7 @@ from bus.values.content import (
 )
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, load, read_coverage
+from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, load, members_of, read_coverage
 
 from ...support.fake_http import ask
 from ...support.judges import messages_faults
@@ -351,6 +351,22 @@ def test_what_a_reply_says_beside_its_content_is_in_the_details() -> None:
 
 def test_every_word_of_the_vendors_for_an_end_is_decided_on() -> None:
     assert set(get_args(load("anthropic.types.beta:BetaStopReason"))) - ENDINGS["anthropic"].keys() == set()
+
+
+def test_every_effort_and_every_lifetime_of_a_cache_of_the_vendors_can_be_asked_for() -> None:
+    """As the types have them today: the rows above are of fields, not of their words."""
+    [request] = kinds(COVERAGE, "request")[SINGLE]
+    for effort in words(deep_fields(request)["output_config.effort"]):
+        body = body_of(reasoning_effort=effort, model="anthropic:claude-opus-5")
+        assert body["output_config"] == {"effort": effort}
+    for ttl in words(fields(load("anthropic.types.beta:BetaCacheControlEphemeralParam"))["ttl"]):
+        options = {"anthropic": {"cache_ttl": ttl}}
+        body = body_of(Message.user("Hi"), tools=(LOOK,), system_prompt="x" * 9000, provider_options=options)
+        assert body["system"][0]["cache_control"].get("ttl", "5m") == ttl
+
+
+def words(kind: Any) -> list[str]:
+    return [get_args(word)[0] for word in members_of(kind) if get_args(word)]
 
 
 EVENTS = {str(event["type"]): event for event in samples(load(COVERAGE.parts["event"][0]))}
