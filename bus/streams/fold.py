@@ -5,7 +5,8 @@ All three are pure and look only at the events of `bus.streams.events`; any othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
 from .events import (
@@ -97,19 +98,8 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
 
 def weigh(event: object) -> int:
     """A rough number of the bytes of memory that an event keeps alive."""
-    match event:
-        case TextDelta() | ThinkingDelta():
-            return _EVENT_BYTES + len(event.text)
-        case ToolUseInputDelta():
-            return _EVENT_BYTES + len(event.partial_json)
-        case ToolUseEnd():
-            return _EVENT_BYTES + _weigh_json(event.final_input)
-        case ProviderBlock() | ProviderEvent():
-            return _EVENT_BYTES + _weigh_json(event.raw)
-        case MessageComplete():
-            return _EVENT_BYTES + weigh_content(event.final_content)
-        case _:
-            return _EVENT_BYTES
+    beyond = _BEYOND.get(type(event))
+    return _EVENT_BYTES if beyond is None else _EVENT_BYTES + beyond(event)
 
 
 def weigh_all(events: Iterable[object]) -> int:
@@ -146,6 +136,17 @@ def _weigh_json(value: object) -> int:
         return 64 + sum(_weigh_json(item) for item in value)
     return 32
 
+
+_BEYOND: dict[type, Callable[[Any], int]] = {
+    TextDelta: lambda event: len(event.text),
+    ThinkingDelta: lambda event: len(event.text),
+    ToolUseInputDelta: lambda event: len(event.partial_json),
+    ToolUseEnd: lambda event: _weigh_json(event.final_input),
+    ProviderBlock: lambda event: _weigh_json(event.raw),
+    ProviderEvent: lambda event: _weigh_json(event.raw),
+    MessageComplete: lambda event: weigh_content(event.final_content),
+}
+"""What an event weighs beyond itself, by its type; looked up, as each log is weighed when it is closed."""
 
 _Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
 

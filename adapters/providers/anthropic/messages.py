@@ -111,7 +111,8 @@ class _Writer:
         turns: list[tuple[str, list[Json]]] = []
         for message in self.history.messages:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
-            blocks = self._content(message)
+            text = message.plain_text
+            blocks = self._content(message) if text is None else [{"type": "text", "text": text}]
             if not blocks:
                 continue
             if turns and turns[-1][0] == role:
@@ -125,8 +126,6 @@ class _Writer:
         return [{"role": role, "content": content} for role, content in turns], self.losses
 
     def _content(self, message: Message) -> list[Json]:
-        if message.plain_text is not None:
-            return [{"type": "text", "text": message.plain_text}]
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
         while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
             self._lose(written.pop()[0], "what it led to was never said")

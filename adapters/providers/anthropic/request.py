@@ -124,10 +124,9 @@ class _Writer:
     def _host_may_mark(self) -> bool:
         """Whether there may be breakpoints of the host's: in its options, its tools, or blocks with fields."""
         request = self.request
+        texts = [message.plain_text for message in request.messages]
         return (
-            bool(request.provider_options)
-            or any(message.plain_text is None for message in request.messages)
-            or any(tool.provider_options for tool in request.tools)
+            bool(request.provider_options) or None in texts or any(tool.provider_options for tool in request.tools)
         )
 
     def _goes_on(self) -> bool:

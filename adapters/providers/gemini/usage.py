@@ -107,6 +107,7 @@ def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
 
 def _of(details: object, modality: str) -> int:
     """The tokens of one modality in a list of them."""
-    parts = details if isinstance(details, list) else []
-    named = [part for part in parts if isinstance(part, dict) and part.get("modality") == modality]
+    if not details or not isinstance(details, list):
+        return 0
+    named = [part for part in details if isinstance(part, dict) and part.get("modality") == modality]
     return sum(reported_count(part.get("tokenCount")) or 0 for part in named)

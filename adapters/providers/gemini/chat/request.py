@@ -159,7 +159,7 @@ class _Builder:
         fields: JsonObject = {"name": tool.name}
         if tool.description:
             fields["description"] = tool.description
-        options = tool_options(tool, OPTIONS, self.provider)
+        options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
         if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
             fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
         merge_options(fields, options)

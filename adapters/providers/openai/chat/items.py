@@ -112,22 +112,23 @@ class _Writer:
         self.reasoning: set[Json] = set()  # ids of the items that were written
         self.free_form = free_form
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
-        blocks = [block for message in history.messages for block in message.content]
+        blocks = [block for message in history.messages if message.plain_text is None for block in message.content]
         ours = [block for block in blocks if isinstance(block, OpaqueBlock) and self._is_ours(block)]
         self.pairs = {key for block in ours for key in _pair_keys(block)}
         self.programs = {block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.history.messages:
+            text = message.plain_text
             match message.role:
-                case Role.ASSISTANT if message.plain_text is not None:
-                    self.items.append(
-                        self._said({"type": "output_text", "text": message.plain_text, "annotations": []})
-                    )
+                case Role.ASSISTANT if text is not None:
+                    self.items.append(self._said({"type": "output_text", "text": text, "annotations": []}))
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
                     self.items += [self._result(block) for block in message.content]
+                case role if text is not None:
+                    self.items.append({"role": str(role), "content": text})
                 case role if any(isinstance(block, OpaqueBlock) for block in message.content):
                     self._mixed(str(role), message.content)
                 case role:

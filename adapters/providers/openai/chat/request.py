@@ -178,15 +178,16 @@ class _Builder:
         }
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        options = tool_options(tool, OPTIONS, self.provider)
         written: JsonObject = {"type": "function", "name": tool.name}
         if tool.description:
             written["description"] = tool.description
-        if is_free_form(tool, options):
+        options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
+        if options and is_free_form(tool, options):
             self.free_form.add(tool.name)
         else:
             self._schema(tool, written)
-        merge_options(written, options)
+        if options:
+            merge_options(written, options)
         return written
 
     def _schema(self, tool: ToolDefinition, written: JsonObject) -> None:
