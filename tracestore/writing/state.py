@@ -13,7 +13,7 @@ StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
 class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds and the patience of a writer."""
 
-    batch_events: int = 256
+    batch_events: int = 1024
     """The number of events in a commit."""
     batch_seconds: float = 0.1
     """The time that an event waits for others to share its commit."""

@@ -4,7 +4,7 @@ A published event waits in a lossless subscription. It is taken into `WriterCore
 committed. The order never changes: first the spilled events, then the events in memory. The state depends on the
 store:
 
-    ok          commits at most 100 ms after an event came, 256 events at a time
+    ok          commits at most 100 ms after an event came, 1,024 events at a time
     retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
     spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
                 beside the database, and commits are still tried
