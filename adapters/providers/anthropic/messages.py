@@ -112,7 +112,7 @@ class _Writer:
         for message in self.history.messages:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
             text = message.plain_text
-            blocks = self._content(message) if text is None else [{"type": "text", "text": text}]
+            blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]
             if not blocks:
                 continue
             if turns and turns[-1][0] == role:
