@@ -10,6 +10,8 @@ The history is fitted by `adapters.requests.history` first. What remains are thi
 * Calls of the provider's own tools come in pairs with their results, across messages; one without the other would
   make every later request fail. Only the last turn may still be waiting for a result, and the container that it
   waits in is named beside the messages.
+* Where a model declined and another went on, a block marks the place, and stays there. Of what came before it only
+  text and the provider's own tools with their results go back.
 * What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
@@ -41,7 +43,7 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
-from .wire import CONTAINER
+from .wire import CONTAINER, FALLBACK
 
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 PDF = "application/pdf"
@@ -59,6 +61,7 @@ TEXT_MEDIA_TYPES = (
 
 _MARK = "cache_control"
 _REASONING = ("thinking", "redacted_thinking")
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _MAX_TITLE = 500  # characters
 
 
@@ -101,10 +104,14 @@ class _Writer:
         self.provider = history.adapter
         self.losses: list[Loss] = []
         opaque = opaque_blocks(history.messages)
+        self.declined = _declined(history.messages) if opaque else {}
         self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
         self.server_calls = {
-            block.provider_raw.data.get("id") for block in opaque if id(block) not in self.unpaired
+            block.provider_raw.data.get("id")
+            for block in opaque
+            if id(block) not in self.unpaired and id(block) not in self.declined
         }
+        self.declined_calls = {block.id for block in self.declined.values() if isinstance(block, ToolUseBlock)}
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
 
     def write(self) -> tuple[list[Json], list[Loss]]:
@@ -135,6 +142,8 @@ class _Writer:
 
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
+            case _ if id(block) in self.declined:
+                self._lose(block, "the model that said it declined, and another went on")
             case TextBlock():
                 yield self._text(block)
             case ImageBlock():
@@ -145,6 +154,8 @@ class _Writer:
                 self._lose(block, "this protocol takes no audio")
             case ToolUseBlock():
                 yield self._tool_use(block)
+            case ToolResultBlock(tool_use_id=call_id) if call_id in self.declined_calls:
+                pass  # of a call that isn't sent
             case ToolResultBlock():
                 yield self._tool_result(block)
             case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
@@ -291,6 +302,30 @@ def opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
     """The blocks of messages that only their provider can read."""
     unusual = [message for message in messages if message.plain_text is None]
     return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
+
+
+def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
+    """What a model said before it declined and another went on, as far as it may not go back; by identity."""
+    found: dict[int, ContentBlock] = {}
+    for message in messages:
+        content = message.content if message.role is Role.ASSISTANT else ()
+        places = [
+            at for at, block in enumerate(content) if isinstance(block, OpaqueBlock) and block.kind == FALLBACK
+        ]
+        before = content[: places[-1]] if places else ()
+        data = [block.provider_raw.data for block in before if isinstance(block, OpaqueBlock)]
+        answered = [fields.get("tool_use_id") for fields in data]
+        for block in before:
+            match block:
+                case ThinkingBlock() | RedactedThinkingBlock() | ToolUseBlock():
+                    found[id(block)] = block
+                case OpaqueBlock(kind=kind, provider_raw=raw) if kind == "connector_text" or (
+                    kind in _SERVER_CALLS and raw.data.get("id") not in answered
+                ):
+                    found[id(block)] = block
+                case _:
+                    pass
+    return found
 
 
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:

@@ -92,7 +92,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
             assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
-        case {"type": "fallback", "to": {"model": str(model)}} if model:
+        case {"type": wire.FALLBACK, "to": {"model": str(model)}} if model:
             assembler.model = model  # what comes next is its own, and so are the reply and its usage
         case _:
             pass
@@ -307,7 +307,11 @@ def _sum(counts: JsonObject, more: JsonObject, names: Sequence[str]) -> JsonObje
 def _has_others(iterations: Sequence[JsonObject]) -> bool:
     """Whether other models worked on the reply: an advisor, or those that declined before the one that spoke."""
     spoke = [entry.get("model") for entry in iterations if entry.get("type") == "fallback_message"]
-    declined = [entry for entry in iterations if spoke and entry.get("model") not in (None, *spoke)]
+    declined = [
+        entry
+        for entry in iterations
+        if spoke and entry.get("model") not in (None, *spoke) and reported_count(entry.get("output_tokens"))
+    ]  # one that declined at once costs nothing
     return bool(declined) or any(entry.get("type") == "advisor_message" for entry in iterations)
 
 

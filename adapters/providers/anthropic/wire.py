@@ -22,6 +22,9 @@ PATH = "/v1/messages"
 CONTAINER = "container"
 """Our name for the opaque block that keeps in which container a reply's tools run. It is no block on the wire."""
 
+FALLBACK = "fallback"
+"""The type of the block where a model declined and another went on."""
+
 ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""
 

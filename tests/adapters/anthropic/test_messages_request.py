@@ -225,6 +225,33 @@ def test_a_server_tool_without_its_partner_is_left_out() -> None:
     assert codes(wire) == ["content_dropped", "content_dropped"]
 
 
+def test_of_what_was_said_before_another_model_went_on_only_text_and_whole_searches_go_back() -> None:
+    """As the vendor's guide to refusals has it. What went before an earlier change is no different."""
+    change = opaque("fallback", **{"from": {"model": "a"}, "to": {"model": "b"}})
+    search = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
+    found = opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[])
+    waiting = opaque("server_tool_use", id="srvtoolu_2", name="web_search", input={})
+    told = opaque("connector_text", text="So,")
+    said = (
+        ThinkingBlock("No.", "sig", ours()), TextBlock("a"), search, found, change,
+        RedactedThinkingBlock("aGk=", ours()), told, ToolUseBlock("tu_1", "f", {}), waiting, TextBlock("b"),
+        change, ThinkingBlock("Hm.", "sig", ours()), ToolUseBlock("tu_2", "f", {}),
+    )  # fmt: skip
+    results = (Message.tool_result("tu_1", "one"), Message.tool_result("tu_2", "two"))
+    wire = write(Message.user("Go"), Message.assistant(said), *results)
+    data = [block.provider_raw.data for block in (search, found, change)]
+    assert messages_of(wire)[1:] == [
+        assistant(
+            says("a"), *data, says("b"), change.provider_raw.data,
+            {"type": "thinking", "thinking": "Hm.", "signature": "sig"},
+            {"type": "tool_use", "id": "tu_2", "name": "f", "input": {}},
+        ),
+        user({"type": "tool_result", "tool_use_id": "tu_2", "content": "two"}),
+    ]  # fmt: skip
+    assert codes(wire) == ["content_dropped"] * 5
+    assert {loss.reason for loss in wire.losses} == {"the model that said it declined, and another went on"}
+
+
 def test_a_reply_to_be_continued_may_not_end_in_white_space() -> None:
     """Only the very last text is trimmed."""
     messages = sent(Message.user("Go"), Message.assistant("a "), Message.user("On"), Message.assistant("b \n"))

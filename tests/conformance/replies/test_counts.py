@@ -50,6 +50,7 @@ def chat(prompt: Json = 9, completion: Json = 3, **fields: Json) -> JsonObject:
 
 USED: JsonObject = {"type": "message", "input_tokens": 3, "output_tokens": 4, "model": None}
 """An iteration of the reply's own model, whose tokens are in the sum."""
+SERVED: JsonObject = {**USED, "type": "fallback_message", "model": "b"}
 COMPACTED: JsonObject = {
     "type": "compaction", "input_tokens": 100, "output_tokens": 50, "cache_read_input_tokens": 1,
     "cache_creation_input_tokens": 10,
@@ -70,7 +71,8 @@ COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
      TokenUsage(3, 4, source=PARTIAL)),
     (CLAUDE, messages(iterations=[{**USED, "model": "a"}, {**USED, "type": "fallback_message", "model": "b"}]),
      TokenUsage(3, 4, source=PARTIAL)),
-    (CLAUDE, messages(iterations=[USED, {**USED, "type": "fallback_message", "model": "b"}]), TokenUsage(3, 4)),
+    (CLAUDE, messages(iterations=[{**USED, "model": "a", "output_tokens": 0}, SERVED]), TokenUsage(3, 4)),  # free
+    (CLAUDE, messages(iterations=[USED, SERVED]), TokenUsage(3, 4)),
     (CLAUDE, messages(iterations=["odd", {"type": "compaction", "input_tokens": "odd"}]), TokenUsage(3, 4)),
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 2}), TokenUsage(3, 4, reasoning_tokens=2)),
     (CLAUDE, messages(output_tokens_details={"thinking_tokens": 9}),
