@@ -115,12 +115,13 @@ class _Fitter:
         if system and not self.target.takes_system:
             fitted.append(Message.user(system))
             self.homes.append(("", fitted[0].content))
+        homes, former = self.homes, fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
         for message in self.messages:
             role = message.role
-            follows = fitted[-1].role if fitted else Role.ASSISTANT  # as a user would, who may begin
-            if message.plain_text and role is not follows and role in _SPEAKERS:
+            if role is not former and role in _SPEAKERS and message.plain_text:
                 fitted.append(message)
-                self.homes.append((message.id or "", message.content))
+                homes.append((message.id or "", message.content))
+                former = role
                 continue
             match role:
                 case Role.USER | Role.DEVELOPER if role not in hoisted:
@@ -131,6 +132,7 @@ class _Fitter:
                     self._report_dropped(message)
                 case _:
                     pass
+            former = fitted[-1].role if fitted else Role.ASSISTANT
         return FittedHistory(
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),

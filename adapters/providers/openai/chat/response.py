@@ -114,9 +114,10 @@ class Reply:
         self.assembler.finish(reason, raw, usage)
 
     def _note_details(self, response: Response) -> None:
-        said = {name: read_value(getattr(response, name)) for name in DETAILS}
-        self.assembler.details |= {name: value for name, value in said.items() if value}
-        removed = said["input_transformations"]
+        given = [(name, raw) for name in DETAILS if (raw := getattr(response, name))]
+        said = {name: value for name, raw in given if (value := read_value(raw))}
+        self.assembler.details |= said
+        removed = said.get("input_transformations")
         if isinstance(removed, list) and removed:
             reasons = {str(each.get("reason")) for each in removed if isinstance(each, dict)}
             what = f"{self.assembler.provider} left {len(removed)} items of reasoning out of the request"
