@@ -6,7 +6,7 @@ that its adapter refuses has no place in a conversation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from scripts.wire_coverage import DECISIONS, fields, load, members_of, read_cove
 
 from .canonical_requests import RESULT_CONTENTS, SAID
 from .fake_http import FakeReply
+from .sdk_samples import samples
 from .sdk_values import values
 from .wires import WIRES, chat, gemini, responses
 from .wires.reading import read_reply
@@ -61,6 +62,38 @@ def bodies(provider: str) -> st.SearchStrategy[JsonObject]:
             return _kinds("openai_chat", "reply_message").map(
                 lambda said: chat.reply(**{**said, "role": "assistant"})
             )
+
+
+def item_bodies(provider: str) -> Iterator[tuple[str, JsonObject]]:
+    """A reply with each kind of content that a provider's replies know, by the name of the kind."""
+    match provider:
+        case "anthropic":
+            for block in _each("anthropic_messages", "block"):
+                yield (
+                    block["type"],
+                    {**BY_NAME[provider].body("", 0, "end"), "content": _with_whole_tools([block])},
+                )
+        case "openai":
+            for item in filter(_is_models, _each("openai_responses", "output")):
+                yield item["type"], responses.response(output=_with_whole_tools([item]))
+        case "gemini":
+            [part] = [each for kind in _types("gemini", "part") for each in samples(kind)]
+            for name in sorted(part.keys() - {"thought", "thoughtSignature", "functionResponse"}):
+                said = {name: part[name], "thoughtSignature": "c2ln"}
+                yield name, gemini.chunk(said, finish="STOP", usage=gemini.USAGE)
+        case "interactions":
+            for step in samples(load("google.genai._gaos.types.interactions:Step")):
+                if step["type"] not in ("user_input", "function_result"):
+                    yield step["type"], {**BY_NAME[provider].body("", 0, "end"), "steps": [step]}
+        case _:
+            [message] = _each("openai_chat", "reply_message")
+            for name in sorted(message.keys() - {"role"}):
+                yield name, chat.reply(role="assistant", **{"content": "Said.", name: message[name]})
+
+
+def _each(table: str, part: str) -> list[JsonObject]:
+    """A value of each kind in a part of a table."""
+    return [value for of in _types(table, part) for value in samples(of)]
 
 
 def _is_models(item: JsonObject) -> bool:
