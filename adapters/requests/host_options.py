@@ -39,7 +39,8 @@ def merge_options(body: JsonObject, options: JsonObject, *, protected: Collectio
     Raises:
         InvalidRequestError: A field can't be taken. The text names the field.
     """
-    _merge(body, options, "", protected)
+    if options:
+        _merge(body, options, "", protected)
 
 
 def merge_own_options(

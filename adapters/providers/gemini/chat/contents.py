@@ -113,10 +113,13 @@ class _Writer:
 
     def write(self) -> list[JsonObject]:
         for message in self.history.messages:
+            text = message.plain_text
             match message.role:
-                case Role.USER | Role.ASSISTANT if message.plain_text is not None:
-                    role = "user" if message.role is Role.USER else "model"
-                    self._add(role, [{"text": message.plain_text}])
+                case Role.ASSISTANT if text is not None:
+                    self.contents.append({"role": "model", "parts": [{"text": text}]})
+                    self._may_join = False
+                case Role.USER if text is not None:
+                    self._add("user", [{"text": text}])
                 case Role.ASSISTANT:
                     self._add("model", self._model_turn(message.content))
                 case Role.TOOL:

@@ -162,7 +162,8 @@ class _Builder:
         options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
         if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
             fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
-        merge_options(fields, options)
+        if options:
+            merge_options(fields, options)
         return fields
 
     def _mode(self) -> JsonObject | None:
