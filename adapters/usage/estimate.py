@@ -131,7 +131,10 @@ def count(
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
         for tool in tools:
-            _, _, properties, description, schema = _measure(tool, vocabulary)
+            known = _measured.get(id(tool))
+            if known is None or known[0] is not tool or known[1] != vocabulary:
+                known = _measure(tool, vocabulary)
+            _, _, properties, description, schema = known
             counts[_PROPERTY] += properties
             counts[_TEXT] += description
             counts[_SCHEMA] += schema
@@ -204,10 +207,7 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
 
 
 def _measure(tool: ToolDefinition, vocabulary: str) -> tuple[ToolDefinition, str, int, float, float]:
-    """What a tool comes to, as `_measured` has it."""
-    known = _measured.get(id(tool))
-    if known is not None and known[0] is tool and known[1] == vocabulary:
-        return known
+    """What a tool comes to, which `_measured` has from now on."""
     properties = _properties(tool.input_schema)
     schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
     if len(_measured) >= _MEASURED_TOOLS:

@@ -168,7 +168,9 @@ class _Builder:
             self._check_choice(mode)
         if not tools or (mode == "none" and "none" not in self.quirks.tool_choices):
             return {}
-        wire: JsonObject = {"tools": [self._tool(tool) for tool in tools]}
+        wire: JsonObject = {
+            "tools": [self._tool(tool) if tool.provider_options else self._function(tool) for tool in tools]
+        }
         if choice is not None and mode is not None and mode in self.quirks.tool_choices:
             wire["tool_choice"] = self._choice(mode, choice.tool_name)
         parallel = self.request.parallel_tool_calls
@@ -197,8 +199,7 @@ class _Builder:
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        if not tool.provider_options:
-            return self._function(tool)
+        """A tool with the host's fields."""
         options = tool_options(tool, COMMON_OPTIONS, self.provider)
         if is_free_form(tool, options):
             self.free_form.add(tool.name)
@@ -250,7 +251,7 @@ class _Builder:
         request, quirks, wire = self.request, self.quirks, JsonObject()
         fixed = quirks.fixed_sampling
         reasons = fixed and request.reasoning_effort != "none" and re.match(fixed, request.wire_model)
-        refused = dict.fromkeys(quirks.fixed_settings if reasons else (), f"{request.wire_model} refuses it")
+        refused = dict.fromkeys(quirks.fixed_settings, f"{request.wire_model} refuses it") if reasons else {}
         self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
         user = quirks.settings.get("user")
         if user is not None and request.user is not None:
