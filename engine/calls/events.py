@@ -437,7 +437,8 @@ class CallEvents:
         attempt started. The computed cost is kept beside the provider's figure.
         """
         context = self.context
-        computed = (self._prices or context.runtime.prices).price(
+        prices = context.runtime.prices if self._prices is None else self._prices
+        computed = prices.price(
             context.routing.model, usage, self._attempt_us, served_model=served, priced_as=context.priced_as
         )
         reported = usage.reported_cost_nano_usd

@@ -124,9 +124,8 @@ def _choose(
         for option in options
         if option.too_dear is not None and option.named.model not in failed
     }
-    barred = {model: str(error) for model, error in too_dear.items()}
+    out = {**failed, **{model: str(error) for model, error in too_dear.items()}} if too_dear else failed
     try:
-        out = {**failed, **barred} if barred else failed
         return choose(plan, options, failed=out, stay_with=stay_with, cached_at=cached_at)
     except NoModelAvailable as refusal:
         raise next(iter(too_dear.values()), refusal) from None

@@ -6,6 +6,7 @@ The configuration and the adapters stay the turn's own to its end, also when a r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -80,7 +81,7 @@ class TurnModels:
         """
         return await first_that_works(
             self.plan,
-            lambda named: self._examine(named, messages),
+            partial(self._examine, messages=messages),
             attempt,
             heals=heals,
             failed=self.failed,
@@ -118,9 +119,7 @@ class TurnModels:
         return (window - min(output, window // 2) if named.listed else None), estimate
 
     def _examine(self, named: Named, messages: tuple[Message, ...]) -> Option:
-        def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
-            return self._judged(named, messages, adapter, standing)
-
+        judge = partial(self._judged, named, messages)
         return examined(self._turn.runtime, self.registry, named, judge, self._turn.options.get("key"))
 
     def _judged(

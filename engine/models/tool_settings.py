@@ -91,7 +91,9 @@ def model_input(
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:
     """A system text, together with a text that the model needs to be told besides."""
-    return "\n\n".join(text for text in (system_prompt, addendum) if text) or None
+    if not addendum:
+        return system_prompt or None
+    return f"{system_prompt}\n\n{addendum}" if system_prompt else addendum
 
 
 def _limited(

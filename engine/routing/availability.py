@@ -191,6 +191,8 @@ class AvailabilityTable:
 
     def standing(self, provider: str, model: str, now_us: int) -> Standing:
         """The availability of a model now, for a call that has a choice."""
+        if not self._records:
+            return READY
         closed: list[Standing] = []
         worst = READY
         for record in self._of(provider, model):
@@ -252,6 +254,8 @@ class AvailabilityTable:
 
     def begin(self, provider: str, model: str, request_id: str, now_us: int) -> Changes:
         """Take in that a call is about to begin. It probes every record that is unavailable and not probed yet."""
+        if not self._records:
+            return ()
         changes: list[ProviderAvailabilityChanged] = []
         for record in self._of(provider, model):
             if record.state == "unavailable":

@@ -29,7 +29,7 @@ NO_CACHE_RATE = "no cache rate: as input"
 
 def tier_name(service_tier: str | None) -> str:
     """A service tier as rows name it: in lower case, and empty for each provider's word for the usual tier."""
-    return unusual_tier(service_tier) or ""
+    return unusual_tier(service_tier) or "" if service_tier else ""
 
 
 class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
