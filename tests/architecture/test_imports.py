@@ -45,7 +45,6 @@ LAZY = (
     "nats",
     "starlette",
     "uvicorn",
-    "ulid",
     "structlog",
     "yaml",
     "rich",
