@@ -101,7 +101,6 @@ def strings(value: Json) -> Iterator[str]:
 def is_said(block: ContentBlock, body: str, provider: str) -> bool:
     """Whether a request says what a block says: to any model, or to its own provider."""
     raw = block.provider_raw
-    own = raw is not None and raw.provider == provider
     match block:
         case TextBlock():
             return block.text.strip() in body
@@ -109,13 +108,11 @@ def is_said(block: ContentBlock, body: str, provider: str) -> bool:
             return block.name in body
         case ToolResultBlock():
             return block.text in body
-        case ThinkingBlock():
-            return own and block.text in body
-        case RedactedThinkingBlock():
-            return own and block.data in body
-        case OpaqueBlock():
-            said = list(strings(block.provider_raw.data))
-            return own and (not said or any(text in body for text in said))
+        case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
+            if raw is None or raw.provider != provider:
+                return False
+            said = [*strings(raw.data), getattr(block, "text", ""), getattr(block, "data", "")]
+            return not any(said) or any(text in body for text in said if text)
         case ImageBlock() | AudioBlock() | DocumentBlock():
             return any(form in body for form in _forms(block))
     raise AssertionError(block)
