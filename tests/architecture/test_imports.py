@@ -45,6 +45,7 @@ LAZY = (
     "nats",
     "starlette",
     "uvicorn",
+    "ulid",
     "structlog",
     "yaml",
     "rich",

@@ -13,12 +13,12 @@ from bus.clock import SYSTEM_CLOCK, Ulids
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_a_ulid_is_written_as_a_library_writes_it(value: bytes) -> None:
+def test_a_ulid_is_written_as_its_library_writes_it(value: bytes) -> None:
     assert Ulids().text(int.from_bytes(value, "big")) == str(ULID(value))
 
 
 @given(st.lists(st.binary(min_size=1, max_size=2).map(lambda end: bytes(16 - len(end)) + end), max_size=20))
-def test_ulids_that_begin_alike_are_written_as_a_library_writes_them(values: list[bytes]) -> None:
+def test_ulids_that_begin_alike_are_written_as_their_library_writes_them(values: list[bytes]) -> None:
     ulids = Ulids()
     assert [ulids.text(int.from_bytes(value, "big")) for value in values] == [str(ULID(value)) for value in values]
 

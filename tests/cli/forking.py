@@ -33,7 +33,7 @@ import bus
 import engine
 import tracestore
 
-WITHIN = ("aiosqlite", "httpx", "rich.console", "rich.live", "rich.table", "structlog", "yaml")
+WITHIN = ("aiosqlite", "httpx", "rich.console", "rich.live", "rich.table", "structlog", "ulid", "yaml")
 """What our modules import within functions."""
 
 

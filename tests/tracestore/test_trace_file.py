@@ -418,7 +418,7 @@ def test_importing_the_store_stays_light() -> None:
         import sys
         from callboard.tracestore import PriceTable
         PriceTable.default()
-        print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx"} & set(sys.modules)))
+        print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx", "ulid"} & set(sys.modules)))
         """
     )
     out, errors = process.communicate(timeout=20)
