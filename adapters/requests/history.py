@@ -150,9 +150,16 @@ class _Fitter:
         system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
         self.instructions = [message for message in self.messages if message.role in hoisted]
         for role in hoisted if self.instructions else ():
-            said = [mend_text(message.text) for message in self.instructions if message.role is role]
+            said = [self._instruction(message) for message in self.instructions if message.role is role]
             system += [text for text in said if text]
         return "\n\n".join(system) or None
+
+    def _instruction(self, message: Message) -> str:
+        text = message.text
+        mended = mend_text(text)
+        if mended is not text:
+            self._lose(message, message.content[0], "half a surrogate pair in its text was replaced")
+        return mended
 
     def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
         """The parts of the system text, if the host gave fields to one of them and there is a place for them."""
@@ -389,8 +396,10 @@ class _Fitter:
             return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
         message, result = self.results[call.id]
         if isinstance(result.content, str):
-            text = mend_text(result.content)
-            answer = result if text is result.content else msgspec.structs.replace(result, content=text)
+            text, answer = mend_text(result.content), result
+            if text is not result.content:
+                self._lose(message, result, "half a surrogate pair in its text was replaced")
+                answer = msgspec.structs.replace(result, content=text)
             self.homes.append((message.id or "", (answer,)))
             return answer
         kept: list[ResultPart] = []

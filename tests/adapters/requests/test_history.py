@@ -183,7 +183,7 @@ def test_images_stay_away_from_a_model_that_takes_none() -> None:
 
 
 def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
-    """It would make every later request unwritable."""
+    """It would make every later request unwritable. Each one that was replaced is told."""
     fitted = fit(
         Message.system("\ud83d"),
         Message.user("a\ud83db"),
@@ -194,6 +194,7 @@ def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
     assert fitted.system == "😀\n\n\ufffd"
     msgspec.json.encode(fitted.messages)
     assert fitted.messages[0].text == "a\ufffdb"
+    assert [loss.block_type for loss in fitted.losses] == ["text", "text", "text", "tool_result"]
 
 
 def test_a_providers_own_id_returns_verbatim() -> None:
