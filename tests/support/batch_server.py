@@ -10,7 +10,7 @@ closed. A job ends at its second look. The words of a request decide what become
     "nothing"   the results have no line of it
     "half"      it is answered when the job is cancelled, as all requests are that stand before such a one
 
-POST /faults takes a JSON list, and each fault strikes once, at the next request of its kind:
+POST /faults takes a JSON list, and each fault strikes once, at the next request of its kind; null forgets them:
 
     "lose create"     the job is made, and the connection closes without an answer
     "hold create"     the job is made, and nobody says so as long as the client lives
@@ -280,7 +280,8 @@ class Handler(BaseHTTPRequestHandler):
         """Do what is asked. Returns whether the answer is never given."""
         path = urlsplit(self.path).path
         if path == "/faults":
-            BOOKS.faults += json.loads(body)
+            told = json.loads(body)
+            BOOKS.faults = [] if told is None else BOOKS.faults + told
             BOOKS.keep()
             self._say({})
         elif path.endswith(("/cancel", ":cancel")):
@@ -531,6 +532,12 @@ class BatchServer:
     def fail(self, *faults: str) -> None:
         """Have faults strike."""
         request = Request(f"{self.url}/faults", json.dumps(faults).encode(), method="POST")
+        with urlopen(request, timeout=10) as reply:
+            reply.read()
+
+    def forgive(self) -> None:
+        """Have no fault strike any more."""
+        request = Request(f"{self.url}/faults", b"null", method="POST")
         with urlopen(request, timeout=10) as reply:
             reply.read()
 

@@ -22,8 +22,8 @@ from bus.errors import (
     RequestTimeoutError,
     StreamError,
 )
-from tests.adapters.batches.wires import MODELS, adapter_at, ended, items_of, request_of
 from tests.support.batch_server import BatchServer, batch_server, tokens_of
+from tests.support.batch_wires import MODELS, adapter_at, ended, items_of, request_of
 from tests.support.virtual_time import backend
 
 pytestmark = pytest.mark.anyio

@@ -20,9 +20,9 @@ from bus.errors import (
 )
 from engine import BatchHandle, Budget, BudgetExceededError, Engine
 from engine.routing.availability import AvailabilityTable
-from tests.adapters.batches.wires import MODELS
-from tests.engine.batches.engines import OFTEN, engine_at, name_of, nano_of, requests_of
+from tests.support.batch_engines import OFTEN, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
+from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import backend
 from tracestore import CallFilter, CallRow
 

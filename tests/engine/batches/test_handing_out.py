@@ -13,9 +13,9 @@ from adapters.batches import BatchLimits, http, spool
 from bus import BatchCompleted, Envelope, Subscription
 from bus.errors import CallboardError, NetworkError, RequestTimeoutError
 from engine import BatchResult, Engine
-from tests.adapters.batches.wires import MODELS
-from tests.engine.batches.engines import OFTEN, engine_at, nano_of, requests_of
+from tests.support.batch_engines import OFTEN, engine_at, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
+from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import backend
 from tracestore import CallFilter
 

@@ -10,9 +10,9 @@ import anyio.lowlevel
 import pytest
 
 from bus.errors import StoreError
-from tests.adapters.batches.wires import MODELS
-from tests.engine.batches.engines import TEXTS, engine_at, nano_of, run_to_the_end
+from tests.support.batch_engines import TEXTS, engine_at, nano_of, run_to_the_end
 from tests.support.batch_server import BatchServer, batch_server
+from tests.support.batch_wires import MODELS
 from tests.support.programs import ended
 from tests.support.virtual_time import backend
 from tracestore import CallFilter
@@ -31,7 +31,7 @@ KILLED_BEFORE_ITS_ANSWER = """
     import json, sys
     from urllib.request import urlopen
     import anyio
-    from tests.engine.batches.engines import die_when, run_to_the_end
+    from tests.support.batch_engines import die_when, run_to_the_end
 
     url, store, wire, name, already = sys.argv[1:]
 
@@ -45,7 +45,7 @@ KILLED_BEFORE_ITS_ANSWER = """
 KILLED_AMONG_ITS_RESULTS = """
     import os, signal, sys
     import anyio
-    from tests.engine.batches import engines
+    from tests.support import batch_engines as engines
 
     url, store, wire, name, _ = sys.argv[1:]
 

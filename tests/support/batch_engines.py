@@ -13,8 +13,8 @@ from typing import Any
 from adapters import CanonicalRequest, Message
 from adapters.videos import PollPolicy
 from engine import BatchResults, Budget, Engine, ModelRegistry
-from tests.adapters.batches.wires import MODELS, config_of, type_of
 from tests.support.batch_server import tokens_of
+from tests.support.batch_wires import MODELS, config_of, type_of
 from tests.support.engines import entry, model, serving
 from tracestore import PriceRow, PriceTable
 
