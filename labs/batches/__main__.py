@@ -3,7 +3,7 @@
     python -m labs.batches [--seconds S] [--seed N]
 
 A round is one batch on one of the five wires. A program creates it, or goes on with it, and waits for its results;
-its seed decides when it is killed, whether two of them run at once on one trace, which faults strike (answers lost
+its seed decides when it is killed, whether another looks on over the same trace, which faults strike (answers lost
 before and after the job was made, results cut, told twice or broken off, looks without an answer), and when the
 provider is killed and started again. The last program is left alone. Then the provider's books and the trace must
 agree: one job, no request billed twice, each result there once and in order, and the sum right to the nano-dollar.

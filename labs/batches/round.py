@@ -25,10 +25,11 @@ FAULTS = (
 PROGRAM = """
     import sys
     import anyio
-    from labs.batches.round import run_to_the_end
+    from labs.batches.round import look_on, run_to_the_end
 
-    url, store, wire, *texts = sys.argv[1:]
-    print(anyio.run(run_to_the_end, url, store, wire, texts).cost.nano_usd)
+    does, url, store, wire, *texts = sys.argv[1:]
+    run = look_on if does == "looks on" else run_to_the_end
+    print(anyio.run(run, url, store, wire, texts).cost.nano_usd)
 """
 
 PATIENCE_SECONDS = 120.0
@@ -46,6 +47,15 @@ async def run_to_the_end(url: str, store: str, wire: str, texts: list[str]) -> B
         return await batch.wait()
 
 
+async def look_on(url: str, store: str, wire: str, texts: list[str]) -> BatchResults:
+    """What another program does that wants the same results."""
+    async with engine_at(url, store) as engine:
+        batch = await engine.resume_batch(
+            BATCH, requests=requests_of(wire, *texts), polling=OFTEN, settle_seconds=0.0
+        )
+        return await batch.wait()
+
+
 class Round:
     """What a seed decides, and what came of it."""
 
@@ -59,16 +69,18 @@ class Round:
         self.texts = [f"{word} {place}" for place, word in enumerate(words)]
         self.store = folder / "trace.db"
 
-    def start(self, server: BatchServer) -> Popen[str]:
-        self.counts["programs"] += 1
-        return started(PROGRAM, server.url, self.store, self.wire, *self.texts)
+    def start(self, server: BatchServer, does: str = "creates") -> Popen[str]:
+        self.counts[f"programs, one that {does}"] += 1
+        return started(PROGRAM, does, server.url, self.store, self.wire, *self.texts)
 
     def trouble(self, server: BatchServer) -> None:
-        """One or two programs, some faults, and a kill."""
+        """A program, perhaps one that looks on, some faults, and a kill."""
         faults = self.chance.choices(FAULTS, k=self.chance.randint(0, 3))
         server.fail(*faults)
         self.counts["faults"] += len(faults)
-        programs = [self.start(server) for _ in range(self.chance.choice([1, 1, 1, 2]))]
+        programs = [self.start(server)]
+        if self.chance.random() < 0.4:
+            programs.append(self.start(server, "looks on"))
         until = time.monotonic() + self.chance.uniform(0.4, 2.5)
         restarts = self.chance.random() < 0.3
         while time.monotonic() < until and any(program.poll() is None for program in programs):
