@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-import engine
+import engine.functions.default
 from bus import ConfigurationError, StoreError
 from bus.clock import SYSTEM_CLOCK
 from engine import costs, costs_sync, reprice, reprice_sync
