@@ -10,10 +10,10 @@ import anyio
 import msgspec
 import pytest
 
-import engine.functions.default
 from bus import ConfigurationError, StoreError
 from bus.clock import SYSTEM_CLOCK
 from engine import costs, costs_sync, reprice, reprice_sync
+from engine.functions import default
 from tests.tracestore.trace_making import Maker
 from tracestore import CallFilter, PriceTable, TraceStore
 from tracestore.prices.rows import PriceRow
@@ -111,9 +111,9 @@ async def test_a_discount_is_tried_before_it_is_kept(trace: Path) -> None:
 
 def test_code_without_a_loop_asks_the_same(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twins say what the coroutines say, and no engine is started for it."""
-    monkeypatch.setattr(engine.functions.default, "_of_loops", {})
+    monkeypatch.setattr(default, "_of_loops", {})
     report = reprice_sync(PRICES, discount={"openai:*": "0.5"}, dry_run=True)
     assert report.sum_after_nano_usd == 2 * 750_000 + 112_500
     (row,) = costs_sync(by="model", since="1h", where=CallFilter(provider="openai"))
     assert (row["model"], row.usd) == ("openai:gpt-5", Decimal("0.000001234"))
-    assert engine.functions.default._of_loops == {}
+    assert default._of_loops == {}
