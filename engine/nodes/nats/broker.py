@@ -131,9 +131,23 @@ class Broker:
             return
         try:
             await self._send()
-            await self._client.flush(1)
+            await self.arrived(1)
         except (Error, OSError, TimeoutError) as error:
             _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
+
+    async def arrived(self, seconds: float) -> None:
+        """Wait until the broker has taken in what was handed to the client, subscriptions too.
+
+        Args:
+            seconds: The time for an answer; there are two of them.
+
+        Raises:
+            nats.errors.Error: It doesn't answer in time, or the connection is closed.
+        """
+        if self._client is not None:
+            await self._client.flush(seconds)  # type: ignore[arg-type]  # it takes fractions
+            # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
+            await self._client.flush(seconds)  # type: ignore[arg-type]
 
     async def let_go(self) -> None:
         """Return when what was published is with the operating system, which sends it whatever becomes of this

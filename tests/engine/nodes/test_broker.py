@@ -42,12 +42,6 @@ async def running(server: NatsServer) -> AsyncIterator[Broker]:
             group.cancel_scope.cancel()
 
 
-async def heard_of(broker: Broker) -> None:
-    """Wait until the server knows the broker's subscriptions, however busy the machine is."""
-    assert broker.client is not None
-    await broker.client.flush(30)
-
-
 class Inbox:
     """Messages as they come."""
 
@@ -71,11 +65,34 @@ async def test_what_is_published_comes_in_its_order(server: NatsServer) -> None:
     inbox = Inbox()
     async with running(server) as one, running(server) as other:
         await other.subscribe("a.*", inbox.receive)
-        await heard_of(other)
+        await other.arrived(30)
         for number in range(100):
             assert one.publish("a.b", b"%d" % number)
         await inbox.wait_for(b"99")
     assert inbox.messages == [b"%d" % number for number in range(100)]
+
+
+async def test_what_has_arrived_is_asked_for_after_it_was_sent(server: NatsServer) -> None:
+    """The client's own ping overtakes what waits in the client; an answer to that one says nothing."""
+    sent: list[bytes] = []
+    write, write_all = ClosingTransport.write, ClosingTransport.writelines
+
+    def noting(self: ClosingTransport, line: bytes) -> None:
+        sent.append(line)
+        write(self, line)  # type: ignore[no-untyped-call]
+
+    def noting_all(self: ClosingTransport, lines: list[bytes]) -> None:
+        sent.extend(lines)
+        write_all(self, lines)  # type: ignore[no-untyped-call]
+
+    async with running(server) as broker:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ClosingTransport, "write", noting)
+            patch.setattr(ClosingTransport, "writelines", noting_all)
+            await broker.subscribe("a.*", Inbox().receive)
+            await broker.arrived(30)
+    subscribed = next(place for place, line in enumerate(sent) if line.startswith(b"SUB a.* "))
+    assert b"PING\r\n" in sent[subscribed:]
 
 
 async def test_that_the_broker_goes_and_comes_is_told(server: NatsServer) -> None:
@@ -135,7 +152,7 @@ async def test_a_request_is_answered_or_not(server: NatsServer) -> None:
     """Where nobody listens, it is known at once."""
     async with running(server) as one, running(server) as other:
         await other.subscribe("ask", lambda _subject, payload, reply: other.publish(reply, payload + b"!") or None)
-        await heard_of(other)
+        await other.arrived(30)
         assert await one.request("ask", b"Hello", 30) == b"Hello!"
         with anyio.fail_after(2):
             assert await one.request("nobody", b"Hello", 30) is None
