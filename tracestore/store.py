@@ -7,6 +7,7 @@ an aware datetime; a naive datetime is a ValueError. Every method raises StoreEr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -106,6 +107,16 @@ class Writing(Protocol):
 
     async def committed_seq(self, run_id: str) -> int:
         """The highest sequence number of a run that is committed; 0 if there is none."""
+        ...
+
+    def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
+        """A block in which nobody else who uses this trace is, in this process or another, under the same name.
+
+        It waits for its turn, however long that takes. Whoever dies has left the block.
+
+        Args:
+            name: Any text.
+        """
         ...
 
 

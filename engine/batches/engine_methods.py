@@ -39,8 +39,8 @@ class BatchMethods:
 
         Nothing is paid twice. A batch with an id of the caller's may be created again, by the same process or by
         another, with the same requests: what was sent already is found, and the rest is sent. So a program that
-        may be killed at any moment says ``batch_id``, and simply runs again.
-        One at a time, though: two processes that create a batch of one id at the same moment may both send it.
+        may be killed at any moment says ``batch_id``, and simply runs again. Of several at once, all with the same
+        trace, one sends it, and the others wait until it has done so.
 
         Args:
             requests: The requests. Their `request_id` comes back with the results; without one, the result has the
@@ -59,6 +59,7 @@ class BatchMethods:
             AdapterError: The provider failed or refused.
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
+            StoreError: The trace can't be read.
         """
         from .submitting import create_batch
 

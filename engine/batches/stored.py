@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
+from bus import Log
 from bus.errors import StoreError
 from tracestore import CountedCall, Store, StoredBatch
 
 from ..runtime.runtime import Runtime
+
+_log = Log("engine.batches")
+
+
+@asynccontextmanager
+async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
+    """A block in which nobody else with the same trace creates this batch. It waits for its turn.
+
+    Whoever comes next reads in the trace what was done here.
+
+    Raises:
+        StoreError: The trace can't be used.
+    """
+    store = runtime.store
+    if store is None or not store.is_open:
+        yield
+        return
+    async with store.exclusive(f"batch {batch_id}"):
+        try:
+            yield
+        finally:
+            await share(runtime)
+
+
+async def share(runtime: Runtime) -> None:
+    """Return when what was published is in the trace, where others read it. While the trace can't be written, it
+    is where it survives the end of this process.
+    """
+    try:
+        await runtime.host.flush()
+    except StoreError as error:
+        _log.warning("batch_not_shared", error=str(error))
+    await runtime.host.secure()
 
 
 async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:

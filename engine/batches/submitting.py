@@ -2,7 +2,8 @@
 
 What is about to be sent is in the trace before it is sent. So a process that dies between the sending of a part
 and its answer leaves its intention, and the next one looks for the job: by its mark, in the provider's list. Only
-if the list has no such job for `settle_seconds` after the sending was it never created, and it is sent again.
+if the list has no such job for `settle_seconds` was it never created, and it is sent again. One program at a time
+creates a batch; the others with the same trace wait for their turn, and read what was done.
 An engine without a trace remembers its own intentions.
 """
 
@@ -34,7 +35,7 @@ from .adapter import taker, with_adapter
 from .calls import FoundCreation, JobAsAnswer
 from .handle import USUAL_BATCH_POLLING, BatchHandle, Submission
 from .plan import BatchPlan, call_id, check_id, digest_of, ids_of
-from .stored import counted_calls, stored_batch
+from .stored import counted_calls, creating, share, stored_batch
 
 GRACE_SECONDS = 10.0
 """Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
@@ -103,15 +104,17 @@ class _Creation:
 
     async def run(self) -> BatchHandle:
         """The batch, with all parts sent."""
-        runtime = self._runtime
         self._require_one_model()
-        begun = _begun(runtime).get(self._batch_id) or await self._begin()
-        plan, submissions = begun
-        self._require_same(plan.digest)
+        async with _turn(self._runtime, self._batch_id), creating(self._runtime, self._batch_id):
+            return await self._run_alone()
+
+    async def _run_alone(self) -> BatchHandle:
+        runtime = self._runtime
+        plan, submissions = await self._begin()
         items = self._items(plan)
         for part in plan.parts():
             before = submissions.get(part)
-            if before is None or before.job is None:
+            if not _has_job(before):
                 submissions[part] = await self._sent(plan, part, items, before)
         known = _handles(runtime).get(self._batch_id)
         if known is not None:
@@ -121,14 +124,20 @@ class _Creation:
         return _known(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
 
     async def _begin(self) -> _Begun:
-        """The batch as the trace knows it, or as it is planned now."""
+        """The batch as this engine and the trace know it, or as it is planned now."""
+        begun = _begun(self._runtime).get(self._batch_id)
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
-            begun = plan_of(self._runtime, self._named, stored), submissions_of(stored)
-        else:
+            told = submissions_of(stored)
+            if begun is None:
+                begun = plan_of(self._runtime, self._named, stored), told
+            # Another process may have gone on since this engine left off.
+            begun[1].update({part: sent for part, sent in told.items() if not _has_job(begun[1].get(part))})
+        elif begun is None:
             begun = self._planned(), {}
-            await self._tell_plan(begun[0])
+            self._tell_plan(begun[0])
+        self._require_same(begun[0].digest)
         return _begun(self._runtime).setdefault(self._batch_id, begun)
 
     def _require_one_model(self) -> None:
@@ -163,7 +172,7 @@ class _Creation:
             tags=tags,
         )
 
-    async def _tell_plan(self, plan: BatchPlan) -> None:
+    def _tell_plan(self, plan: BatchPlan) -> None:
         given = any(request.request_id for request in self._requests)
         event = BatchPlanned(
             **_about(plan),
@@ -173,7 +182,6 @@ class _Creation:
             key=plan.key,
         )
         self._runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
-        await self._runtime.host.secure()
 
     def _items(self, plan: BatchPlan) -> list[BatchItem]:
         return self._items_of(plan.batch_id)
@@ -204,8 +212,9 @@ class _Creation:
     ) -> Submission:
         """A part, sent now or found to have been sent before."""
         if before is not None:
-            settle = self._options.get("settle_seconds", SETTLE_SECONDS)
-            found = await find_part(self._runtime, plan, part, before, settle)
+            # Nobody knows for how long its sender was at it, who may have died a moment ago.
+            until = self._runtime.clock.now_us() / 1e6 + self._options.get("settle_seconds", SETTLE_SECONDS)
+            found = await find_part(self._runtime, plan, part, before, until)
             if found is not None:
                 return found
         places = plan.places(part)
@@ -242,7 +251,7 @@ class _Creation:
             _begun(runtime)[plan.batch_id][1][part] = sent
             intent = BatchSubmitting(**_about(plan), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
-            await runtime.host.secure()  # before it is sent: the next process must know what to look for
+            await share(runtime)  # before it is sent: the next process must know what to look for
             return JobAsAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
 
         def publish(answer: JobAsAnswer) -> None:
@@ -308,16 +317,28 @@ async def resume_batch(
     submissions = submissions_of(stored)
     for part, sent in list(submissions.items()):
         if sent.job is None:
-            submissions[part] = await find_part(runtime, plan, part, sent, settle_seconds) or sent
+            until = sent.began_at + settle_seconds
+            submissions[part] = await find_part(runtime, plan, part, sent, until) or sent
     handle = _known(runtime, BatchHandle(runtime, plan, requests, polling, submissions))
     await handle.refresh()
     return handle
 
 
 async def find_part(
-    runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, settle_seconds: float
+    runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """A part whose creation was never confirmed, as the provider lists it. None if it surely was never created."""
+    """A part whose creation was never confirmed, as the provider lists it.
+
+    Args:
+        runtime: The engine's parts.
+        plan: The batch's plan.
+        part: The number of the part.
+        sent: What is known of its sending.
+        until: When the job would be listed, if it was ever created, in seconds since the epoch.
+
+    Returns:
+        None if it was never created.
+    """
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in _MAYBE_SENT:
         return None  # the provider refused it
@@ -333,7 +354,7 @@ async def find_part(
         job = await with_adapter(runtime, plan.decision.provider, find)
         if job is not None:
             break
-        left = sent.began_at + settle_seconds - runtime.clock.now_us() / 1e6
+        left = until - runtime.clock.now_us() / 1e6
         if left <= 0:
             return None
         await anyio.sleep(min(left, _LOOK_EVERY))
@@ -411,6 +432,18 @@ _BEGUN: WeakKeyDictionary[Runtime, dict[str, _Begun]] = WeakKeyDictionary()
 def _begun(runtime: Runtime) -> dict[str, _Begun]:
     """The batches that this engine has begun to create."""
     return _BEGUN.setdefault(runtime, {})
+
+
+def _has_job(sent: Submission | None) -> bool:
+    return sent is not None and sent.job is not None
+
+
+_TURNS: WeakKeyDictionary[Runtime, WeakValueDictionary[str, anyio.Lock]] = WeakKeyDictionary()
+
+
+def _turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
+    """Whose turn it is, among the tasks of this engine, to create a batch."""
+    return _TURNS.setdefault(runtime, WeakValueDictionary()).setdefault(batch_id, anyio.Lock())
 
 
 _HANDLES: WeakKeyDictionary[Runtime, WeakValueDictionary[str, BatchHandle]] = WeakKeyDictionary()

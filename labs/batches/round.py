@@ -78,11 +78,11 @@ class Round:
         return started(PROGRAM, does, server.url, self.store, self.wire, *self.texts)
 
     def trouble(self, server: BatchServer) -> None:
-        """A program, perhaps one that looks on, some faults, and a kill."""
+        """A program, perhaps others that create the same and one that looks on, some faults, and a kill."""
         faults = self.chance.choices(self.faults, k=self.chance.randint(0, 3))
         server.fail(*faults)
         self.counts["faults"] += len(faults)
-        programs = [self.start(server)]
+        programs = [self.start(server) for _ in range(self.chance.choice((1, 1, 2, 3)))]
         if self.chance.random() < 0.4:
             programs.append(self.start(server, "looks on"))
         until = time.monotonic() + self.chance.uniform(0.4, 2.5)
@@ -92,10 +92,13 @@ class Round:
             if restarts and self.chance.random() < 0.02:
                 self.restart(server)
                 restarts = False
+        self.chance.shuffle(programs)
         for program in programs:
             self.counts["killed"] += program.poll() is None
             program.kill()
             program.communicate()
+            if self.chance.random() < 0.5:  # whoever waited for it goes on
+                time.sleep(self.chance.uniform(0.0, 0.6))
 
     def restart(self, server: BatchServer) -> None:
         self.counts["restarts of the provider"] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from .connection import name_of
 from .database import EVER_US, SCHEMA, Database
 from .errors import unstorable
 from .nodes.ledger import SLICES, slice_rows
+from .nodes.named_lock import named_lock
 from .nodes.ownership import NODES, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
 from .schema.migrations import migrate
@@ -148,6 +150,9 @@ class PostgresStore(SqlStore):
         await self._open_at_last()
         await uninterrupted(self._store(envelopes))
         await self._sums.stored(len(envelopes))
+
+    def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
+        return named_lock(self._database, name)
 
     async def _open_at_last(self) -> None:
         """Open the database, if it could not be reached when the store was opened."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,9 @@ from bus.errors import StoreError, StoreUnavailable
 _MAGIC = b"SQLite format 3\0"
 _LOG_FORMAT_AT = 18
 _LOCK_TIMEOUT_SECONDS = 10.0
+
+_TURN_SECONDS = 0.1
+"""The time between two attempts to take a lock that somebody may hold for minutes."""
 
 
 def create_private(path: Path) -> None:
@@ -115,6 +119,13 @@ class HeldFile:
             return
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
+    def is_at(self, path: Path) -> bool:
+        """Whether this is the file that is there under its name."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Close the file, and with that end its lock. Closing twice is harmless."""
         if self in _held:
@@ -170,6 +181,38 @@ class FileLock:
         self._file.close()
 
 
+# -- Names
+
+
+@contextlib.asynccontextmanager
+async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
+    """Hold a lock that bears a name, on a file that is there for as long. It waits for its turn.
+
+    Raises:
+        StoreUnavailable: The file can't be made.
+    """
+    path = database.with_name(f"{database.name}.lock-{sha256(name.encode()).hexdigest()[:16]}")
+    try:
+        while (file := _locked(path)) is None:  # noqa: ASYNC110 - another process tells nobody
+            await anyio.sleep(_TURN_SECONDS)
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        remove_quietly(path)
+        file.close()
+
+
+def _locked(path: Path) -> HeldFile | None:
+    """The file with its lock; None if somebody else has that, or took the file away just now."""
+    file = HeldFile(path, os.O_RDWR | os.O_CREAT)
+    if file.try_lock() and file.is_at(path):
+        return file
+    file.close()
+    return None
+
+
 # -- Runs
 
 
@@ -201,10 +244,7 @@ class RunLock:
     @property
     def is_in_place(self) -> bool:
         """Whether the file is still there under its name. Without it, nobody else sees the lock."""
-        try:
-            return os.path.samestat(os.fstat(self._file.descriptor), os.stat(self._path))
-        except OSError:
-            return False
+        return self._file.is_at(self._path)
 
     def close(self) -> None:
         """Let go of the lock. The file stays, if it is there."""

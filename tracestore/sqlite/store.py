@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -23,6 +24,7 @@ from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
 from .database import Database, Durability
+from .files import named_lock
 from .trace_file import TraceFile
 
 
@@ -85,6 +87,9 @@ class TraceStore(SqlStore):
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)
+
+    def exclusive(self, name: str) -> AbstractAsyncContextManager[None]:
+        return named_lock(self.path, name)
 
     def tell(self, told: Callable[[Batch], object]) -> None:
         """Have somebody told each batch when it is committed, in the event loop. There is one at most."""

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import psycopg
 import pytest
 
@@ -76,6 +77,26 @@ def test_what_an_address_says_of_us_must_make_sense() -> None:
     with pytest.raises(ValueError, match="the address says team_b"):
         PostgresStore("postgresql://h/d?schema=team_b", schema="team_a")
     assert PostgresStore("postgresql://h/d?schema=team_b").schema == "team_b"
+
+
+async def test_a_lock_is_held_through_a_pooler(pooled: str, tmp_path: Path) -> None:
+    """However many transactions go on meanwhile, over the same connections."""
+    entered = anyio.Event()
+
+    async def enter(store: PostgresStore) -> None:
+        async with store.exclusive("night"):
+            entered.set()
+
+    async with (
+        PostgresStore(pooled, path=tmp_path / "one") as one,
+        PostgresStore(pooled, path=tmp_path / "other") as other,
+        anyio.create_task_group() as group,
+    ):
+        async with one.exclusive("night"):
+            group.start_soon(enter, other)
+            for _ in range(20):
+                await one.last_event_id()
+            assert not entered.is_set()
 
 
 async def test_everything_arrives_through_a_pooler(
