@@ -135,6 +135,23 @@ async def test_what_was_secured_when_all_failed_is_there_at_the_next_start(tmp_p
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
 
 
+async def test_a_file_that_another_process_takes_up_meanwhile_is_taken_up(tmp_path: Path) -> None:
+    """Two that start at once both find it; whoever comes later to it finds what it held in the store."""
+    file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
+    make = Maker()
+    file.append([make(ActorStarted(actor=f"a{n}")) for n in range(6)])
+    file.close()
+    async with TraceStore(tmp_path / "trace.db") as store:
+
+        async def overtaken(events: Sequence[Envelope]) -> None:
+            if leftovers(store.path):
+                assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+            await store.write(events)
+
+        assert await adopt_leftovers(store.path, overtaken, own=None, batch_events=2)
+        assert [envelope.seq for envelope in await store.events()] == list(range(1, 7))
+
+
 async def test_files_of_one_run_are_taken_up_in_the_order_of_their_events(tmp_path: Path) -> None:
     """Whatever their names and times say: what was spilled first, then what was copied."""
     database, make = tmp_path / "trace.db", Maker()

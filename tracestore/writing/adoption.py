@@ -47,6 +47,8 @@ async def adopt_leftovers(
                 offset, events = end, events + len(batch)
             path.unlink(missing_ok=True)
             _log.info("spill_adopted", file=str(path), events=events)
+        except FileNotFoundError:
+            continue  # another process has adopted it meanwhile, and removes it only when all of it is written
         except (StoreError, OSError) as error:
             _log.warning("spill_not_adopted", file=str(path), error=str(error))
             return False
