@@ -24,7 +24,7 @@ models:
 KILLED = """
     import sys
     import anyio
-    from tests.engine.background.engines import die_in_a_turn
+    from tests.support.background_engines import die_in_a_turn
 
     anyio.run(die_in_a_turn, *sys.argv[1:], "streamed", "TextDelta")
 """

@@ -3,17 +3,20 @@
 `Books` is pure: it is told the time. `BooksTransport` is a network to it on the tests' own time, and `main` serves
 it in a process of its own, on the time of the clock on the wall:
 
-    python -m tests.support.background_server [PACE]
+    python -m tests.support.background_server [PACE [FOLDER [PORT]]]
 
-A reply has numbered events, one more every `pace` seconds. The words of its request decide what becomes of it:
+With a FOLDER it knows all replies there when it is started again. A reply has numbered events, one more every
+`pace` seconds. The first word of its request decides what becomes of it:
 
-    "fail"    it fails after its first words
-    "short"   it ends at the limit of its tokens
+    fail     it fails after its first words
+    short    it ends at the limit of its tokens
+    say      it says the words behind that
 
-A fault strikes once, at the next request for which it is meant:
+A fault strikes once, at the next request for which it is meant. POST /faults takes a JSON list; null forgets them:
 
-    refuse       the connection isn't made
+    refuse       the connection isn't made; or it is, and closes before anything is carried out
     lose         the request is carried out, and its answer is lost
+    hold         the request is carried out, and nobody says so
     busy         503 before anything is carried out
     cut N        the stream breaks after N bytes of events
     silent       the stream opens and says nothing any more
@@ -26,36 +29,39 @@ A fault strikes once, at the next request for which it is meant:
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Lock, Thread
-from typing import Any
+from threading import Lock
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
-from urllib.request import urlopen
 
 import anyio
 
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import NetworkError
 
-ROOT = Path(__file__).resolve().parents[2]
+from .server_process import ServerProcess, faults_after, serve
 
 THOUGHT = "First the moon, then the tides."
 WORDS = "The tide comes in, and the tide goes out; twice a day, says Ω the moon."
 SENT, SAID_PER_PIECE = 1013, 7
+
+BUSY = 503, {"error": {"message": "busy", "type": "server_error"}}
+NO_STREAM = 400, {"error": {"message": "no stream", "type": "invalid_request_error"}}
 
 
 def _pieces(text: str, size: int = 6) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
-def _last_words(body: Mapping[str, Any]) -> str:
+def last_words(body: Mapping[str, Any]) -> str:
+    """What a request says last."""
     content = body["input"][-1]["content"]
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
@@ -68,8 +74,11 @@ class Made:
     body: dict[str, Any]
     began: float
     ended: float | None = None  # when it was cancelled
-    looked: int = 0
-    script: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def script(self) -> list[dict[str, Any]]:
+        """All its events."""
+        return _script(self)
 
     @property
     def streamed(self) -> bool:
@@ -79,17 +88,29 @@ class Made:
 class Books:
     """What the provider knows. Every method is told the time, in seconds."""
 
-    def __init__(self, pace: float = 1.0) -> None:
+    def __init__(self, pace: float = 1.0, path: Path | None = None) -> None:
         self.pace = pace
         self.made: dict[str, Made] = {}
         self.cancels: list[str] = []
+        self._path = path
+        if path is not None and path.exists():
+            made, self.cancels = json.loads(path.read_text())
+            self.made = {each["id"]: Made(**each) for each in made}
+
+    def _keep(self) -> None:
+        if self._path is not None:
+            kept = ("id", "body", "began", "ended")
+            made = [{name: getattr(each, name) for name in kept} for each in self.made.values()]
+            fresh = self._path.with_suffix(".new")
+            fresh.write_text(json.dumps([made, self.cancels]))
+            fresh.rename(self._path)
 
     def create(self, body: dict[str, Any], now: float) -> Made:
         """A reply that begins now."""
         began = now if body.get("background") else now - 1e6  # else it is whole at once
         reply = Made(f"resp_{len(self.made) + 1}", body, began)
-        reply.script = _script(reply)
         self.made[reply.id] = reply
+        self._keep()
         return reply
 
     def events(self, reply: Made, after: int, now: float) -> list[dict[str, Any]]:
@@ -122,7 +143,26 @@ class Books:
         self.cancels.append(reply.id)
         if reply.ended is None and not self.is_over(reply, now):
             reply.ended = now
+        self._keep()
         return self.look(reply, now)
+
+    def answer(self, method: str, path: str, query: str, body: bytes, now: float) -> tuple[int, Any] | Told:
+        """The answer to a request: a status and what is said with it, or a stream that is told from now on."""
+        if method == "POST" and path == "responses":
+            made = self.create(json.loads(body), now)
+            return Told(self, made) if made.streamed else (200, self.look(made, now))
+        _, response_id, *action = path.split("/")
+        known = self.made.get(response_id)
+        if known is None:
+            return 404, {"error": {"message": f"Response {response_id} not found.", "type": "not_found"}}
+        if action == ["cancel"]:
+            return 200, self.cancel(known, now)
+        asked = parse_qs(query)
+        if asked.get("stream") != ["true"]:
+            return 200, self.look(known, now)
+        if not known.streamed:
+            return NO_STREAM
+        return Told(self, known, int(asked.get("starting_after", ["-1"])[0]))
 
     def bill(self, now: float) -> dict[str, tuple[int, int]]:
         """The input and output tokens of each reply that is billed."""
@@ -167,10 +207,10 @@ def _message(text: str, status: str = "completed") -> dict[str, Any]:
 
 def _script(reply: Made) -> list[dict[str, Any]]:
     """All events of a reply."""
-    words = _last_words(reply.body)
+    fate, _, behind = last_words(reply.body).partition(" ")
     thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": THOUGHT}]}
-    spoken = _pieces(WORDS)[: 3 if words in ("fail", "short") else None]
-    message = _message("".join(spoken), "incomplete" if words == "short" else "completed")
+    spoken = _pieces(behind if fate == "say" else WORDS)[: 3 if fate in ("fail", "short") else None]
+    message = _message("".join(spoken), "incomplete" if fate == "short" else "completed")
     events: list[dict[str, Any]] = [
         {"type": "response.queued", "response": _response(reply, "queued", [], None)},
         {"type": "response.created", "response": _response(reply, "in_progress", [], None)},
@@ -192,14 +232,14 @@ def _script(reply: Made) -> list[dict[str, Any]]:
             for piece in spoken
         ),
     ]
-    if words == "fail":
+    if fate == "fail":
         error = {"code": "server_error", "message": "The model fell asleep."}
         failed = _response(reply, "failed", [], None)
         events.append({"type": "response.failed", "response": {**failed, "error": error}})
     else:
         events.append({"type": "response.output_item.done", "output_index": 1, "item": message})
-        status = "incomplete" if words == "short" else "completed"
-        details = {"incomplete_details": {"reason": "max_output_tokens"}} if words == "short" else {}
+        status = "incomplete" if fate == "short" else "completed"
+        details = {"incomplete_details": {"reason": "max_output_tokens"}} if fate == "short" else {}
         whole = _response(reply, status, [thought, message], _usage(events), **details)
         events.append({"type": f"response.{status}", "response": whole})
     return [{**event, "sequence_number": number} for number, event in enumerate(events)]
@@ -208,6 +248,46 @@ def _script(reply: Made) -> list[dict[str, Any]]:
 def sse(event: Mapping[str, Any]) -> bytes:
     """An event as it goes over the wire."""
     return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+
+
+class Told:
+    """A stream, as far as it was told. Whoever tells it waits for the time and writes the pieces."""
+
+    def __init__(self, books: Books, made: Made, after: int = -1) -> None:
+        self._books, self._made, self._after = books, made, after
+        self._left = 10**9
+        self._fault = ""
+
+    def strike(self, fault: str) -> None:
+        """Have a fault strike it."""
+        kind, _, number = fault.partition(" ")
+        self._fault = fault
+        if kind == "cut":
+            self._left = int(number)
+        if kind == "twice":
+            self._after = max(self._after - 3, -1)
+
+    def piece(self, now: float) -> bytes | None:
+        """What comes of it now; nothing if that is nothing yet, and None at its end.
+
+        Raises:
+            NetworkError: The connection breaks.
+        """
+        if self._fault == "silent":
+            return b""
+        if self._fault in ("end", "garbage"):
+            text = b'data: {"type": "respo\n\n' if self._fault == "garbage" else None
+            self._fault = "end"
+            return text
+        new = self._books.events(self._made, self._after, now)
+        if new and self._left == 0:
+            raise NetworkError("the connection broke")
+        if not new:
+            return None if self._books.is_over(self._made, now) else b""
+        self._after = new[-1]["sequence_number"]
+        text = b"".join(map(sse, new))[: self._left]
+        self._left -= len(text)
+        return text
 
 
 # -- on the tests' own time
@@ -237,34 +317,18 @@ class BooksTransport:
         if self.key and request.headers["authorization"] != f"Bearer {self.key}":
             return _Whole(401, {"error": {"message": "Incorrect API key", "type": "invalid_request_error"}})
         if fault == "busy":
-            return _Whole(503, {"error": {"message": "busy", "type": "server_error"}})
-        reply = self._carried_out(request, path, parse_qs(query), fault)
+            return _Whole(*BUSY)
+        answer = self.books.answer(request.method, path, query, bytes(request.body), anyio.current_time())
+        if fault == "hold":
+            await anyio.sleep_forever()
         if fault == "lose":
             raise NetworkError("the connection was lost")
-        return reply
-
-    def _carried_out(
-        self, request: HttpRequest, path: str, query: Mapping[str, list[str]], fault: str
-    ) -> HttpReply:
-        now = anyio.current_time()
-        if request.method == "POST" and path == "responses":
-            body = json.loads(request.body)
-            made = self.books.create(body, now)
-            if made.streamed:
-                return _Stream(self.books, made, -1, fault)
-            return _Whole(200, self.books.look(made, now))
-        _, response_id, *action = path.split("/")
-        made_before = self.books.made.get(response_id)
-        if made_before is None:
-            return _Whole(404, {"error": {"message": f"Response {response_id} not found.", "type": "not_found"}})
-        if action == ["cancel"]:
-            return _Whole(200, self.books.cancel(made_before, now))
-        if query.get("stream") != ["true"]:
-            return _Whole(200, self.books.look(made_before, now))
-        if fault == "no stream" or not made_before.streamed:
-            return _Whole(400, {"error": {"message": "no stream", "type": "invalid_request_error"}})
-        after = int(query.get("starting_after", ["-1"])[0])
-        return _Stream(self.books, made_before, max(after - 3, -1) if fault == "twice" else after, fault)
+        if isinstance(answer, tuple):
+            return _Whole(*answer)
+        if fault == "no stream" and request.method == "GET":
+            return _Whole(*NO_STREAM)
+        answer.strike(fault)
+        return _Stream(answer, self.books.pace)
 
 
 class _Whole:
@@ -285,38 +349,17 @@ class _Whole:
 class _Stream:
     status = 200
 
-    def __init__(self, books: Books, made: Made, after: int, fault: str) -> None:
+    def __init__(self, told: Told, pace: float) -> None:
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream"}
-        self._books, self._made, self._after, self._fault = books, made, after, fault
-        kind, _, number = fault.partition(" ")
-        self._left = int(number) if kind == "cut" else 10**9
+        self._told, self._pace = told, pace
 
     async def chunk(self) -> bytes | None:
         await anyio.lowlevel.checkpoint()
-        if self._fault == "silent":
-            await anyio.sleep_forever()
-        if self._fault in ("end", "garbage"):
-            text = b'data: {"type": "respo\n\n' if self._fault == "garbage" else None
-            self._fault = "end"
-            return text
         while True:
-            now = anyio.current_time()
-            new = self._books.events(self._made, self._after, now)
-            if new:
-                break
-            if self._books.is_over(self._made, now):
-                return None
-            await anyio.sleep(self._books.pace)
-        self._after = new[-1]["sequence_number"]
-        text = b"".join(map(sse, new))
-        if len(text) > self._left:
-            self._fault, cut = "broken", text[: self._left]
-            self._left = 0
-            if not cut:
-                raise NetworkError("the connection broke")
-            return cut
-        self._left -= len(text)
-        return text
+            piece = self._told.piece(anyio.current_time())
+            if piece != b"":
+                return piece
+            await anyio.sleep(self._pace)
 
     async def aclose(self) -> None:
         pass
@@ -328,6 +371,7 @@ class _Stream:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     books: Books
+    faults: ClassVar[list[str]] = []
     lock = Lock()
 
     def log_message(self, *_: object) -> None:
@@ -335,35 +379,48 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
-        path = urlsplit(self.path).path
-        with self.lock:
-            if path.endswith("/cancel"):
-                self._json(200, self.books.cancel(self.books.made[path.split("/")[-2]], time.monotonic()))
-            else:
-                made = self.books.create(json.loads(body), time.monotonic())
-        if path.endswith("/responses"):
-            if made.streamed:
-                self._stream(made, -1)
-            else:
-                self._json(200, self.books.look(made, time.monotonic()))
+        if self.path == "/faults":
+            with self.lock:
+                self.faults[:] = faults_after(self.faults, json.loads(body))
+            self._say(200, {})
+        else:
+            self._answer(body)
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        if parts.path == "/books":
-            now = time.monotonic()
-            made = {one.id: {"status": self.books.look(one, now)["status"]} for one in self.books.made.values()}
-            self._json(200, {"made": made, "bill": self.books.bill(now), "cancels": self.books.cancels})
+        if self.path != "/books":
+            self._answer(b"")
             return
-        query = parse_qs(parts.query)
-        made_before = self.books.made.get(parts.path.rpartition("/")[2])
-        if made_before is None:
-            self._json(404, {"error": {"message": "Response not found.", "type": "not_found"}})
-        elif query.get("stream") == ["true"]:
-            self._stream(made_before, int(query.get("starting_after", ["-1"])[0]))
-        else:
-            self._json(200, self.books.look(made_before, time.monotonic()))
+        with self.lock:
+            now = time.monotonic()
+            made = {
+                one.id: {"status": self.books.look(one, now)["status"], "words": last_words(one.body)}
+                for one in self.books.made.values()
+            }
+            told = {"made": made, "bill": self.books.bill(now), "cancels": self.books.cancels}
+        self._say(200, told)
 
-    def _json(self, status: int, value: Any) -> None:
+    def _answer(self, body: bytes) -> None:
+        parts = urlsplit(self.path)
+        with self.lock:
+            fault = self.faults.pop(0) if self.faults else ""
+            refused = fault in ("refuse", "busy")
+            path = parts.path.partition("/v1/")[2]
+            answer: Any = refused or self.books.answer(self.command, path, parts.query, body, time.monotonic())
+        if fault == "hold":
+            self.rfile.read(1)  # until the connection closes
+        if fault in ("refuse", "hold", "lose"):
+            self.close_connection = True
+        elif fault == "busy":
+            self._say(*BUSY)
+        elif isinstance(answer, tuple):
+            self._say(*answer)
+        elif fault == "no stream" and self.command == "GET":
+            self._say(*NO_STREAM)
+        else:
+            answer.strike(fault)
+            self._tell(answer)
+
+    def _say(self, status: int, value: Any) -> None:
         body = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -371,59 +428,44 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _stream(self, made: Made, after: int) -> None:
+    def _tell(self, told: Told) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
+        self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         self.close_connection = True
-        with suppress(OSError):  # whoever reads may leave
-            while True:
-                now = time.monotonic()
-                for event in self.books.events(made, after, now):
-                    after = event["sequence_number"]
-                    self.wfile.write(sse(event))
-                self.wfile.flush()
-                if self.books.is_over(made, now):
-                    return
-                time.sleep(self.books.pace)
+        with suppress(OSError, NetworkError):  # whoever reads may leave
+            while (piece := self._piece(told)) is not None:
+                if piece:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                else:
+                    time.sleep(self.books.pace)
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _piece(self, told: Told) -> bytes | None:
+        with self.lock:
+            return told.piece(time.monotonic())
 
 
-class BackgroundServer:
-    """The server, seen from the tests."""
+class BackgroundServer(ServerProcess):
+    """The server's process, as a test sees it."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def books(self) -> dict[str, Any]:
-        """The replies that were made, what is billed, and what was cancelled."""
-        with urlopen(f"{self.url}/books") as reply:
-            found: dict[str, Any] = json.loads(reply.read())
-        return found
+    def __init__(self, pace: float = 0.02, folder: Path | None = None) -> None:
+        super().__init__("tests.support.background_server", pace, folder or "")
 
 
 @contextmanager
-def background_server(pace: float = 0.02) -> Iterator[BackgroundServer]:
-    """A server in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.background_server", str(pace)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield BackgroundServer(process.stdout.readline().strip())
-        finally:
-            process.kill()
+def background_server(pace: float = 0.02, folder: Path | None = None) -> Iterator[BackgroundServer]:
+    """A running server, which is gone afterwards."""
+    with BackgroundServer(pace, folder) as server:
+        yield server
 
 
 def main() -> None:
     """Serve until stdin is closed."""
-    _Handler.books = Books(float(sys.argv[1]) if len(sys.argv) > 1 else 0.02)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
-    sys.stdout.flush()
-
-    Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()
+    pace, folder, port = (*sys.argv[1:], *("0.02", "", "0")[len(sys.argv) - 1 :])
+    _Handler.books = Books(float(pace), Path(folder) / "replies.json" if folder else None)
+    serve(_Handler, int(port))
 
 
 if __name__ == "__main__":

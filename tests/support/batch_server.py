@@ -25,26 +25,25 @@ POST /faults takes a JSON list, and each fault strikes once, at the next request
     "lose look"       a look at a job gets no answer
     "foreign create"  somebody else makes a job of the same size at the same moment
 
-GET /books tells the jobs that were made, with their marks, and the requests that are billed.
+GET /books tells the jobs that were made, with their marks and what became of each request, and the requests that
+are billed.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email import message_from_bytes
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
-ROOT = Path(__file__).resolve().parents[2]
+from .server_process import ServerProcess, faults_after, serve
 
 
 def tokens_of(text: str) -> tuple[int, int]:
@@ -199,7 +198,11 @@ class Books:
                 job["results"][key] = "failed" if "fail" in text else "expired" if "late" in text else "answered"
 
     def told(self) -> dict[str, Any]:
-        jobs = [{name: job[name] for name in ("id", "mark", "model", "status")} for job in self.jobs.values()]
+        told = ("id", "wire", "mark", "model", "status", "results")
+        jobs = [
+            {**{name: job[name] for name in told}, "keys": [key for key, _, _ in job["requests"]]}
+            for job in self.jobs.values()
+        ]
         billed = [
             key for job in self.jobs.values() for key, result in job["results"].items() if result == "answered"
         ]
@@ -280,8 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         """Do what is asked. Returns whether the answer is never given."""
         path = urlsplit(self.path).path
         if path == "/faults":
-            told = json.loads(body)
-            BOOKS.faults = [] if told is None else BOOKS.faults + told
+            BOOKS.faults = faults_after(BOOKS.faults, json.loads(body))
             BOOKS.keep()
             self._say({})
         elif path.endswith(("/cancel", ":cancel")):
@@ -505,70 +507,24 @@ def _files(job: dict[str, Any], output: str, error: str, *, over: bool) -> dict[
 # -- for tests
 
 
-class BatchServer:
+class BatchServer(ServerProcess):
     """The server's process, as a test sees it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port = 0
-        self.url = ""
-        self.start()
-
-    def start(self) -> None:
-        """Start it, at the address that it had."""
-        module = [sys.executable, "-m", "tests.support.batch_server", str(self._folder), str(self._port)]
-        self._process = subprocess.Popen(
-            module, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
-        self._port = int(self.url.rpartition(":")[2])
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.communicate()
-
-    def fail(self, *faults: str) -> None:
-        """Have faults strike."""
-        request = Request(f"{self.url}/faults", json.dumps(faults).encode(), method="POST")
-        with urlopen(request, timeout=10) as reply:
-            reply.read()
-
-    def forgive(self) -> None:
-        """Have no fault strike any more."""
-        request = Request(f"{self.url}/faults", b"null", method="POST")
-        with urlopen(request, timeout=10) as reply:
-            reply.read()
-
-    def books(self) -> dict[str, Any]:
-        """What was made and what is billed."""
-        with urlopen(f"{self.url}/books", timeout=10) as reply:
-            books: dict[str, Any] = json.loads(reply.read())
-        return books
+        super().__init__("tests.support.batch_server", folder)
 
 
 @contextmanager
 def batch_server(folder: Path) -> Iterator[BatchServer]:
     """A running server, which is gone afterwards."""
-    server = BatchServer(folder)
-    try:
+    with BatchServer(folder) as server:
         yield server
-    finally:
-        server.kill()
 
 
 def main() -> None:
     global BOOKS
     BOOKS = Books(Path(sys.argv[1]))
-    server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 0), Handler)
-    server.daemon_threads = True
-    sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
-    sys.stdout.flush()
-    from threading import Thread
-
-    Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdin.read()
+    serve(Handler, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 
 
 if __name__ == "__main__":

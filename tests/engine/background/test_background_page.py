@@ -14,7 +14,7 @@ from adapters.videos import PollPolicy
 from bus.errors import CancelledError
 from engine import Engine
 from tests.book.snippets import DOCS, definitions
-from tests.engine.background.engines import MODEL, engine_at
+from tests.support.background_engines import MODEL, engine_at
 from tests.support.background_server import WORDS, BackgroundServer, background_server
 from tests.support.virtual_time import runs_on
 

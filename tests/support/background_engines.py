@@ -11,6 +11,7 @@ from typing import Any
 
 from adapters import AdapterConfig
 from engine import Budget, Engine, ModelRegistry
+from tests.support.batch_wires import QUICKLY
 from tests.support.engines import entry, model, serving
 from tracestore import CallFilter, CallRow, PriceRow, PriceTable
 
@@ -25,7 +26,7 @@ def nano_of(sent: int, said: int) -> int:
 
 
 def registry(url: str) -> ModelRegistry:
-    config = AdapterConfig(api_key="sk-1", base_url=url, options={"quirks": "openai"})
+    config = AdapterConfig(api_key="sk-1", base_url=url, retry=QUICKLY, options={"quirks": "openai"})
     return serving(model(MODEL), openai=entry("openai", "openai", config))
 
 
