@@ -29,7 +29,7 @@ class BackgroundMethods:
             session_id: A session; None is all, and calls without one.
 
         Raises:
-            StoreError: The trace can't be read.
+            StoreError: The trace can't be read, or what an earlier process left beside it.
         """
         from .taking_up import open_replies
 

@@ -9,21 +9,22 @@ from ..conversation.options import TurnOptions, merged
 from ..conversation.turn import Turn
 from ..conversation.turn_context import FirstIds
 from ..runtime.runtime import Runtime
+from ..runtime.settled import settled_store
 from ..sessions.state import SessionState
 
 
 async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
     """See `BackgroundMethods.open_replies`."""
     await runtime.host.start()
+    store = await settled_store(runtime)
     if runtime.store is None:
         return []
-    await runtime.host.settle()
     node = runtime.node
     if node is not None and node.ownership is not None:
         state = None if session_id is None else runtime.sessions.states.get(session_id)
         shared = await node.shared_trace()
         return await shared.open_replies(session_id, owned=state is not None and bool(state.epoch))
-    return await runtime.store.open_replies(session_id) if runtime.store.is_open else []
+    return [] if store is None else await store.open_replies(session_id)
 
 
 def turn_of_reply(

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 from bus import Log
 from bus.errors import StoreError
-from tracestore import CountedCall, Store, StoredBatch
+from tracestore import CountedCall, StoredBatch
 
 from ..runtime.runtime import Runtime
+from ..runtime.settled import settled_store
 
 _log = Log("engine.batches")
 
@@ -21,10 +22,10 @@ async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
     Whoever comes next reads in the trace what was done here.
 
     Raises:
-        StoreError: The trace can't be used.
+        StoreError: The trace can't be read.
     """
-    store = runtime.store
-    if store is None or not store.is_open:
+    store = await settled_store(runtime)
+    if store is None:
         yield
         return
     async with store.exclusive(f"batch {batch_id}"):
@@ -51,7 +52,7 @@ async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
     Raises:
         StoreError: The trace can't be read.
     """
-    store = await _readable(runtime)
+    store = await settled_store(runtime)
     return None if store is None else await store.batch(batch_id)
 
 
@@ -61,7 +62,7 @@ async def stored_batches(runtime: Runtime, limit: int) -> list[StoredBatch]:
     Raises:
         StoreError: The trace can't be read.
     """
-    store = await _readable(runtime)
+    store = await settled_store(runtime)
     return [] if store is None else await store.batches(limit)
 
 
@@ -71,16 +72,5 @@ async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, 
     Raises:
         StoreError: The trace can't be read.
     """
-    store = await _readable(runtime)
+    store = await settled_store(runtime)
     return {} if store is None else await store.counted_calls(call_ids)
-
-
-async def _readable(runtime: Runtime) -> Store | None:
-    """The trace with all that is known of batches: a process that died may have sent one just before."""
-    if runtime.store is None:
-        return None
-    if not await runtime.host.settle():
-        raise StoreError(
-            f"what an earlier process left beside {runtime.store.path} can't be read now; see the log"
-        )
-    return runtime.store if runtime.store.is_open else None

@@ -123,6 +123,8 @@ class CallEvents:
     """The number of tokens that the model may write; None without a limit."""
     began_us: int | None = None
     """When the call began, in microseconds since the Unix epoch, if another process began it."""
+    attempts_before = 0
+    """The number of attempts that another process has made of it, before the one that is taken up."""
     on_accepted: Callable[[], object] | None = None
     """Is told when the provider goes on with the reply in the background, before that is published."""
     accepted = False
@@ -180,6 +182,8 @@ class CallEvents:
         """
         if self.over:
             return None
+        if self.attempts_before:
+            report = msgspec.structs.replace(report, attempt=report.attempt + self.attempts_before)
         if (
             isinstance(report, AttemptStarted)
             and self._last_error is not None

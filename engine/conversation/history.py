@@ -37,7 +37,7 @@ class TurnHistory:
 
     def begin(self, new: Sequence[Message]) -> None:
         """Take in the messages that the turn says, each with an id; the first one has the turn's ULID."""
-        own = "msg" + self._turn_id.removeprefix("trn")
+        own = _own_id(self._turn_id)
         self.pending = [
             message if message.id else msgspec.structs.replace(message, id=self._new_id() if place else own)
             for place, message in enumerate(new)
@@ -74,6 +74,15 @@ class TurnHistory:
         if self._kept_ahead:
             self._runtime.sessions.publish_setup(self._state)
 
+    def forget_question(self, turn_id: str) -> None:
+        """Take back what an earlier turn had stored ahead, as the reply to it was taken up and came to nothing."""
+        messages = self._state.messages
+        own = _own_id(turn_id)
+        start = next((place for place, message in enumerate(messages) if message.id == own), len(messages))
+        if start < len(messages) and all(message.role is Role.USER for message in messages[start:]):
+            del messages[start:]
+            self._runtime.sessions.publish_setup(self._state)
+
     def _new_id(self) -> str:
         return self._runtime.clock.new_id("msg")
 
@@ -93,3 +102,8 @@ class TurnHistory:
             turn_id=self._turn_id,
             message_id=message.id,
         )
+
+
+def _own_id(turn_id: str) -> str:
+    """The id of a turn's first message."""
+    return "msg" + turn_id.removeprefix("trn")

@@ -185,6 +185,7 @@ class Step:
         call.on_accepted = turn.on_accepted
         if request.response_id and turn.takes_up is not None:
             call.began_us = turn.takes_up.started_us
+            call.attempts_before = turn.takes_up.attempt - 1
         return call
 
 

@@ -484,6 +484,8 @@ class Turn(TurnContext):
             self.status = self._status_of(error)
             if not self._left:
                 self._history.forget_ahead()
+                if self.takes_up is not None and self.spending.calls:  # so its reply is open no more
+                    self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
         for step in self.steps:

@@ -13,14 +13,15 @@ import pytest
 
 from adapters.background import exchanges
 from adapters.videos import PollPolicy
-from bus.errors import CallboardError, CancelledError, OutcomeUnknownError
+from bus.errors import CallboardError, CancelledError, OutcomeUnknownError, StoreError
 from bus.streams.events import TextDelta
 from engine import Budget, Engine
-from tests.engine.background.engines import MODEL, PRICES, calls_in, engine_at, nano_of
+from tests.support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of
 from tests.support.background_server import SENT, WORDS, BackgroundServer, background_server
 from tests.support.programs import ended
 from tests.support.virtual_time import backend
 from tracestore import OpenReply, PriceRow, PriceTable
+from tracestore.writing import writer
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +63,7 @@ async def check_one_call(engine: Engine, server: BackgroundServer, before: set[s
 KILLED = """
     import sys
     import anyio
-    from tests.engine.background.engines import die_in_a_turn
+    from tests.support.background_engines import die_in_a_turn
 
     anyio.run(die_in_a_turn, *sys.argv[1:])
 """
@@ -102,7 +103,14 @@ async def test_a_killed_session_goes_on_with_its_reply(
         assert [message.text for message in session.messages] == ["the moon?", WORDS, "and now?", WORDS]
 
 
-async def leave(server: BackgroundServer, store: Path | str, *, session: bool = True, **options: object) -> None:
+async def leave(
+    server: BackgroundServer,
+    store: Path | str,
+    *,
+    session: bool = True,
+    words: str = "the moon?",
+    **options: object,
+) -> None:
     """An engine that is closed in the middle of a reply."""
     async with engine_at(server.url, store, **options) as engine, anyio.create_task_group() as tasks:
 
@@ -110,11 +118,11 @@ async def leave(server: BackgroundServer, store: Path | str, *, session: bool = 
             with pytest.raises(CancelledError):
                 if session:
                     talk = await engine.open_session("s1", model=MODEL)
-                    async with talk.stream("the moon?", background=True) as turn:
+                    async with talk.stream(words, background=True) as turn:
                         async for _event in turn:
                             pass
                 else:
-                    await engine.generate(MODEL, "the moon?", background=True, tags={"who": "me"})
+                    await engine.generate(MODEL, words, background=True, tags={"who": "me"})
 
         with engine.bus.subscribe("llm.call_accepted") as events:
             tasks.start_soon(ask)
@@ -138,6 +146,29 @@ async def test_a_closed_engine_leaves_its_replies(server: BackgroundServer, tmp_
         again = await engine.take_up(reply)  # whoever looks twice reads twice, and nothing is counted twice
         assert again.text == WORDS
         await check_one_call(engine, server, before)
+
+
+async def test_the_attempt_that_was_accepted_is_the_one_that_ends(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
+    """One before it had failed, and has its own row; nothing stays open, and the budget has it once."""
+    budget = Budget(max_cost_usd="5")
+    before, store = made_by(server), tmp_path / "t.db"
+    server.fail("busy")
+    await leave(server, store, session=False, budgets=[budget])
+    async with engine_at(server.url, store, budgets=[budget]) as engine:
+        (reply,) = await engine.open_replies()
+        assert reply.attempt == 2
+        await engine.take_up(reply)
+        rows = {row.attempt: row for row in await calls_in(engine)}
+        assert {attempt: row.status for attempt, row in rows.items()} == {1: "failed", 2: "completed"}
+        (made,) = made_by(server) - before
+        paid = nano_of(*server.books()["bill"][made])
+        assert rows[2].cost is not None
+        assert rows[2].cost.nano_usd == paid
+        assert await engine.open_replies() == []
+        (state,) = await engine.budgets()
+        assert (state.spent.money, state.held.money, state.unknown.money) == (paid, 0, 0)
 
 
 async def test_a_budget_holds_it_at_its_worst_until_its_end_is_known(
@@ -195,6 +226,26 @@ async def test_a_reply_that_fails_after_all_leaves_no_question_behind(
         assert await session.open_reply() is None
 
 
+async def test_a_reply_that_is_taken_up_and_fails_leaves_no_question_behind(
+    server: BackgroundServer, tmp_path: Path
+) -> None:
+    """As if nobody had been killed meanwhile."""
+    await leave(server, tmp_path / "t.db", words="fail")
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1")
+        assert [message.text for message in session.messages] == ["fail"]
+        reply = await session.open_reply()
+        assert reply is not None
+        with pytest.raises(CallboardError):
+            await session.take_up(reply)
+        assert session.messages == ()
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1")
+        assert session.messages == ()
+        await session.send("and now?")
+        assert [message.text for message in session.messages] == ["and now?", WORDS]
+
+
 async def test_each_message_of_a_session_is_told_once(server: BackgroundServer, tmp_path: Path) -> None:
     """Also the question, which is stored before it is history."""
     async with engine_at(server.url, tmp_path / "t.db") as engine:
@@ -217,6 +268,25 @@ async def test_a_reply_that_is_gone_is_closed_in_the_trace(server: BackgroundSer
             (row,) = await calls_in(engine)
             assert (row.status, row.error_type) == ("failed", "OutcomeUnknownError")
             assert await engine.open_replies() == []
+
+
+async def test_replies_that_may_be_open_are_not_left_out(
+    server: BackgroundServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While what a dead process left can't be read, nobody can say that there are none."""
+
+    async def not_now(*args: object, **options: object) -> bool:
+        return False
+
+    await leave(server, tmp_path / "t.db", session=False)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(writer, "adopt_leftovers", not_now)
+        async with engine_at(server.url, tmp_path / "t.db") as engine:
+            with pytest.raises(StoreError, match="an earlier process left"):
+                await engine.open_replies()
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        (reply,) = await engine.open_replies()
+        assert (await engine.take_up(reply)).text == WORDS
 
 
 async def test_a_session_takes_up_its_own_replies_only(server: BackgroundServer, tmp_path: Path) -> None:
