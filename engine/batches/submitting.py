@@ -35,7 +35,7 @@ from .adapter import taker, with_adapter
 from .calls import FoundCreation, JobAsAnswer
 from .handle import USUAL_BATCH_POLLING, BatchHandle, Submission
 from .plan import BatchPlan, call_id, check_id, digest_of, ids_of
-from .stored import counted_calls, creating, share, stored_batch
+from .stored import counted_calls, creating, share, stored_batch, stored_batches
 
 GRACE_SECONDS = 10.0
 """Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
@@ -45,6 +45,9 @@ SETTLE_SECONDS = 30.0
 
 _LOOK_EVERY = 2.0
 """Seconds between two looks for a job whose creation was never confirmed."""
+
+_LATEST = 100
+"""So many batches of the trace are asked for their jobs, before one that nobody owns is taken for a lost one."""
 
 _MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
 """The ends of creations of which nobody knows what became of them."""
@@ -342,7 +345,7 @@ async def find_part(
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in _MAYBE_SENT:
         return None  # the provider refused it
-    others = runtime_jobs(runtime)
+    others = await known_jobs(runtime, plan, part)
 
     async def find(adapter: BatchAdapter) -> BatchJob | None:
         size = plan.sizes[part - 1]
@@ -364,9 +367,17 @@ async def find_part(
     return Submission(sent.call_id, sent.began_at, job)
 
 
-def runtime_jobs(runtime: Runtime) -> list[str]:
-    """The ids of the jobs of all batches that this engine has in hand."""
-    return [job.id for handle in _handles(runtime).values() for job in handle.jobs if job is not None]
+async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
+    """The ids of the jobs that belong to other parts or to other batches, as this engine or the trace knows."""
+    handles = _handles(runtime).values()
+    known = {(handle.id, number): job for handle in handles for number, job in enumerate(handle.jobs, 1)}
+    for name, (_, submissions) in _begun(runtime).items():
+        known |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
+    jobs = {place: job.id for place, job in known.items() if job is not None}
+    for batch in await stored_batches(runtime, _LATEST):
+        sent_parts = batch.submissions.items()
+        jobs |= {(batch.batch_id, number): sent.job_id for number, sent in sent_parts if sent.job_id is not None}
+    return [job_id for place, job_id in jobs.items() if place != (plan.batch_id, part)]
 
 
 def tell_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:

@@ -189,16 +189,41 @@ async def test_a_job_that_is_listed_late_is_found_when_it_is_asked_for_again(
     assert len(jobs_of(server, name)) == 1
 
 
-async def test_a_large_batch_goes_in_several_jobs(
-    server: BatchServer, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its results are in one row all the same; a second process goes on with what was sent."""
+def two_in_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http.HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
     monkeypatch.setattr(
         http.HttpBatches,
         "split",
         lambda _, items: tuple(min(2, len(items) - n) for n in range(0, len(items), 2)),
     )
+
+
+@WIRES
+async def test_a_lost_part_is_told_from_the_parts_that_are_known(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, wire: str
+) -> None:
+    """Also where jobs bear no mark, and those of one batch have one size."""
+    monkeypatch.setattr(http, "_LOOKS", 0)
+    two_in_each_job(monkeypatch)
+    texts = ["one", "two", "three", "four"]
+    requests = requests_of(wire, *texts)
+    with batch_server(tmp_path) as server:  # where nobody else has jobs
+        for _ in range(2):  # the first part is lost, and then, when it is found, the second one
+            async with engine_at(server.url, store) as engine:
+                server.fail("lose create")
+                with pytest.raises(OutcomeUnknownError, match="connection"):
+                    await engine.create_batch(requests, batch_id="parts", settle_seconds=0.0)
+        async with engine_at(server.url, store) as engine:
+            batch = await engine.create_batch(requests, batch_id="parts", settle_seconds=0.0, polling=OFTEN)
+            assert [each.text for each in await batch.wait()] == [f"answer to {text}" for text in texts]
+        assert billed(server, "parts") == [f"parts-{place}" for place in range(4)]
+
+
+async def test_a_large_batch_goes_in_several_jobs(
+    server: BatchServer, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results are in one row all the same; a second process goes on with what was sent."""
+    two_in_each_job(monkeypatch)
     texts = ["one", "two", "three", "four", "five"]
     requests = requests_of("openai", *texts)
     async with engine_at(server.url, store) as engine:
