@@ -1,0 +1,1 @@
+"""kill -9 at programs with batches and background replies, at providers that keep books and lose answers."""

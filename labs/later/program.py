@@ -1,0 +1,211 @@
+"""A host's program: it makes batches and asks for replies, or goes on with them, and tells all that it sees.
+
+    python -m labs.later.program ORDERS
+
+ORDERS are JSON. It prints a JSON array for each thing that happens, and ends when all its works have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+
+from adapters import AdapterConfig
+from adapters.background import exchanges
+from adapters.batches import BatchItem, http
+from bus import Lossless
+from bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
+from engine import BatchResult, Budget, Engine
+from tests.support import background_engines, batch_engines
+from tests.support.batch_engines import OFTEN, requests_of
+from tests.support.batch_wires import MODELS, QUICKLY, config_of, type_of
+from tests.support.engines import entry, model, serving
+from tracestore import OpenReply, PriceRow, PriceTable
+
+from .plan import Batch, Question
+
+REPLIES = "replies:gpt-5.2"
+PRICES = PriceTable(
+    [
+        *batch_engines.PRICES.rows,
+        PriceRow(model=REPLIES, input=background_engines.SENT_RATE, output=background_engines.SAID_RATE),
+    ]
+)
+SETTLE_SECONDS = 2.0
+MOST_TOKENS = 500
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What a program is to do. A program that isn't the host asks nothing and only resumes."""
+
+    batch_url: str
+    reply_url: str
+    store: str
+    host: bool
+    batches: tuple[Batch, ...]
+    asks: tuple[Question, ...]
+
+
+@asynccontextmanager
+async def engine_at(batch_url: str, reply_url: str, store: str) -> AsyncIterator[Engine]:
+    """An engine with all wires of batches, and one that makes replies in the background."""
+    adapters = {wire: entry(wire, type_of(wire), config_of(wire, batch_url)) for wire in MODELS}
+    config = AdapterConfig(
+        api_key="sk-1", base_url=reply_url, retry=QUICKLY, stream_read_timeout=1.0, options={"quirks": "openai"}
+    )
+    models = [model(batch_engines.name_of(wire)) for wire in MODELS]
+    registry = serving(model(REPLIES), *models, replies=entry("replies", "openai", config), **adapters)
+    async with Engine(
+        models=registry, store=store, capture_content=True, prices=PRICES, budgets=[Budget(max_cost_usd="1000")]
+    ) as engine:
+        yield engine
+
+
+def tell(*what: object) -> None:
+    """Print a line."""
+    sys.stdout.write(msgspec.json.encode(what).decode() + "\n")
+    sys.stdout.flush()
+
+
+async def run(orders: Orders) -> None:
+    """All works side by side, until each has ended."""
+    async with engine_at(orders.batch_url, orders.reply_url, orders.store) as engine:
+        await engine.start()
+        with engine.bus.subscribe("batch.*", "llm.*", policy=Lossless()) as events:
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(_watch, events)
+                tell("up")
+                async with anyio.create_task_group() as works:
+                    for batch in orders.batches:
+                        works.start_soon(_attempt, batch.name, _batch(engine, batch, create=orders.host))
+                    for reply in await engine.open_replies():
+                        if orders.host or reply.session_id is None:
+                            works.start_soon(_attempt, (reply.tags or {})["question"], _take_up(engine, reply))
+                    for question in orders.asks:
+                        works.start_soon(_attempt, question.name, _ask(engine, question))
+                await engine.flush()
+                watching.cancel_scope.cancel()
+    tell("end")
+
+
+async def _watch(events: AsyncIterator[object]) -> None:
+    async for envelope in events:
+        data = envelope.data  # type: ignore[attr-defined]
+        tell("event", envelope.topic, getattr(data, "response_id", None))  # type: ignore[attr-defined]
+
+
+async def _attempt(name: str, work: Awaitable[None]) -> None:
+    try:
+        await work
+    except CallboardError as error:
+        tell("failed", name, type(error).__name__, str(error)[:300])
+
+
+# -- batches
+
+
+async def _batch(engine: Engine, batch: Batch, *, create: bool) -> None:
+    requests = requests_of(batch.wire, *batch.texts)
+    if create:
+        handle = await engine.create_batch(
+            requests, batch_id=batch.name, polling=OFTEN, settle_seconds=SETTLE_SECONDS
+        )
+    else:
+        try:
+            handle = await engine.resume_batch(
+                batch.name, requests=requests, polling=OFTEN, settle_seconds=SETTLE_SECONDS
+            )
+        except NotFoundError:
+            return  # nobody has begun to create it
+    if batch.cancelled:
+        try:
+            tell("cancel", batch.name, await handle.cancel())
+        except OutcomeUnknownError as error:  # it may be another's
+            tell("not cancelled", batch.name, str(error))
+    results: list[BatchResult] = []
+    if batch.handed_out:
+        await handle.for_each(results.append)
+    else:
+        results += await handle.wait()
+    tell("results", batch.name, [_told(result) for result in results])
+
+
+def _told(result: BatchResult) -> tuple[str, str | None, str | None, int | None]:
+    text = None if result.response is None else result.response.text
+    error = None if result.error is None else type(result.error).__name__
+    return result.request_id, text, error, None if result.cost is None else result.cost.nano_usd
+
+
+def split_as_ordered(batches: Sequence[Batch]) -> None:
+    """Have each batch go in jobs of its own size."""
+    most = {batch.name: batch.most for batch in batches}
+
+    def split(_: http.HttpBatches, items: Sequence[BatchItem]) -> tuple[int, ...]:
+        size = most[items[0].id.rpartition("-")[0]]
+        return tuple(min(size, len(items) - start) for start in range(0, len(items), size))
+
+    http.HttpBatches.split = split  # type: ignore[method-assign]
+
+
+# -- replies in the background
+
+
+async def _ask(engine: Engine, question: Question) -> None:
+    tags = {"question": question.name}
+    if question.how == "session":
+        session = await engine.open_session(question.name, model=REPLIES, tags=tags)
+        reply = await session.send(question.words, background=True, max_output_tokens=MOST_TOKENS)
+        tell("answered", question.name, reply.text, None)
+    elif question.how == "whole":
+        result = await engine.generate(
+            REPLIES, question.words, background=True, tags=tags, max_output_tokens=MOST_TOKENS
+        )
+        tell("answered", question.name, result.text, result.total_cost.nano_usd)
+    else:
+        async with engine.stream(
+            REPLIES, question.words, background=True, tags=tags, max_output_tokens=MOST_TOKENS
+        ) as stream:
+            text = ""
+            async for piece in stream.text_stream:
+                text += piece
+                if question.how == "cancelled":
+                    break
+            else:
+                tell("answered", question.name, text, (await stream.result()).total_cost.nano_usd)
+        tell("left", question.name)
+
+
+async def _take_up(engine: Engine, reply: OpenReply) -> None:
+    name = (reply.tags or {})["question"]
+    if reply.session_id is not None:
+        session = await engine.open_session(reply.session_id)
+        tell("answered", name, (await session.take_up(reply)).text, None)
+    elif len(reply.request_id + name) % 2:
+        stream = engine.take_up_stream(reply)
+        text = "".join([piece async for piece in stream.text_stream])
+        tell("answered", name, text, (await stream.result()).total_cost.nano_usd)
+    else:
+        result = await engine.take_up(reply)
+        tell("answered", name, result.text, result.total_cost.nano_usd)
+
+
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell("log", record.levelname, record.getMessage()[:300])
+
+
+def main() -> None:
+    orders = msgspec.json.decode(sys.argv[1], type=Orders)
+    logging.getLogger("callboard").addHandler(_Told(logging.WARNING))
+    exchanges.POLLING = OFTEN
+    split_as_ordered(orders.batches)
+    anyio.run(run, orders)
+
+
+if __name__ == "__main__":
+    main()

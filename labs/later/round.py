@@ -1,0 +1,187 @@
+"""One round: the lives of a plan, the faults and restarts meanwhile, and a last program that nobody kills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.support.background_server import BackgroundServer, background_server
+from tests.support.batch_server import BatchServer, batch_server
+from tests.support.programs import CHECKOUT
+
+from .checks import unsure_of, wrong_in
+from .plan import Life, Plan, plan_of
+from .program import Orders
+
+PACE_SECONDS = 0.01
+PATIENCE_SECONDS = 180.0
+"""How long the last programs may take."""
+
+LIFE_SECONDS = 4.0
+"""A program that is up and has told too few lines is killed after so long."""
+
+
+class Program:
+    """A program that runs, and what it has told so far."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.told: list[list[Any]] = []
+        self.killed = False
+        self._errors = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "labs.later.program", msgspec.json.encode(orders)],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # Both are read all the time: a pipe that is full would hold it up.
+        self._readers = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):  # a torn line was never told
+                    self.told.append(json.loads(line))
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as file:
+            self._errors = file.read()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, so long at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def end(self) -> str:
+        """Kill it, if it has not ended. What it wrote to stderr, if it broke."""
+        self.killed = not self.over
+        self._process.kill()
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        return "" if self.killed or code == 0 else f"ended with {code}: {self._errors[-2000:]}"
+
+
+class Round:
+    """A round that is played."""
+
+    def __init__(self, plan: Plan, batches: BatchServer, replies: BackgroundServer, store: Path) -> None:
+        self.plan = plan
+        self.batches, self.replies, self.store = batches, replies, store
+        self.told: list[list[Any]] = []
+        self.wrong: list[str] = []
+        self.counts: Counter[str] = Counter()
+
+    def _start(self, *, host: bool, life: Life | None = None) -> Program:
+        self.counts["programs"] += 1
+        orders = Orders(
+            batch_url=self.batches.url,
+            reply_url=self.replies.url,
+            store=str(self.store),
+            host=host,
+            batches=self.plan.batches,
+            asks=life.asks if host and life is not None else (),
+        )
+        return Program(orders)
+
+    def _end(self, programs: list[Program]) -> None:
+        for program in programs:
+            error = program.end()
+            if error:
+                self.wrong.append(f"a program {error}")
+            self.told += program.told
+            self.counts["killed"] += program.killed
+            self.counts.update(
+                f"told: {' '.join(line[:2] if line[0] == 'event' else line[:1])}" for line in program.told
+            )
+
+    def live(self, life: Life) -> None:
+        """One life, which ends by kill -9, unless all is done before."""
+        self.batches.fail(*life.batch_faults)
+        self.replies.fail(*life.reply_faults)
+        self.counts["faults"] += len(life.batch_faults) + sum(map(bool, life.reply_faults))
+        programs = [self._start(host=True, life=life)]
+        if life.beside:
+            programs.append(self._start(host=False))
+        host, restarts, up = programs[0], list(life.restarts), 0.0
+        while not all(program.over for program in programs) and len(host.told) < life.lines:
+            now = time.monotonic()
+            up = up or (now if host.told else 0.0)
+            if up and now > up + LIFE_SECONDS:
+                break
+            if up and restarts and now > up + restarts[0]:
+                self._restart(self.replies if restarts.pop(0) < 0.5 else self.batches)
+            time.sleep(0.005)
+        time.sleep(life.seconds)
+        self._end(programs)
+
+    def _restart(self, server: BatchServer | BackgroundServer) -> None:
+        self.counts["restarts"] += 1
+        server.kill()
+        server.start()
+
+    def peace(self) -> None:
+        """The last program, perhaps beside another one. They have all the time that they need."""
+        for server in (self.batches, self.replies):
+            self._restart(server)  # which forgets whom it held
+            server.forgive()
+        programs = [self._start(host=True)]
+        if self.plan.peace_beside:
+            programs.append(self._start(host=False))
+        until = time.monotonic() + PATIENCE_SECONDS
+        for program in programs:
+            program.wait(until - time.monotonic())
+            if not program.over:
+                self.wrong.append(f"the last program doesn't end; it told {program.told[-5:]}")
+        before = len(self.told)
+        self._end(programs)
+        for batch in self.plan.batches:
+            self.wrong += [f"at peace: {batch.name}: {each}" for each in unsure_of(batch, programs[0].told)]
+        self.wrong += [
+            f"at peace: {line}" for line in self.told[before:] if line[0] == "failed" and not self._may_fail(line)
+        ]
+
+    def _may_fail(self, line: list[Any]) -> bool:
+        return any(
+            each.name == line[1] and (each.words.startswith("fail") or each.how == "cancelled")
+            for each in self.plan.questions
+        )
+
+
+def run_round(seed: int, folder: Path) -> tuple[Counter[str], list[str]]:
+    """A round.
+
+    Returns:
+        What was done, and what should hold and doesn't.
+    """
+    plan = plan_of(seed)
+    with batch_server(folder) as batches, background_server(PACE_SECONDS, folder) as replies:
+        played = Round(plan, batches, replies, folder / "trace.db")
+        for life in plan.lives:
+            played.live(life)
+        played.peace()
+        books = {"batches": batches.books(), "replies": replies.books()}
+        wrong = asyncio.run(wrong_in(plan, books, played.told, played.store, played.counts))
+    played.counts["requests in batches"] += sum(len(batch.texts) for batch in plan.batches)
+    played.counts["questions"] += len(plan.questions)
+    return played.counts, [*played.wrong, *wrong]
