@@ -93,7 +93,7 @@ class BatchMethods:
             StoreError: The trace can't be read.
         """
         from .handle import USUAL_BATCH_POLLING
-        from .submitting import SETTLE_SECONDS, resume_batch
+        from .resuming import SETTLE_SECONDS, resume_batch
 
         settle = SETTLE_SECONDS if settle_seconds is None else settle_seconds
         return await resume_batch(self._runtime, batch_id, requests, polling or USUAL_BATCH_POLLING, settle)

@@ -1,4 +1,4 @@
-"""Batches are created, and come back to. Nothing is sent twice, unless the first time surely came to nothing.
+"""Batches are created. Nothing is sent twice, unless the first time surely came to nothing.
 
 What is about to be sent is in the trace before it is sent. So a process that dies between the sending of a part
 and its answer leaves its intention, and the next one looks for the job: by its mark, in the provider's list. Only
@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias, cast
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import cast
 
-import anyio
 import msgspec
 
 from adapters import AdapterError, AttemptObserver, CanonicalRequest
-from adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchRequest
+from adapters.batches import BatchAdapter, BatchItem, BatchRequest
 from adapters.videos import PollPolicy
-from bus import BatchPlanned, BatchSubmitted, BatchSubmitting, RoutingDecision
-from bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from tracestore import StoredBatch, StoredSubmission
+from bus import BatchPlanned, BatchSubmitting
+from bus.errors import InvalidRequestError
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
@@ -31,26 +28,25 @@ from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
 from ..runtime.runtime import Runtime
-from .adapter import taker, with_adapter
-from .calls import FoundCreation, JobAsAnswer
+from .adapter import taker
+from .calls import JobAsAnswer
 from .handle import USUAL_BATCH_POLLING, BatchHandle, Submission
+from .known import Begun, begun_batches, handles, has_job, only_handle, turn
 from .plan import BatchPlan, call_id, check_id, digest_of, ids_of
-from .stored import counted_calls, creating, share, stored_batch, stored_batches
+from .resuming import (
+    MAYBE_SENT,
+    SETTLE_SECONDS,
+    about,
+    decision_of,
+    find_part,
+    plan_of,
+    submissions_of,
+    tell_submitted,
+)
+from .stored import creating, share, stored_batch
 
 GRACE_SECONDS = 10.0
 """Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
-
-SETTLE_SECONDS = 30.0
-"""Seconds after which a job is listed, if it was ever created."""
-
-_LOOK_EVERY = 2.0
-"""Seconds between two looks for a job whose creation was never confirmed."""
-
-_LATEST = 100
-"""So many batches of the trace are asked for their jobs, before one that nobody owns is taken for a lost one."""
-
-_MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
-"""The ends of creations of which nobody knows what became of them."""
 
 
 class BatchOptions(CallOptions, total=False):
@@ -108,7 +104,7 @@ class _Creation:
     async def run(self) -> BatchHandle:
         """The batch, with all parts sent."""
         self._require_one_model()
-        async with _turn(self._runtime, self._batch_id), creating(self._runtime, self._batch_id):
+        async with turn(self._runtime, self._batch_id), creating(self._runtime, self._batch_id):
             return await self._run_alone()
 
     async def _run_alone(self) -> BatchHandle:
@@ -117,18 +113,18 @@ class _Creation:
         items = self._items(plan)
         for part in plan.parts():
             before = submissions.get(part)
-            if not _has_job(before):
+            if not has_job(before):
                 submissions[part] = await self._sent(plan, part, items, before)
-        known = _handles(runtime).get(self._batch_id)
+        known = handles(runtime).get(self._batch_id)
         if known is not None:
             known._take_over(submissions, self._requests)
             return known
         polling = self._options.get("polling", USUAL_BATCH_POLLING)
-        return _known(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
+        return only_handle(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
 
-    async def _begin(self) -> _Begun:
+    async def _begin(self) -> Begun:
         """The batch as this engine and the trace know it, or as it is planned now."""
-        begun = _begun(self._runtime).get(self._batch_id)
+        begun = begun_batches(self._runtime).get(self._batch_id)
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
@@ -136,12 +132,12 @@ class _Creation:
             if begun is None:
                 begun = plan_of(self._runtime, self._named, stored), told
             # Another process may have gone on since this engine left off.
-            begun[1].update({part: sent for part, sent in told.items() if not _has_job(begun[1].get(part))})
+            begun[1].update({part: sent for part, sent in told.items() if not has_job(begun[1].get(part))})
         elif begun is None:
             begun = self._planned(), {}
             self._tell_plan(begun[0])
         self._require_same(begun[0].digest)
-        return _begun(self._runtime).setdefault(self._batch_id, begun)
+        return begun_batches(self._runtime).setdefault(self._batch_id, begun)
 
     def _require_one_model(self) -> None:
         registry = self._runtime.registry
@@ -178,7 +174,7 @@ class _Creation:
     def _tell_plan(self, plan: BatchPlan) -> None:
         given = any(request.request_id for request in self._requests)
         event = BatchPlanned(
-            **_about(plan),
+            **about(plan),
             parts=plan.sizes,
             digest=plan.digest,
             request_ids=plan.request_ids if given else (),
@@ -251,8 +247,8 @@ class _Creation:
         request = BatchRequest(model=plan.model, mark=plan.mark(part), items=items, **basics)
 
         async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAsAnswer:
-            _begun(runtime)[plan.batch_id][1][part] = sent
-            intent = BatchSubmitting(**_about(plan), part=part, call_id=request_id, began_at=sent.began_at)
+            begun_batches(runtime)[plan.batch_id][1][part] = sent
+            intent = BatchSubmitting(**about(plan), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
             await share(runtime)  # before it is sent: the next process must know what to look for
             return JobAsAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
@@ -267,8 +263,8 @@ class _Creation:
                 route, request_id, caused_by, work, most=most, grace=GRACE_SECONDS, on_answer=publish
             )
         except AdapterError as error:
-            if type(error).__name__ not in _MAYBE_SENT:
-                _begun(runtime)[plan.batch_id][1].pop(part, None)
+            if type(error).__name__ not in MAYBE_SENT:
+                begun_batches(runtime)[plan.batch_id][1].pop(part, None)
             raise
         await runtime.host.secure()
         return sent
@@ -289,182 +285,3 @@ class _Creation:
             money = None if money is None or most.nano_usd is None else money + most.nano_usd
             tokens += most.tokens
         return Amount(money, tokens)
-
-
-async def resume_batch(
-    runtime: Runtime,
-    batch_id: str,
-    requests: Sequence[CanonicalRequest] | None,
-    polling: PollPolicy,
-    settle_seconds: float,
-) -> BatchHandle:
-    """See `BatchMethods.resume_batch`."""
-    await runtime.host.start()
-    runtime.pricing.notice()
-    known = _handles(runtime).get(batch_id)
-    if known is not None:
-        await known.refresh()
-        return known
-    if runtime.store is None:
-        raise ConfigurationError("batches are found in the trace, and this engine has none: Engine(trace=True)")
-    stored = await stored_batch(runtime, batch_id)
-    if stored is None:
-        raise NotFoundError(f"the trace knows no batch {batch_id!r}")
-    named = expand(runtime.registry, stored.model, ()).named[0]
-    taker(runtime.adapters.consult(runtime.registry.adapter_of(named.entry)), named)
-    if requests is not None:
-        digest = digest_of([msgspec.structs.replace(each, model=named.model) for each in requests])
-        if digest != stored.digest:
-            raise InvalidRequestError(f"batch {batch_id!r} was created with other requests")
-    plan = plan_of(runtime, named, stored)
-    submissions = submissions_of(stored)
-    for part, sent in list(submissions.items()):
-        if sent.job is None:
-            until = sent.began_at + settle_seconds
-            submissions[part] = await find_part(runtime, plan, part, sent, until) or sent
-    handle = _known(runtime, BatchHandle(runtime, plan, requests, polling, submissions))
-    await handle.refresh()
-    return handle
-
-
-async def find_part(
-    runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
-) -> Submission | None:
-    """A part whose creation was never confirmed, as the provider lists it.
-
-    Args:
-        runtime: The engine's parts.
-        plan: The batch's plan.
-        part: The number of the part.
-        sent: What is known of its sending.
-        until: When the job would be listed, if it was ever created, in seconds since the epoch.
-
-    Returns:
-        None if it was never created.
-    """
-    before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
-    if before is not None and before.error_type is not None and before.error_type not in _MAYBE_SENT:
-        return None  # the provider refused it
-    others = await known_jobs(runtime, plan, part)
-
-    async def find(adapter: BatchAdapter) -> BatchJob | None:
-        size = plan.sizes[part - 1]
-        return await adapter.find_batch(
-            plan.wire_model, plan.mark(part), size, sent.began_at, key=plan.key, known=others
-        )
-
-    while True:
-        job = await with_adapter(runtime, plan.decision.provider, find)
-        if job is not None:
-            break
-        left = until - runtime.clock.now_us() / 1e6
-        if left <= 0:
-            return None
-        await anyio.sleep(min(left, _LOOK_EVERY))
-    FoundCreation(runtime, plan, sent.call_id, None).tell(JobAsAnswer(job, plan.model), job.key)
-    tell_submitted(runtime, plan, part, sent.call_id, job)
-    await runtime.host.secure()
-    return Submission(sent.call_id, sent.began_at, job)
-
-
-async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
-    """The ids of the jobs that belong to other parts or to other batches, as this engine or the trace knows."""
-    handles = _handles(runtime).values()
-    known = {(handle.id, number): job for handle in handles for number, job in enumerate(handle.jobs, 1)}
-    for name, (_, submissions) in _begun(runtime).items():
-        known |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
-    jobs = {place: job.id for place, job in known.items() if job is not None}
-    for batch in await stored_batches(runtime, _LATEST):
-        sent_parts = batch.submissions.items()
-        jobs |= {(batch.batch_id, number): sent.job_id for number, sent in sent_parts if sent.job_id is not None}
-    return [job_id for place, job_id in jobs.items() if place != (plan.batch_id, part)]
-
-
-def tell_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
-    """Publish that a provider has a part."""
-    event = BatchSubmitted(
-        **_about(plan), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
-    )
-    runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
-
-
-def decision_of(named: Named, requested: str) -> RoutingDecision:
-    """The decision for a batch's model, among which there was no choice."""
-    return RoutingDecision(
-        requested=requested,
-        model=named.model,
-        provider=named.entry.adapter,
-        resolved_by=named.resolved_by,
-        candidates=(),
-    )
-
-
-def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
-    """The plan of a batch that is in the trace."""
-    ids = stored.request_ids or tuple(call_id(stored.batch_id, place) for place in range(sum(stored.parts)))
-    return BatchPlan(
-        batch_id=stored.batch_id,
-        decision=decision_of(named, stored.model),
-        wire_model=named.entry.wire_name,
-        priced_as=published_name(runtime.registry.adapter_of(named.entry), named.entry),
-        sizes=stored.parts,
-        digest=stored.digest,
-        request_ids=ids,
-        key=stored.key,
-        tags=stored.tags,
-    )
-
-
-def submissions_of(stored: StoredBatch) -> dict[int, Submission]:
-    """The parts of a batch that were sent, as the trace knows them."""
-
-    def job_of(sent: StoredSubmission) -> BatchJob | None:
-        if sent.job_id is None:
-            return None
-        return BatchJob(
-            id=sent.job_id, provider=stored.provider, status="queued", key=sent.key, certain=sent.certain
-        )
-
-    return {
-        part: Submission(sent.call_id, sent.began_at, job_of(sent)) for part, sent in stored.submissions.items()
-    }
-
-
-def _about(plan: BatchPlan) -> dict[str, str]:
-    return {"batch_id": plan.batch_id, "provider": plan.decision.provider, "model": plan.decision.model}
-
-
-_Begun: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
-"""A batch that was planned, and its parts as far as they were sent."""
-
-_BEGUN: WeakKeyDictionary[Runtime, dict[str, _Begun]] = WeakKeyDictionary()
-
-
-def _begun(runtime: Runtime) -> dict[str, _Begun]:
-    """The batches that this engine has begun to create."""
-    return _BEGUN.setdefault(runtime, {})
-
-
-def _has_job(sent: Submission | None) -> bool:
-    return sent is not None and sent.job is not None
-
-
-_TURNS: WeakKeyDictionary[Runtime, WeakValueDictionary[str, anyio.Lock]] = WeakKeyDictionary()
-
-
-def _turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """Whose turn it is, among the tasks of this engine, to create a batch."""
-    return _TURNS.setdefault(runtime, WeakValueDictionary()).setdefault(batch_id, anyio.Lock())
-
-
-_HANDLES: WeakKeyDictionary[Runtime, WeakValueDictionary[str, BatchHandle]] = WeakKeyDictionary()
-
-
-def _handles(runtime: Runtime) -> WeakValueDictionary[str, BatchHandle]:
-    """The handles that are in use, by batch."""
-    return _HANDLES.setdefault(runtime, WeakValueDictionary())
-
-
-def _known(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
-    """The one handle of a batch in this engine, so that its end is published once."""
-    return _handles(runtime).setdefault(handle.id, handle)
