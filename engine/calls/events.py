@@ -125,8 +125,9 @@ class CallEvents:
     """When the call began, in microseconds since the Unix epoch, if another process began it."""
     attempts_before = 0
     """The number of attempts that another process has made of it, before the one that is taken up."""
-    on_accepted: Callable[[], object] | None = None
-    """Is told when the provider goes on with the reply in the background, before that is published."""
+    on_accepted: Callable[[bool], object] | None = None
+    """Is told whether the provider goes on with the reply in the background: True before that is published, and
+    False when such an attempt has failed and another one follows."""
     accepted = False
     """Whether the provider goes on with the reply if nobody reads it."""
     reserved: Amount | None = None
@@ -228,12 +229,16 @@ class CallEvents:
                 self._failed_before.append(failed)
                 self._last_error = report.error
                 self._publish(failed)
+                if self.accepted:
+                    self.accepted = False
+                    if self.on_accepted is not None:
+                        self.on_accepted(False)
 
     def _accept(self, report: AttemptAccepted) -> None:
         """Note, so that it survives the end of this process, by which id the reply can be taken up."""
         self.accepted = True
         if self.on_accepted is not None:
-            self.on_accepted()
+            self.on_accepted(True)
         context, routing = self.context, self.context.routing
         context.runtime.bus.publish(
             LlmCallAccepted(provider=routing.provider, model=routing.model, response_id=report.response_id),

@@ -61,9 +61,14 @@ class TurnHistory:
         if results:
             self.add(Message(Role.TOOL, results, id=self._new_id()))
 
-    def keep_ahead(self) -> None:
-        """Have the pending messages stored before they are history, for whoever takes up the reply to them."""
+    def keep_ahead(self, accepted: bool) -> None:
+        """Have the pending messages stored before they are history, for whoever takes up the reply to them; or
+        take them back, where that reply is no more.
+        """
         if not self._state.id:
+            return
+        if not accepted:
+            self.forget_ahead()
             return
         for place in range(self._kept_ahead, len(self.pending)):
             self._publish(len(self._state.messages) + place, self.pending[place])
@@ -72,6 +77,7 @@ class TurnHistory:
     def forget_ahead(self) -> None:
         """Take back what was stored and did not become history."""
         if self._kept_ahead:
+            self._kept_ahead = 0
             self._runtime.sessions.publish_setup(self._state)
 
     def forget_question(self, turn_id: str) -> None:

@@ -46,8 +46,9 @@ class TurnContext:
     """The turn's stream, from the moment at which the turn is queued."""
     takes_up: OpenReply | None = None
     """The reply that is being made in the background, with which the turn begins in place of a new one."""
-    on_accepted: Callable[[], object] | None = None
-    """Is told when a provider goes on with a reply in the background. It doesn't refer to the turn."""
+    on_accepted: Callable[[bool], object] | None = None
+    """Is told whether a provider goes on with a reply in the background, as in `CallEvents`. It doesn't refer to
+    the turn."""
 
     def __init__(self, runtime: Runtime, state: SessionState, options: TurnOptions, *, streamed: bool) -> None:
         self.id = runtime.clock.new_id("trn")

@@ -226,6 +226,21 @@ async def test_a_reply_that_fails_after_all_leaves_no_question_behind(
         assert await session.open_reply() is None
 
 
+async def test_between_two_attempts_no_question_is_stored(server: BackgroundServer, tmp_path: Path) -> None:
+    """Whoever dies there leaves no reply that could be taken up, and so no question either."""
+    async with engine_at(server.url, tmp_path / "t.db") as engine:
+        session = await engine.open_session("s1", model=MODEL)
+        with pytest.raises(CallboardError):
+            await session.send("fail", background=True, max_retries=1)
+        await engine.flush()
+        assert engine.store is not None
+        told = [envelope.topic for envelope in await engine.store.events(session_id="s1")]
+    attempt = ["llm.call_started", "session.message_appended", "llm.call_accepted", "llm.call_failed"]
+    begun = ["session.created", "session.configured", "session.turn_started"]
+    ended = ["session.configured", "session.turn_completed"]
+    assert told == [*begun, *attempt, "session.configured", *attempt, *ended]
+
+
 async def test_a_reply_that_is_taken_up_and_fails_leaves_no_question_behind(
     server: BackgroundServer, tmp_path: Path
 ) -> None:
