@@ -2,14 +2,15 @@
 
     python -m labs.later [--seconds S] [--seed N]
 
-A round is up to three batches on the five wires, some in several jobs, some cancelled, some handed out one by one,
-and questions whose replies are made in the background: whole, streamed, in a session, or left at the first word.
-A program does all of it side by side and is killed with -9 when it has told so many lines; the next one goes on,
-perhaps beside another one that only resumes. Meanwhile answers are lost before and after the providers took the
-requests, held, cut, told twice or by halves; jobs fail and expire as a whole; and the providers are killed and
-started again. The last programs are left alone. Then a model of what must be, worked out from the plan and the
-providers' books, is held against all that was ever told, the trace, its sums, the budget and the sessions: each
-request paid once at most and billed once to the nano-dollar, no result lost, none invented, all in their order.
+A round is up to three batches on the five wires, some in several jobs, some cancelled, some handed out one by
+one, and questions whose replies are made in the background: whole, streamed, in a session, or left at the first
+word. A program does all of it side by side and is killed with -9 when it has told so many lines; the next one
+goes on, perhaps beside another one that only resumes, or creates the same batches. Meanwhile answers are lost
+before and after the providers took the requests, held, cut, told twice or by halves; jobs fail and expire as a
+whole; and the providers are killed and started again. The last programs are left alone. Then a model of what
+must be, worked out from the plan and the providers' books, is held against all that was ever told, the trace,
+its sums, the budget and the sessions: each request paid once at most and billed once to the nano-dollar, no
+result lost, none invented, all in their order.
 Exits with 1 if a round failed; `--seed N --seconds 0` runs its plan again.
 """
 

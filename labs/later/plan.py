@@ -12,6 +12,9 @@ from tests.support.batch_wires import MODELS
 
 How: TypeAlias = Literal["whole", "streamed", "session", "cancelled"]
 
+Beside: TypeAlias = Literal["nothing", "resumes", "creates"]
+"""Another program at the same time, that asks no questions: it only resumes, or creates the same batches."""
+
 BATCH_FAULTS = (
     *("lose create", "drop create", "busy create", "hold create", "foreign create", "lose upload", "lose look"),
     *("break results", "cut results", "short results", "twice results", "fail job", "expire job"),
@@ -50,10 +53,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One program, perhaps beside another one that only resumes, until both are killed."""
+    """One program, perhaps beside another one, until both are killed."""
 
     asks: tuple[Question, ...]
-    beside: bool
+    beside: Beside
     batch_faults: tuple[str, ...]
     reply_faults: tuple[str, ...]
     restarts: tuple[float, ...]
@@ -69,8 +72,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     batches: tuple[Batch, ...]
     lives: tuple[Life, ...]
-    peace_beside: bool
-    """Whether the last program, which nobody kills, has one beside it."""
+    peace_beside: Beside
+    """What goes on beside the last program, which nobody kills."""
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -85,7 +88,7 @@ def plan_of(seed: int) -> Plan:
     batches = tuple(_batch(chance, f"b{number}", wire) for number, wire in enumerate(wires))
     faults = [fault for fault in BATCH_FAULTS if fault != NOT_NAMELESS or "anthropic" not in wires]
     lives = tuple(_life(chance, f"{number}", faults) for number in range(chance.randint(1, 5)))
-    return Plan(batches, lives, chance.random() < 0.5)
+    return Plan(batches, lives, _beside(chance))
 
 
 def _batch(chance: random.Random, name: str, wire: str) -> Batch:
@@ -101,6 +104,11 @@ def _batch(chance: random.Random, name: str, wire: str) -> Batch:
     )
 
 
+def _beside(chance: random.Random) -> Beside:
+    weights: dict[Beside, int] = {"nothing": 2, "resumes": 1, "creates": 1}
+    return chance.choices(list(weights), list(weights.values()))[0]
+
+
 def _life(chance: random.Random, name: str, batch_faults: Sequence[str]) -> Life:
     asks = []
     for number in range(chance.randint(0, 4)):
@@ -111,7 +119,7 @@ def _life(chance: random.Random, name: str, batch_faults: Sequence[str]) -> Life
         asks.append(Question(question, words, chance.choice(["whole", "streamed", "session", "cancelled"])))
     return Life(
         asks=tuple(asks),
-        beside=chance.random() < 0.4,
+        beside=_beside(chance),
         batch_faults=tuple(chance.choices(batch_faults, k=chance.randint(0, 3))),
         reply_faults=tuple(chance.choices(REPLY_FAULTS, k=chance.randint(0, 8))),
         restarts=tuple(sorted(chance.uniform(0.0, 1.0) for _ in range(chance.choice([0, 0, 0, 1, 2])))),

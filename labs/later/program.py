@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -40,13 +41,18 @@ SETTLE_SECONDS = 2.0
 MOST_TOKENS = 500
 
 
+Does: TypeAlias = Literal["hosts", "creates", "resumes"]
+"""A host creates batches, asks, and takes everything up. Others create or resume batches, and take up the replies
+that have no session."""
+
+
 class Orders(msgspec.Struct, frozen=True):
-    """What a program is to do. A program that isn't the host asks nothing and only resumes."""
+    """What a program is to do."""
 
     batch_url: str
     reply_url: str
     store: str
-    host: bool
+    does: Does
     batches: tuple[Batch, ...]
     asks: tuple[Question, ...]
 
@@ -82,9 +88,11 @@ async def run(orders: Orders) -> None:
                 tell("up")
                 async with anyio.create_task_group() as works:
                     for batch in orders.batches:
-                        works.start_soon(_attempt, batch.name, _batch(engine, batch, create=orders.host))
+                        works.start_soon(
+                            _attempt, batch.name, _batch(engine, batch, create=orders.does != "resumes")
+                        )
                     for reply in await engine.open_replies():
-                        if orders.host or reply.session_id is None:
+                        if orders.does == "hosts" or reply.session_id is None:
                             works.start_soon(_attempt, (reply.tags or {})["question"], _take_up(engine, reply))
                     for question in orders.asks:
                         works.start_soon(_attempt, question.name, _ask(engine, question))

@@ -21,7 +21,7 @@ from tests.support.programs import CHECKOUT
 
 from .checks import unsure_of, wrong_in
 from .plan import Life, Plan, plan_of
-from .program import Orders
+from .program import Does, Orders
 
 PACE_SECONDS = 0.01
 PATIENCE_SECONDS = 180.0
@@ -92,15 +92,15 @@ class Round:
         self.wrong: list[str] = []
         self.counts: Counter[str] = Counter()
 
-    def _start(self, *, host: bool, life: Life | None = None) -> Program:
-        self.counts["programs"] += 1
+    def _start(self, does: Does, life: Life | None = None) -> Program:
+        self.counts[f"programs: {does}"] += 1
         orders = Orders(
             batch_url=self.batches.url,
             reply_url=self.replies.url,
             store=str(self.store),
-            host=host,
+            does=does,
             batches=self.plan.batches,
-            asks=life.asks if host and life is not None else (),
+            asks=() if life is None else life.asks,
         )
         return Program(orders)
 
@@ -120,9 +120,9 @@ class Round:
         self.batches.fail(*life.batch_faults)
         self.replies.fail(*life.reply_faults)
         self.counts["faults"] += len(life.batch_faults) + sum(map(bool, life.reply_faults))
-        programs = [self._start(host=True, life=life)]
-        if life.beside:
-            programs.append(self._start(host=False))
+        programs = [self._start("hosts", life)]
+        if life.beside != "nothing":
+            programs.append(self._start(life.beside))
         host, restarts, up = programs[0], list(life.restarts), 0.0
         while not all(program.over for program in programs) and len(host.told) < life.lines:
             now = time.monotonic()
@@ -145,9 +145,9 @@ class Round:
         for server in (self.batches, self.replies):
             self._restart(server)  # which forgets whom it held
             server.forgive()
-        programs = [self._start(host=True)]
-        if self.plan.peace_beside:
-            programs.append(self._start(host=False))
+        programs = [self._start("hosts")]
+        if self.plan.peace_beside != "nothing":
+            programs.append(self._start(self.plan.peace_beside))
         until = time.monotonic() + PATIENCE_SECONDS
         for program in programs:
             program.wait(until - time.monotonic())
