@@ -74,8 +74,9 @@ class Script:
     output: Json = None
 
 
-async def basic(engine: Engine, name: str) -> None:
-    result = await generate(name, "Say hello in one sentence.", engine=engine, max_output_tokens=1000)
+async def basic(engine: Engine, name: str, **more: Any) -> None:
+    prompt = "Say hello in one sentence."
+    result = await generate(name, prompt, engine=engine, max_output_tokens=1000, **more)
     assert result.text
     assert result.usage.total_input_tokens > 0
     assert result.usage.output_tokens > 0
