@@ -152,6 +152,19 @@ async def test_a_file_that_another_process_takes_up_meanwhile_is_taken_up(tmp_pa
         assert [envelope.seq for envelope in await store.events()] == list(range(1, 7))
 
 
+async def test_a_file_is_not_taken_up_where_the_store_is_what_is_missing(tmp_path: Path) -> None:
+    """It is there for the next start."""
+    file = SpillFile(spill_path(tmp_path / "trace.db", "run_test"), 10**6)
+    file.append([Maker()(ActorStarted(actor="a"))])
+    file.close()
+
+    async def gone(events: Sequence[Envelope]) -> None:
+        raise FileNotFoundError("trace.db.lock")
+
+    assert not await adopt_leftovers(tmp_path / "trace.db", gone, own=None, batch_events=2)
+    assert leftovers(tmp_path / "trace.db")
+
+
 async def test_files_of_one_run_are_taken_up_in_the_order_of_their_events(tmp_path: Path) -> None:
     """Whatever their names and times say: what was spilled first, then what was copied."""
     database, make = tmp_path / "trace.db", Maker()

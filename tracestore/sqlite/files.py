@@ -183,6 +183,8 @@ class FileLock:
 
 # -- Names
 
+_NAMED = "lock-"
+
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
@@ -191,9 +193,9 @@ async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
     Raises:
         StoreUnavailable: The file can't be made.
     """
-    path = database.with_name(f"{database.name}.lock-{sha256(name.encode()).hexdigest()[:16]}")
+    path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
-        while (file := _locked(path)) is None:  # noqa: ASYNC110 - another process tells nobody
+        while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock
             await anyio.sleep(_TURN_SECONDS)
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror or error}") from error
@@ -207,10 +209,22 @@ async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
 def _locked(path: Path) -> HeldFile | None:
     """The file with its lock; None if somebody else has that, or took the file away just now."""
     file = HeldFile(path, os.O_RDWR | os.O_CREAT)
-    if file.try_lock() and file.is_at(path):
-        return file
-    file.close()
-    return None
+    locked = False
+    try:
+        locked = file.try_lock() and file.is_at(path)
+    finally:
+        if not locked:
+            file.close()
+    return file if locked else None
+
+
+def remove_named_locks(database: Path) -> None:
+    """Remove the files of locks whose holders died, and which nobody has wanted since."""
+    for path in database.parent.glob(f"{escaped(f'{database.name}.{_NAMED}')}*"):
+        with contextlib.suppress(OSError):
+            if (file := _locked(path)) is not None:
+                remove_quietly(path)
+                file.close()
 
 
 # -- Runs

@@ -30,7 +30,7 @@ from ..prices.table import PriceTable
 from ..sql.lost_runs import END_IN_ORDER, close_run
 from ..writing.spill import is_unwritten
 from .database import Database
-from .files import RunLock, free_run_lock, run_locks
+from .files import RunLock, free_run_lock, remove_named_locks, run_locks
 from .statements import Statements
 
 _log = Log("tracestore.runs")
@@ -90,6 +90,7 @@ class Runs:
     async def _remove_strays(self) -> None:
         """Lock files of processes that died before they had written anything, or after all was done."""
         path = self._database.path
+        remove_named_locks(path)
         left = set(await open_runs(self._database))
         for run_id in run_locks(path):
             if run_id not in left:

@@ -40,15 +40,16 @@ async def adopt_leftovers(
         try:
             offset = events = 0
             while True:
-                batch, end = await anyio.to_thread.run_sync(read_leftover, path, offset, batch_events)
+                try:
+                    batch, end = await anyio.to_thread.run_sync(read_leftover, path, offset, batch_events)
+                except FileNotFoundError:
+                    break  # another process has adopted it, and removes it only when all of it is written
                 if end == offset:
                     break
                 await write(batch)
                 offset, events = end, events + len(batch)
             path.unlink(missing_ok=True)
             _log.info("spill_adopted", file=str(path), events=events)
-        except FileNotFoundError:
-            continue  # another process has adopted it meanwhile, and removes it only when all of it is written
         except (StoreError, OSError) as error:
             _log.warning("spill_not_adopted", file=str(path), error=str(error))
             return False

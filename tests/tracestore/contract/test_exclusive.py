@@ -77,6 +77,21 @@ async def test_who_fails_or_gives_up_has_left(place: Place) -> None:
     assert not list(place.folder.glob("*.lock-*"))
 
 
+async def test_the_next_writer_takes_away_what_the_dead_left(place: Place) -> None:
+    """And nothing of those who live."""
+    program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "inside\n"
+    async with place.store() as store:
+        held = list(place.folder.glob("*.lock-*"))
+        await store.close_lost_runs()
+        assert list(place.folder.glob("*.lock-*")) == held
+        program.kill()
+        program.communicate()
+        await store.close_lost_runs()
+    assert not list(place.folder.glob("*.lock-*"))
+
+
 async def test_who_dies_has_left(place: Place) -> None:
     """A process that is killed inside holds nobody up."""
     program = started(HOLDS_UNTIL_KILLED, place.folder, place.dsn or "")

@@ -47,10 +47,12 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
         connection.execute("ROLLBACK")
         return False
 
+    # It is asked for again and again: a statement that waits would meet the time limits that a role may have, and
+    # keep a pooler's connection.
     link = Link(database.dsn, database.schema, "callboard-postgres-lock", Reach())
     try:
         with translated_errors(database.name):
-            while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - nobody tells
+            while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above
                 await anyio.sleep(_TURN_SECONDS)
         yield
     finally:
