@@ -135,7 +135,7 @@ class Broker:
         except (Error, OSError, TimeoutError) as error:
             _log.warning("broker_not_flushed", error=f"{type(error).__name__}: {error}")
 
-    async def arrived(self, seconds: float) -> None:
+    async def arrived(self, seconds: int) -> None:
         """Wait until the broker has taken in what was handed to the client, subscriptions too.
 
         Args:
@@ -145,9 +145,9 @@ class Broker:
             nats.errors.Error: It doesn't answer in time, or the connection is closed.
         """
         if self._client is not None:
-            await self._client.flush(seconds)  # type: ignore[arg-type]  # it takes fractions
+            await self._client.flush(seconds)
             # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
-            await self._client.flush(seconds)  # type: ignore[arg-type]
+            await self._client.flush(seconds)
 
     async def let_go(self) -> None:
         """Return when what was published is with the operating system, which sends it whatever becomes of this
