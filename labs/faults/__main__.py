@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import logging
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+from labs.seeds import play
 from tests.support.certificate import local_tls
 
 from .round import run_round
@@ -43,28 +42,16 @@ def main() -> int:
     if not options.verbose:
         logging.getLogger("callboard").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of a server that writes to who has gone
-    until = time.monotonic() + options.seconds
-    total: Counter[str] = Counter()
-    failed: list[int] = []
     with tempfile.TemporaryDirectory(prefix="callboard-faults-") as name, contextlib.ExitStack() as stack:
         folder, tls = Path(name), stack.enter_context(local_tls(Path(name))) if options.tls else None
-        for seed in itertools.count(options.seed):
+
+        def of_seed(seed: int) -> tuple[Counter[str], list[str]]:
             report = run_round(
                 seed, folder, sessions=options.sessions, turns=options.turns, tls=tls, uvloop=options.uvloop
             )
-            total.update(report.counts)
-            if report.failures:
-                failed.append(seed)
-                print(f"seed {seed}: {len(report.failures)} failures")
-                for failure in report.failures[:10]:
-                    print(f"  {failure[:3000]}", flush=True)
-            if time.monotonic() >= until:
-                break
-    rounds = seed - options.seed + 1
-    for what, count in sorted(total.items()):
-        print(f"{count:8}  {what}")
-    print(f"{rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
-    return 1 if failed else 0
+            return report.counts, report.failures
+
+        return play(of_seed, options.seed, options.seconds)
 
 
 if __name__ == "__main__":

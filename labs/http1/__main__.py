@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
+
+from labs.seeds import play
 
 from .rounds import read_round, spoil_round, talk_round
 
@@ -47,19 +47,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long; at least one seed is played")
     options = parser.parse_args()
-    until, total, failed = time.monotonic() + options.seconds, Counter[str](), 0
-    for seed in itertools.count(options.seed):
-        counts, failures = asyncio.run(run(seed))
-        total.update(counts)
-        for failure in failures:
-            failed += 1
-            print(f"seed {seed}: {failure[:3000]}", flush=True)
-        if time.monotonic() > until:
-            break
-    for name, count in sorted(total.items()):
-        print(f"{count:12,}  {name}")
-    print(f"{seed - options.seed + 1:,} seeds, {failed} failures")
-    return 1 if failed else 0
+    return play(lambda seed: asyncio.run(run(seed)), options.seed, options.seconds)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from engine import Engine
+from tests.support.programs import Heard
 from tests.support.reply_models import registry
 
-ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 30.0
 """Until a victim's first reply, which takes one or two seconds of CPU. On a busy machine that can be minutes, so a
 victim that takes longer doesn't fail yet: it races one that starts now, on a file of its own."""
@@ -80,30 +79,14 @@ class Victim:
         self.flushes = 0
         self._answered: dict[str, tuple[str, int]] = {}
         self._url, self._seed = url, seed
-        self._up = threading.Event()
-        self._errors = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "labs.kills.victim", url, str(path), seed, plan.kind],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-        )
-        # Both are read all the time: a pipe that is full would hold it up.
-        self._readers = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                if line == b"up\n":
-                    self._up.set()
-                elif line.endswith(b"\n"):  # a torn line was never told
-                    self._note(line)
-        self._up.set()
+        self._up = threading.Event()  # or it has ended
+        command = [sys.executable, "-m", "labs.kills.victim", url, str(path), seed, plan.kind]
+        self._heard = Heard(command, self._note, self._up.set)
 
     def _note(self, line: bytes) -> None:
+        if line == b"up\n":
+            self._up.set()
+            return
         if line.startswith(b'{"request"'):
             answer = msgspec.json.decode(line, type=Answered)
             self._answered[answer.request] = (answer.session, answer.messages)
@@ -112,17 +95,12 @@ class Victim:
             self.flushes += 1
         self.told.answered = self._answered
 
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as file:
-            self._errors = file.read()
-
     def kill(self) -> list[str]:
         """Wait for its moment, and kill it. What is wrong if it had ended before, or was never up."""
         if self.plan.once_up and not self._up.wait(UP_SECONDS) and (wrong := self._overtaken()):
             return [f"{wrong}:\n{self._end()}"]
         time.sleep(self.plan.at)
-        ended = self._process.poll()
+        ended = self._heard.process.poll()
         errors = self._end()
         return [] if ended is None else [f"a victim ended by itself ({ended}): {errors}"]
 
@@ -144,11 +122,7 @@ class Victim:
 
     def _end(self) -> str:
         """Kill it. What it wrote to stderr."""
-        self._process.kill()
-        self._process.wait()
-        for reader in self._readers:
-            reader.join()
-        return self._errors.decode(errors="replace")[-3000:]
+        return self._heard.kill()[-3000:]
 
 
 class Report(msgspec.Struct):

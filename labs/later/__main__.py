@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from pathlib import Path
+
+from labs.seeds import play
 
 from .round import run_round
 
@@ -32,24 +32,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long; at least one round is run")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     options = parser.parse_args()
-    total: Counter[str] = Counter()
-    failed: list[int] = []
-    seed, ends = options.seed, time.monotonic() + options.seconds
-    while seed == options.seed or time.monotonic() < ends:
-        with tempfile.TemporaryDirectory(prefix="callboard-later-") as folder:
-            try:
-                counts, failures = run_round(seed, Path(folder))
-            except Exception:
-                counts, failures = Counter(), [traceback.format_exc(limit=-4)]
-        total += counts
-        for failure in failures:
-            print(f"seed {seed}: {failure}", flush=True)
-        failed += [seed] if failures else []
-        seed += 1
-    for what, count in sorted(total.items()):
-        print(f"{count:10,}  {what}")
-    print(f"{seed - options.seed} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
-    return 1 if failed else 0
+    return play(in_a_folder, options.seed, options.seconds)
+
+
+def in_a_folder(seed: int) -> tuple[Counter[str], list[str]]:
+    """A round with a trace of its own."""
+    with tempfile.TemporaryDirectory(prefix="callboard-later-") as folder:
+        return run_round(seed, Path(folder))
 
 
 if __name__ == "__main__":

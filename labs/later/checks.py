@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from bus import LlmCallAccepted
 from bus.values.usage import UsageSource
 from tests.support.background_engines import nano_of as nano_of_reply
 from tests.support.background_server import WORDS
@@ -72,8 +73,9 @@ async def wrong_in(
         assert engine.store is not None
         rows = await engine.store.calls(limit=None)
         accepted = {
-            (event.request_id or "", event.attempt or 0): event.data.response_id  # type: ignore[union-attr]
+            (event.request_id or "", event.attempt or 0): event.data.response_id
             for event in await engine.store.events(topic="llm.call_accepted", limit=None)
+            if isinstance(event.data, LlmCallAccepted)
         }
         (budget,) = await engine.budgets()
         known = sum(row.cost.nano_usd or 0 for row in rows if row.cost and row.error_type not in UNKNOWN)

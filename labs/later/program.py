@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Literal, TypeAlias
+from unittest.mock import patch
 
 import anyio
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from adapters import AdapterConfig
 from adapters.background import exchanges
 from adapters.batches import BatchItem, http
-from bus import Lossless
+from bus import Envelope, Lossless
 from bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
 from engine import BatchResult, Budget, Engine
 from tests.support import background_engines, batch_engines
@@ -101,10 +102,9 @@ async def run(orders: Orders) -> None:
     tell("end")
 
 
-async def _watch(events: AsyncIterator[object]) -> None:
+async def _watch(events: AsyncIterator[Envelope]) -> None:
     async for envelope in events:
-        data = envelope.data  # type: ignore[attr-defined]
-        tell("event", envelope.topic, getattr(data, "response_id", None))  # type: ignore[attr-defined]
+        tell("event", envelope.topic, getattr(envelope.data, "response_id", None))
 
 
 async def _attempt(name: str, work: Awaitable[None]) -> None:
@@ -149,15 +149,15 @@ def _told(result: BatchResult) -> tuple[str, str | None, str | None, int | None]
     return result.request_id, text, error, None if result.cost is None else result.cost.nano_usd
 
 
-def split_as_ordered(batches: Sequence[Batch]) -> None:
-    """Have each batch go in jobs of its own size."""
+def split_as_ordered(batches: Sequence[Batch]) -> AbstractContextManager[object]:
+    """A block in which each batch goes in jobs of its own size."""
     most = {batch.name: batch.most for batch in batches}
 
     def split(_: http.HttpBatches, items: Sequence[BatchItem]) -> tuple[int, ...]:
         size = most[items[0].id.rpartition("-")[0]]
         return tuple(min(size, len(items) - start) for start in range(0, len(items), size))
 
-    http.HttpBatches.split = split  # type: ignore[method-assign]
+    return patch.object(http.HttpBatches, "split", split)
 
 
 # -- replies in the background
@@ -211,8 +211,8 @@ def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     logging.getLogger("callboard").addHandler(_Told(logging.WARNING))
     exchanges.POLLING = OFTEN
-    split_as_ordered(orders.batches)
-    anyio.run(run, orders)
+    with split_as_ordered(orders.batches):
+        anyio.run(run, orders)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 
 from tests.support.background_server import BackgroundServer, background_server
 from tests.support.batch_server import BatchServer, batch_server
-from tests.support.programs import CHECKOUT
+from tests.support.programs import Heard
 
 from .checks import unsure_of, wrong_in
 from .plan import Life, Plan, plan_of
@@ -37,49 +36,27 @@ class Program:
     def __init__(self, orders: Orders) -> None:
         self.told: list[list[Any]] = []
         self.killed = False
-        self._errors = ""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "labs.later.program", msgspec.json.encode(orders)],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self._heard = Heard(
+            [sys.executable, "-m", "labs.later.program", msgspec.json.encode(orders).decode()],
+            lambda line: self.told.append(json.loads(line)),
         )
-        # Both are read all the time: a pipe that is full would hold it up.
-        self._readers = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                if line.endswith("\n"):  # a torn line was never told
-                    self.told.append(json.loads(line))
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as file:
-            self._errors = file.read()
 
     @property
     def over(self) -> bool:
         """Whether it has ended by itself."""
-        return self._process.poll() is not None
+        return self._heard.process.poll() is not None
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
+            self._heard.process.wait(seconds)
 
     def end(self) -> str:
         """Kill it, if it has not ended. What it wrote to stderr, if it broke."""
         self.killed = not self.over
-        self._process.kill()
-        code = self._process.wait()
-        for reader in self._readers:
-            reader.join()
-        return "" if self.killed or code == 0 else f"ended with {code}: {self._errors[-2000:]}"
+        errors = self._heard.kill()
+        code = self._heard.process.returncode
+        return "" if self.killed or code == 0 else f"ended with {code}: {errors[-2000:]}"
 
 
 class Round:

@@ -32,9 +32,9 @@ def test_a_victim_hangs_if_one_that_starts_later_is_up_sooner(
     monkeypatch.setattr(round, "UP_SECONDS", 0.0)
     with reply_server(10) as url:
         victim = round.Victim(url, tmp_path / "trace.db", "1", round.Plan("calls", True, 0.0))
-        victim._process.send_signal(signal.SIGSTOP)
+        victim._heard.process.send_signal(signal.SIGSTOP)
         assert victim._overtaken().startswith("not up within")
-        victim._process.send_signal(signal.SIGCONT)
+        victim._heard.process.send_signal(signal.SIGCONT)
         assert victim.kill() == []
 
 

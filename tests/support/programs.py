@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
@@ -37,3 +39,48 @@ def ended(
             process.kill()
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+
+
+class Heard:
+    """A process that is listened to all the time: a pipe that is full would hold it up.
+
+    Args:
+        command: What is run, in the checkout.
+        on_line: Is told each whole line of its output, in a thread.
+        on_end: Is called when its output has ended, in that thread.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_line: Callable[[bytes], object],
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._on_line, self._on_end = on_line, on_end
+        self._errors = b""
+        self.process = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        """The process."""
+        self._readers = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def kill(self) -> str:
+        """Kill it, if it has not ended. Returns what it has written to stderr."""
+        self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join()
+        return self._errors.decode(errors="replace")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # a torn line was never told
+                    self._on_line(line)
+        self._on_end()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as file:
+            self._errors = file.read()

@@ -1,0 +1,44 @@
+"""Rounds by seeds, one after the other until a time is up, and what they came to in the end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+_MOST_SHOWN = 10
+_LONGEST_SHOWN = 3000
+
+
+def play(run_round: Callable[[int], tuple[Counter[str], Sequence[str]]], first: int, seconds: float) -> int:
+    """Play rounds and print what came of them.
+
+    Args:
+        run_round: Plays the round of a seed. It gives what was done, and what should hold and doesn't; an
+            exception of its own is such a failure.
+        first: The seed of the first round.
+        seconds: How long; at least one round is played.
+
+    Returns:
+        The program's exit code: 1 if a round failed.
+    """
+    total: Counter[str] = Counter()
+    failed: list[int] = []
+    until = time.monotonic() + seconds
+    for seed in itertools.count(first):
+        try:
+            counts, failures = run_round(seed)
+        except Exception:
+            counts, failures = Counter(), [traceback.format_exc(limit=-4)]
+        total.update(counts)
+        failed += [seed] if failures else []
+        for failure in failures[:_MOST_SHOWN]:
+            print(f"seed {seed}: {failure[:_LONGEST_SHOWN]}", flush=True)
+        if time.monotonic() >= until:
+            break
+    for what, count in sorted(total.items()):
+        print(f"{count:12,}  {what}")
+    print(f"{seed - first + 1:,} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
+    return 1 if failed else 0
