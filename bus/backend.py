@@ -102,6 +102,14 @@ def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
     return (anyio.CancelScope if _asyncio_task() is None else _asyncio_scope())(deadline=deadline)
 
 
+class Scope(Protocol):
+    """A cancel scope, whoever's."""
+
+    deadline: float
+
+    def cancel(self) -> None: ...
+
+
 class MovingDeadline:
     """The deadline of a scope, which moves on whenever something comes of what is waited for.
 
@@ -112,7 +120,7 @@ class MovingDeadline:
         at: The event loop's time at which it is cancelled.
     """
 
-    def __init__(self, scope: anyio.CancelScope, at: float) -> None:
+    def __init__(self, scope: Scope, at: float) -> None:
         task = _asyncio_task()
         self._scope = scope
         self._loop = None if task is None else task.get_loop()

@@ -121,7 +121,9 @@ class BackgroundExchanges(HttpCall):
     async def _question(self, call: WireCall) -> tuple[HttpReply, bytes]:
         request = await self.prepare_request(call)
         limit = self.client.config.first_event_timeout
-        reply, body = await self.wait(lambda: exchange(self.client.transport, request), limit, what="the reply")
+        reply, body = await self.wait(
+            lambda: exchange(self.client.transport, request), limit, what="the reply", over=request
+        )
         if reply.status < 300:
             return reply, body
         error = self.client.error_of(body, reply)
@@ -171,7 +173,7 @@ class BackgroundExchanges(HttpCall):
         """The reply to the question for a stream. Raises the error that it is."""
         request = await self.prepare_request(call, accept="text/event-stream")
         limit = self.client.config.first_event_timeout
-        reply = await self.wait(lambda: self.client.transport.send(request), limit, what="the reply")
+        reply = await self.wait(lambda: self.client.transport.send(request), limit, what="the reply", over=request)
         if reply.status < 300:
             return reply
         raise await self._error_of(reply)

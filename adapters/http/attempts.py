@@ -47,6 +47,7 @@ from ..transport.transport import HttpRequest
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
 from .client import HttpClient
 from .retry import retry_delay, tell_retry
+from .wait_scope import WaitScope
 from .wire_call import WireCall
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class HttpAttempts:
         self._tried_keys: set[str] = set()  # of a pool, and refused or limited in this call
         self._keys_replaced: set[str | None] = set()
         self._on_attempt = on_attempt
-        self._scope: anyio.CancelScope | None = None
+        self._scope: anyio.CancelScope | WaitScope | None = None
         self._time: Callable[[], float] = anyio.current_time
         self._deadline: float | None = None
         self._limit_ends = math.inf
@@ -208,6 +209,7 @@ class HttpAttempts:
         *,
         what: str,
         moves: bool = False,
+        over: HttpRequest | None = None,
     ) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
 
@@ -216,6 +218,7 @@ class HttpAttempts:
             limit: The time limit; None is the call's own.
             what: What is waited for, as an error names it.
             moves: Whether the step calls `move_on`.
+            over: The request, if the step does nothing but wait for it.
 
         Raises:
             CancelledError: The request was cancelled.
@@ -230,7 +233,7 @@ class HttpAttempts:
         if now >= self._deadline:  # a step that needn't wait would never be told
             raise self._out_of_time_error()
         ends = min(self._limit_ends, self._deadline)
-        with new_scope(math.inf if moves else ends) as scope:
+        with self._new_scope(math.inf if moves else ends, over) as scope:
             self._scope = scope
             self._moving = MovingDeadline(scope, ends) if moves else None
             try:
@@ -244,6 +247,11 @@ class HttpAttempts:
             what = what.removeprefix("the ")
             raise RequestTimeoutError(f"{self.client.name}: no {what} within {self._limit.of:g} s")
         raise self._out_of_time_error()
+
+    def _new_scope(self, ends: float, over: HttpRequest | None) -> anyio.CancelScope | WaitScope:
+        if over is not None and self.client.is_own(over):
+            return self.client.wait_scopes.until(ends)
+        return new_scope(ends)
 
     def move_on(self, now: float, limit: Limit) -> None:
         """Let `limit` count anew: what is waited for comes in parts, and one part came. For a step of `wait`.

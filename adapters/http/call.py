@@ -84,7 +84,7 @@ class HttpCall(HttpAttempts):
         client = self.client
         request = await self.prepare_request(written)
         self.sent = True
-        reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply")
+        reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply", over=request)
         if reply.status >= 300:
             raise client.error_of(body, reply)
         self.key_was_taken()
@@ -102,7 +102,7 @@ class HttpCall(HttpAttempts):
         client, limit = self.client, self.client.config.first_event_timeout
         request = await self.prepare_request(written, accept="text/event-stream")
         self.sent = True
-        reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply")
+        reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply", over=request)
         if reply.status < 300:
             self.key_was_taken()
             return written, reply

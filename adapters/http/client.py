@@ -19,7 +19,9 @@ from ..keys.key import KnownKey
 from ..keys.keyring import Keyring
 from ..refusals.strange_replies import not_of_protocol, origin
 from ..transport.key_masking import masked_headers
+from ..transport.opening import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
+from .wait_scope import WaitScopes
 from .wire import ChatWire
 from .wire_call import WireCall
 
@@ -52,11 +54,16 @@ class HttpClient:
         self.clock = wire.endpoint.clock
         self.keys = Keyring(wire.name, wire.config)
         self.running: WeakValueDictionary[str, RunningCall] = WeakValueDictionary()
+        self.wait_scopes = WaitScopes()
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not be seen of the keys that are known by now."""
         return self.keys.secrets
+
+    def is_own(self, request: HttpRequest) -> bool:
+        """Whether a request goes over connections of our own."""
+        return isinstance(self.transport, HttpTransport) and self.transport.is_own(request.url)
 
     def request(
         self,

@@ -62,7 +62,9 @@ async def fetch(
     request = await attempts.prepare_request(call)
     attempts.sent = True
     try:
-        reply, body = await attempts.wait(lambda: exchange(client.transport, request), what="the reply")
+        reply, body = await attempts.wait(
+            lambda: exchange(client.transport, request), what="the reply", over=request
+        )
         if reply.status >= 300:
             raise client.error_of(body, reply)
         attempts.key_was_taken()

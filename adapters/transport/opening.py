@@ -49,13 +49,20 @@ class HttpTransport:
 
     def send(self, request: HttpRequest) -> Coroutine[object, object, HttpReply]:
         """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
-        kind = kind_of(request.url)
+        return self._way(request.url).send(request)
+
+    def is_own(self, url: str) -> bool:
+        """Whether requests to a URL go over connections of our own."""
+        return self._way(url) is self._own
+
+    def _way(self, url: str) -> Transport:
+        kind = kind_of(url)
         way = self._ways.get(kind)
         if way is None:
-            way = self._ways[kind] = self._way(kind)
-        return way.send(request)
+            way = self._ways[kind] = self._chosen(kind)
+        return way
 
-    def _way(self, kind: UrlKind) -> Transport:
+    def _chosen(self, kind: UrlKind) -> Transport:
         """Decided with the first request of a kind: an adapter stays on one event loop's library."""
         if self._closed or (on_asyncio() and not has_proxy(kind)):
             return self._own  # which says when it is closed
