@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from bus.clock import SYSTEM_CLOCK, Ulids
+from bus import clock
+from bus.clock import SYSTEM_CLOCK, Ulids, letters
+
+CHECKOUT = Path(__file__).parents[2]
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_a_ulid_is_written_as_its_library_writes_it(value: bytes) -> None:
-    assert Ulids().text(int.from_bytes(value, "big")) == str(ULID(value))
-
-
-@given(st.lists(st.binary(min_size=1, max_size=2).map(lambda end: bytes(16 - len(end)) + end), max_size=20))
-def test_ulids_that_begin_alike_are_written_as_their_library_writes_them(values: list[bytes]) -> None:
-    ulids = Ulids()
-    assert [ulids.text(int.from_bytes(value, "big")) for value in values] == [str(ULID(value)) for value in values]
+def test_numbers_are_written_as_the_library_of_ulids_writes_them(value: bytes) -> None:
+    assert letters(int.from_bytes(value, "big"), 26) == str(ULID(value))
 
 
 def test_identifiers_sort_in_the_order_in_which_they_were_made() -> None:
@@ -40,3 +42,33 @@ def test_an_identifier_tells_when_it_was_made() -> None:
     before = time.time()
     made = ULID.from_str(SYSTEM_CLOCK.new_id("req").removeprefix("req_"))
     assert before - 0.001 <= made.timestamp <= time.time()
+
+
+@given(st.lists(st.integers(0, 3000), max_size=30), st.integers(0, 2**80 - 1))
+def test_identifiers_differ_and_sort_whatever_time_passes_between_them(pauses: list[int], random: int) -> None:
+    """Also where their random part has no number left to count on with."""
+    now = 1_700_000_000_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "_ulid", lambda: lambda: ULID((now << 80 | random).to_bytes(16, "big")))
+        patch.setattr("bus.clock.time.time_ns", lambda: now * 1_000_000)
+        ulids, made = Ulids(), []
+        for pause in pauses:
+            now += pause
+            made += [ulids.next() for _ in range(2)]
+            assert [ULID.from_str(each).milliseconds for each in made[-2:]] == [now, now]
+    if random < 2**80 - 100:
+        assert sorted(set(made)) == made
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_makes_other_identifiers() -> None:
+    program = (
+        "import os\nfrom bus.clock import SYSTEM_CLOCK\n"
+        "SYSTEM_CLOCK.new_id('req')\nchild = os.fork()\nmade = SYSTEM_CLOCK.new_id('req')\n"
+        "if child: os.waitpid(child, 0)\nprint(made, flush=True)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, check=True, text=True
+    )
+    theirs, ours = (made[-16:-4] for made in said.stdout.split())
+    assert theirs != ours
