@@ -2,7 +2,7 @@
 
 anyio cancels a task again and again until it has left its scope, and holds back where something inside shields
 itself. Over our own connections neither is needed: nothing there catches a cancellation, or waits while it is
-shielded. So the task is cancelled once, as `asyncio.timeout` does it. For all other waits there are anyio's scopes.
+shielded. So the task is cancelled once, as `asyncio.timeout` does it. All other waits have anyio's scopes.
 
 A scope is used again by later waits, together with its timer. That is looked at when it goes off, and set anew if
 a later wait still has time.

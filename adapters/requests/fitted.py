@@ -150,6 +150,10 @@ class Loss(msgspec.Struct, frozen=True):
     """The block itself, by which its place can be found. It is never logged."""
 
 
+Home = Message | tuple[str, tuple[ContentBlock, ...]]
+"""A message that is sent as it is, or the id of another and the blocks that were made of it."""
+
+
 class FittedHistory(msgspec.Struct, frozen=True):
     """The history as it is to be sent."""
 
@@ -167,9 +171,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     """The id of the session."""
     adapter: str = ""
     """The name of the adapter."""
-    homes: tuple[tuple[str, tuple[ContentBlock, ...]], ...] = ()
-    """The blocks of each message, by the message's id. A block that several messages share belongs to the first of
-    them."""
+    homes: tuple[Home, ...] = ()
+    """Where the blocks of `messages` come from. A block that several share belongs to the first of them."""
     may_lose: bool = True
     """Whether the request allows losses."""
     system_parts: tuple[TextBlock, ...] = ()
@@ -177,7 +180,11 @@ class FittedHistory(msgspec.Struct, frozen=True):
 
     def home(self, block: ContentBlock) -> str:
         """The id of the message that a block of `messages` came from; empty if it had none."""
-        return next((home for home, blocks in self.homes if any(map(is_, blocks, repeat(block)))), "")
+        for home in self.homes:
+            message_id, blocks = (home.id or "", home.content) if isinstance(home, Message) else home
+            if any(map(is_, blocks, repeat(block))):
+                return message_id
+        return ""
 
     def own(self, raw: ProviderRaw | None) -> JsonObject:
         """The data that the target itself attached to a block; empty if another provider attached it."""

@@ -30,7 +30,7 @@ before anything is sent, and ``foreign_thinking: "text"``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import is_
 from typing import assert_never
@@ -54,7 +54,7 @@ from bus.values.messages import Message, Role
 
 from ..contract import CanonicalRequest
 from ..refusals.tools_in_words import tell_tools
-from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
+from .fitted import FittedHistory, Home, Loss, Target, ToolIdRule, block_type, left_out
 from .media import is_empty, media_type_of
 from .surrogates import mend_object, mend_text
 
@@ -102,25 +102,27 @@ class _Fitter:
         self.instructions: list[Message] = []  # what is part of the system text
         self.tool_ids: dict[str, str] = {}
         self.tool_names: dict[str, str] = {}
-        self.homes: list[tuple[str, tuple[ContentBlock, ...]]] = []
+        self.homes: list[Home] = []
         self.taken: set[str] = set()
         self.shown: list[ContentBlock] = []  # of the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_told()
-        self.results = _collect_results(self.messages)
+        self.plain = _plain_beginning(self.messages)
+        self.rest = self.messages[self.plain :]
+        self.results = _collect_results(self.rest)
 
     def fit(self) -> FittedHistory:
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
         system = self._system(hoisted)
-        fitted: list[Message] = []
+        fitted, rest = list(self.messages[: self.plain]), self.rest
         if system and not self.target.takes_system:
-            fitted.append(Message.user(system))
-            self.homes.append(("", fitted[0].content))
-        homes, former = self.homes, fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
-        for message in self.messages:
+            fitted, rest = [Message.user(system)], self.messages
+        self.homes += fitted
+        former = fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
+        for message in rest:
             role = message.role
             if role is not former and role in _SPEAKERS and message.plain_text:
                 fitted.append(message)
-                homes.append((message.id or "", message.content))
+                self.homes.append(message)
                 former = role
                 continue
             match role:
@@ -148,7 +150,7 @@ class _Fitter:
 
     def _system(self, hoisted: tuple[Role, ...]) -> str | None:
         system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
-        self.instructions = [message for message in self.messages if message.role in hoisted]
+        self.instructions = [message for message in self.rest if message.role in hoisted]
         for role in hoisted if self.instructions else ():
             said = [self._instruction(message) for message in self.instructions if message.role is role]
             system += [text for text in said if text]
@@ -436,6 +438,18 @@ class _Fitter:
         self.losses.append(
             Loss(self.request.session_id, message.id or "", block_type(block), provider, reason, block)
         )
+
+
+def _plain_beginning(messages: Sequence[Message]) -> int:
+    """How many messages at the beginning are plain text of a user and an assistant in turn, as most are."""
+    former, plain = Role.ASSISTANT, 0
+    for message in messages:
+        role = message.role
+        if role is former or role not in _SPEAKERS or not message.plain_text:
+            break
+        former = role
+        plain += 1
+    return plain
 
 
 def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:

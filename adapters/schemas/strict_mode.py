@@ -31,7 +31,7 @@ def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str
     Raises:
         InvalidRequestError: The definition insists on strict mode, and its schema can't be strict.
     """
-    if not _is_asked(tool, by_default):
+    if not (by_default if tool.strict is None else tool.strict):
         return None
     strict = _strict(tool.input_schema)
     if isinstance(strict, str) and tool.strict:
@@ -74,8 +74,8 @@ def input_cleaner(
         by_default: Whether strict mode is on where a definition leaves it open.
     """
     schemas: dict[str, JsonObject] = {}
-    for tool in tools:
-        strict = _strict(tool.input_schema) if _is_asked(tool, by_default) else None
+    for tool in [tool for tool in tools if (by_default if tool.strict is None else tool.strict)]:
+        strict = _strict(tool.input_schema)
         if isinstance(strict, StrictSchema) and strict.adds_nulls:
             schemas[tool.name] = tool.input_schema
     if not schemas:
@@ -85,10 +85,6 @@ def input_cleaner(
         return without_added_nulls(arguments, schemas[name]) if name in schemas else arguments
 
     return clean
-
-
-def _is_asked(tool: ToolDefinition, by_default: bool) -> bool:
-    return by_default if tool.strict is None else tool.strict
 
 
 @remembered

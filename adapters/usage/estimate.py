@@ -85,13 +85,7 @@ def estimate_request(
 ) -> int:
     """Input tokens of a request."""
     counts = count(messages, tools, system_prompt, rates.vocabulary)
-    return math.ceil(math.fsum(map(mul, numbers(rates), counts)))
-
-
-def numbers(rates: TokenRates) -> tuple[float, ...]:
-    """The rates in the order of what `count` gives."""
-    found: tuple[float, ...] = msgspec.structs.astuple(rates)[:_FIELDS]
-    return found
+    return math.ceil(math.fsum(map(mul, rates.numbers, counts)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,15 +113,13 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
-    texts: list[str] = []
-    for message in messages:
-        text = message.plain_text
-        if text is not None:
-            texts.append(text)
-            continue
-        for block in message.content:
-            _add_block(counts, block, vocabulary)
+    texts = [text for message in messages if (text := message.plain_text) is not None]
     counts[_TEXT] += tokens_of_all(texts, vocabulary)
+    if len(texts) < len(messages):
+        for message in messages:
+            if message.plain_text is None:
+                for block in message.content:
+                    _add_block(counts, block, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
         for tool in tools:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 
 import msgspec
 
 from ..provider import provider_named
 
 
-class TokenRates(msgspec.Struct, frozen=True):
+class TokenRates(msgspec.Struct, frozen=True, dict=True):
     """Tokens for each part of a request. The fields up to `document` are in the order of the numbers that `count`
     gives."""
 
@@ -50,6 +50,12 @@ class TokenRates(msgspec.Struct, frozen=True):
     """Tokens of a document that is no text."""
     vocabulary: str = "o200k"
     """The vocabulary by which text is counted; see `vocabularies`."""
+
+    @cached_property
+    def numbers(self) -> tuple[float, ...]:
+        """The rates, in the order of what `count` gives."""
+        rates: tuple[float, ...] = msgspec.structs.astuple(self)[:-1]
+        return rates
 
 
 class RateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

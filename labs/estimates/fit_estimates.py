@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.usage.estimate import count, numbers
+from adapters.usage.estimate import count
 from adapters.usage.rates import RateRow, TokenRates, rate_rows
 from adapters.usage.vocabularies import vocabulary_of
 
@@ -138,7 +138,7 @@ def _solve(samples: Sequence[Sample], prior: TokenRates) -> TokenRates:
     """The rates of some samples."""
     if not samples:
         return prior
-    bounds = Bounds(numbers(prior), numbers(_SMALLEST), numbers(_LARGEST), _PULL)
+    bounds = Bounds(prior.numbers, _SMALLEST.numbers, _LARGEST.numbers, _PULL)
     return TokenRates(*solve([_counts(sample) for sample in samples], [float(s.tokens) for s in samples], bounds))
 
 
@@ -149,7 +149,7 @@ def _counts(sample: Sample) -> list[float]:
 
 def errors(samples: Sequence[Sample], rows: dict[tuple[str, str, str], RateRow]) -> list[Error]:
     """What the rates make of the samples."""
-    return [Error(sample, dot(numbers(rows[family(sample)].rates), _counts(sample))) for sample in samples]
+    return [Error(sample, dot(rows[family(sample)].rates.numbers, _counts(sample))) for sample in samples]
 
 
 def held_out(samples: Sequence[Sample]) -> list[Error]:
@@ -199,7 +199,7 @@ def write(rows: Mapping[tuple[str, str, str], RateRow]) -> None:
 
 
 def _line(row: RateRow) -> str:
-    named = zip(TokenRates.__struct_fields__, numbers(row.rates), strict=False)
+    named = zip(TokenRates.__struct_fields__, row.rates.numbers, strict=False)
     rates = {name: float(f"{rate:.2g}" if rate < 1 else f"{rate:g}") for name, rate in named}
     return json.dumps({"host": row.host, "model": row.model, "samples": row.samples, "rates": rates})
 

@@ -77,7 +77,8 @@ class _Builder:
         self.quirks = quirks
         self.encrypts = encrypts
         self.summarises = summarises and quirks.summaries
-        self.model = find_model(request.wire_model)
+        self.name = request.wire_model
+        self.model = find_model(self.name)
         self.warnings: list[CallWarning] = []
         self.free_form: set[str] = set()  # names of tools
 
@@ -85,9 +86,9 @@ class _Builder:
         check_demands(self.request, self.request.capabilities, self.provider)
         history = self._fit()
         tools: list[Json] = [self._tool(tool) for tool in self.request.tools]
-        items, losses = write_items(history, self.request.wire_model, self.free_form)
+        items, losses = write_items(history, self.name, self.free_form)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
-        body: JsonObject = {"model": self.request.wire_model, "input": items}
+        body: JsonObject = {"model": self.name, "input": items}
         if history.system:
             body["instructions"] = history.system
         unknown = self.model is None and not self.quirks.completed_at_limit
@@ -135,7 +136,7 @@ class _Builder:
         target = Target(
             provider=self.provider,
             tool_ids=TOOL_IDS,
-            model=self.request.wire_model,
+            model=self.name,
             accepts_images=self.quirks.images,
             accepts_documents=self.quirks.documents,
             image_types=IMAGE_TYPES,
@@ -222,20 +223,20 @@ class _Builder:
             return
         if not self._reasons():
             if asked != "none":
-                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.request.wire_model} takes no reasoning_effort")
+                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.name} takes no reasoning_effort")
             return
         effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
         if effort != asked:
             self._warn(
                 WarningCode.PARAMETER_CHANGED,
-                f"{self.request.wire_model} has no effort {asked!r}; {effort!r} is used",
+                f"{self.name} has no effort {asked!r}; {effort!r} is used",
             )
         body["reasoning"] = {"effort": effort}
         if self.summarises and self.model is not None and effort != "none":
             body["reasoning"] = {"effort": effort, "summary": "auto"}
 
     def _settings(self, body: JsonObject) -> None:
-        model, refused = self.request.wire_model, {}
+        model, refused = self.name, {}
         if _refuses_sampling(self.model, body):
             refused = dict.fromkeys(("temperature", "top_p"), f"{model} refuses it while it reasons")
         if self.model is not None and not self.model.verbosity:

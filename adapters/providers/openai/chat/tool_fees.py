@@ -43,24 +43,32 @@ class ToolFees:
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
         """By the names of the rates. tool_usage, usage: of the reply; xAI names its tools in the latter."""
-        told = _object(read_value(tool_usage))
-        searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
-        drawn = drawn_with(tool_usage) or details_of(image_tool=self._images)
+        searches, drawn = 0, details_of(image_tool=self._images)
+        if is_present(tool_usage):
+            told = _object(read_value(tool_usage))
+            searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
+            drawn = drawn_with(tool_usage) or drawn
         counts = details_of(
             web_search=max(searches, self._searches),
             file_search=self._file_searches,
             code_interpreter=len(self._containers),
         )
-        own = _object(_object(read_value(usage)).get(_NAMED)) if _NAMED.encode() in bytes(usage) else {}
-        named = {
-            name.removesuffix("_calls"): reported_count(count) for name, count in own.items() if name not in _FREE
-        }
-        more = {name: count for name, count in named.items() if count and name.isidentifier()}
-        return {**(counts or {}), **(drawn or {}), **more}
+        return {**(counts or {}), **(drawn or {}), **_named(usage)}
 
 
-_NAMED = "server_side_tool_usage_details"
+_NAMED = b"server_side_tool_usage_details"
 _FREE = frozenset({"mcp_calls"})
+
+
+def _named(usage: msgspec.Raw) -> dict[str, int]:
+    """What xAI counts of its own tools."""
+    if _NAMED not in bytes(usage):
+        return {}
+    own = _object(_object(read_value(usage)).get(_NAMED.decode()))
+    counts = {
+        name.removesuffix("_calls"): reported_count(count) for name, count in own.items() if name not in _FREE
+    }
+    return {name: count for name, count in counts.items() if count and name.isidentifier()}
 
 
 def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:

@@ -172,7 +172,7 @@ def read_or_default(kind: type[T], data: msgspec.Raw) -> T:
 
 def is_present(data: msgspec.Raw) -> bool:
     """True unless the field was absent or null."""
-    return bytes(data) not in (b"", b"null")
+    return data is not EMPTY and bytes(data) not in (b"", b"null")
 
 
 def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
