@@ -99,7 +99,7 @@ def new_scope(deadline: float = math.inf) -> anyio.CancelScope:
     Args:
         deadline: The event loop's time at which it cancels itself.
     """
-    return (anyio.CancelScope if _asyncio_task() is None else _asyncio_scope())(deadline=deadline)
+    return (anyio.CancelScope if _asyncio_task() is None else scope_on_asyncio())(deadline=deadline)
 
 
 class Scope(Protocol):
@@ -164,6 +164,6 @@ def current_time() -> float:
 
 
 @cache
-def _asyncio_scope() -> type[anyio.CancelScope]:
+def scope_on_asyncio() -> type[anyio.CancelScope]:
     """The class of which anyio's scopes on asyncio are. Only for a task of asyncio's."""
     return type(anyio.CancelScope())

@@ -10,7 +10,7 @@ from typing import Self, TypeVar, cast
 import anyio
 import anyio.abc
 
-from ..backend import on_asyncio
+from ..backend import on_asyncio, scope_on_asyncio
 from .task_handle import TaskHandle
 
 T = TypeVar("T")
@@ -30,12 +30,13 @@ class Tasks:
         self.running: set[TaskHandle[object]] = set()
         """The tasks that are not over."""
         self._group: anyio.abc.TaskGroup | None = None  # on trio
+        self._new_scope: Callable[[], anyio.CancelScope] = anyio.CancelScope
 
     def __len__(self) -> int:
         return len(self.running)
 
     def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        handle: TaskHandle[T] = TaskHandle(name)
+        handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
         entry = cast("TaskHandle[object]", handle)
         self.running.add(entry)
         body = handle._run(call, self.running.discard)
@@ -53,7 +54,9 @@ class Tasks:
             handle._never_ran()
 
     async def __aenter__(self) -> Self:
-        if not on_asyncio():
+        if on_asyncio():
+            self._new_scope = scope_on_asyncio()
+        else:
             self._group = await anyio.create_task_group().__aenter__()
         return self
 

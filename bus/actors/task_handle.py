@@ -23,7 +23,7 @@ from typing import Generic, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from ..backend import Signal, new_scope, new_signal
+from ..backend import LoopSignal, Signal, new_signal
 from ..errors import ActorStopped, CallboardError, TaskCancelled
 from ..log import Log
 
@@ -106,12 +106,17 @@ def current_coroutine() -> object:
 
 
 class TaskHandle(Generic[T]):
-    """A task that an actor runs, made by `ActorRef.spawn`."""
+    """A task that an actor runs, made by `ActorRef.spawn`.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: The task's name.
+        scope: The scope that the task enters.
+    """
+
+    def __init__(self, name: str, scope: anyio.CancelScope) -> None:
         self.name = name
         """The task's name, for logs."""
-        self._scope = new_scope()
+        self._scope = scope
         self._cancelled = False
         self._done = False
         self._value: T | None = None
@@ -153,7 +158,7 @@ class TaskHandle(Generic[T]):
             await anyio.lowlevel.checkpoint()
         while not self._done:
             if self._signal is None:
-                self._signal = new_signal()
+                self._signal = new_signal() if self._task is None else LoopSignal(self._task.get_loop())
             await self._signal.wait()
         return self.result()
 

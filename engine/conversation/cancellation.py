@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import anyio
 
-from bus.backend import new_scope
+from bus.backend import scope_on_asyncio
 from bus.errors import AdapterError, CancelledError, RequestTimeoutError
 
 from ..abort import AbortSignal
@@ -41,7 +41,7 @@ class TurnScope:
         self._signal = signal
         self._in_flight = in_flight
         require_asyncio()
-        self._scope = new_scope()
+        self._scope = scope_on_asyncio()()
 
     async def run(self, work: Callable[[], Awaitable[T]], cancel: Callable[[], object]) -> T:
         """The result of the turn's work.

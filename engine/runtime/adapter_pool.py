@@ -74,8 +74,10 @@ class AdapterPool:
             ConfigurationError: No adapter can be made as configured.
         """
         running = self.running.get(entry.name)
-        if running is not None and running.entry == entry and isinstance(actor := running.ref.actor, AdapterActor):
-            return actor.adapter
+        if running is not None and (running.entry is entry or running.entry == entry):
+            actor = running.ref.actor
+            if isinstance(actor, AdapterActor):
+                return actor.adapter
         known, spare = self._spares.get(entry.name, (None, None))
         if spare is None or known != entry:
             spare = make_spare(entry, self._clock)

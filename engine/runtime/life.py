@@ -114,6 +114,12 @@ class Life:
         until = self._runtime.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
         return (until - self._started_ns) / 1e9
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is up and running, and on the event loop that asks."""
+        is_up = self._up.is_set() and not (self._stop.is_set() or self._task.done())
+        return is_up and asyncio.get_running_loop() is self.loop
+
     async def ready(self) -> None:
         """Return when the engine runs. An exception of the start is raised here, and CallboardError once it is
         closed.
@@ -381,9 +387,11 @@ class EngineHost:
     async def living(self) -> Life:
         """The life, up and running. The exceptions are those of `start`."""
         require_asyncio()
-        if self._life is None:
-            self._life = Life(self._runtime, self._forget)
         life = self._life
+        if life is not None and life.runs_here:
+            return life
+        if life is None:
+            life = self._life = Life(self._runtime, self._forget)
         require_loop(life.loop)
         await life.ready()
         return life
