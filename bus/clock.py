@@ -80,23 +80,30 @@ class Ulids:
         self._lock = threading.Lock()
         self._milliseconds = 0
         self._random = 0
-        self._beginning = ""  # all letters but the last two
+        self._random_letters = ""  # without the last two
+        self._beginning = ""  # of the identifier, without the last two
 
     def next(self) -> str:
         """A new one. Of one process they sort in the order in which they were made."""
         with self._lock:
             now = time.time_ns() // 1_000_000
             self._random += 1
-            if now != self._milliseconds or not self._random & 1023:
-                self._begin(now)
-            return self._beginning + _PAIRS[self._random & 1023]
+            last = self._random & 1023
+            if now != self._milliseconds or not last:
+                last = self._begin(now)
+            return self._beginning + _PAIRS[last]
 
-    def _begin(self, now: int) -> None:
-        if now // 1000 != self._milliseconds // 1000 or self._random >> _RANDOM_BITS:
+    def _begin(self, now: int) -> int:
+        random, second = self._random, self._milliseconds // 1000
+        if now // 1000 != second or random >> _RANDOM_BITS:
             number = int.from_bytes(_ulid()().bytes, "big")
-            now, self._random = number >> _RANDOM_BITS, number & (1 << _RANDOM_BITS) - 1
-        self._milliseconds = now
-        self._beginning = letters(now, 10) + letters(self._random >> 10, 14)
+            now, random = number >> _RANDOM_BITS, number & (1 << _RANDOM_BITS) - 1
+            self._random_letters = ""
+        if not self._random_letters or not random & 1023:
+            self._random_letters = letters(random >> 10, 14)
+        self._milliseconds, self._random = now, random
+        self._beginning = letters(now, 10) + self._random_letters
+        return random & 1023
 
     def forget(self) -> None:
         """Let the library make the next one: another process goes on from the same number."""

@@ -173,6 +173,8 @@ class FittedHistory(msgspec.Struct, frozen=True):
     """The name of the adapter."""
     homes: tuple[Home, ...] = ()
     """Where the blocks of `messages` come from. A block that several share belongs to the first of them."""
+    plain: tuple[str, ...] = ()
+    """The texts of the first messages, as far as those are a user's and an assistant's plain text in turn."""
     may_lose: bool = True
     """Whether the request allows losses."""
     system_parts: tuple[TextBlock, ...] = ()

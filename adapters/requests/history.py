@@ -32,7 +32,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import is_
+from itertools import cycle
+from operator import attrgetter, is_
 from typing import assert_never
 
 import msgspec
@@ -85,6 +86,8 @@ OPTIONS = "history"
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 """The roles whose plain text no target has to change."""
 
+_ROLE, _PLAIN_TEXT = attrgetter("role"), attrgetter("plain_text")
+
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
     """Fit a request's messages to a target. Pure; see the module's text for the rules."""
@@ -107,15 +110,17 @@ class _Fitter:
         self.shown: list[ContentBlock] = []  # of the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_told()
         self.plain = _plain_beginning(self.messages)
-        self.rest = self.messages[self.plain :]
+        self.rest = self.messages[len(self.plain) :]
         self.results = _collect_results(self.rest)
 
     def fit(self) -> FittedHistory:
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
         system = self._system(hoisted)
-        fitted, rest = list(self.messages[: self.plain]), self.rest
+        plain, rest = self.plain, self.rest
+        fitted = list(self.messages[: len(plain)])
         if system and not self.target.takes_system:
-            fitted, rest = [Message.user(system)], self.messages
+            plain, rest = (), self.messages
+            fitted = [Message.user(system)]
         self.homes += fitted
         former = fitted[-1].role if fitted else Role.ASSISTANT  # whom a user may follow
         for message in rest:
@@ -135,6 +140,8 @@ class _Fitter:
                 case _:
                     pass
             former = fitted[-1].role if fitted else Role.ASSISTANT
+        if plain and fitted[len(plain) - 1] is not self.messages[len(plain) - 1]:
+            plain = plain[:-1]  # what followed was joined to it
         return FittedHistory(
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),
@@ -145,6 +152,7 @@ class _Fitter:
             session_id=self.request.session_id,
             adapter=self.target.provider,
             homes=tuple(self.homes),
+            plain=plain,
             may_lose=self.options.get("on_loss") != "error",
         )
 
@@ -440,16 +448,16 @@ class _Fitter:
         )
 
 
-def _plain_beginning(messages: Sequence[Message]) -> int:
-    """How many messages at the beginning are plain text of a user and an assistant in turn, as most are."""
-    former, plain = Role.ASSISTANT, 0
-    for message in messages:
-        role = message.role
-        if role is former or role not in _SPEAKERS or not message.plain_text:
-            break
-        former = role
-        plain += 1
-    return plain
+def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The texts of the messages at the beginning that are a user's and an assistant's plain text in turn.
+
+    Most messages of most histories are, and every call asks them all: so there is no loop here.
+    """
+    in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
+    if False in in_turn:
+        messages = messages[: in_turn.index(False)]
+    texts = tuple(map(_PLAIN_TEXT, messages))
+    return texts[: texts.index(None)] if None in texts else texts
 
 
 def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:

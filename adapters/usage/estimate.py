@@ -16,7 +16,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from operator import mul
+from operator import attrgetter, mul
 
 import msgspec
 
@@ -51,6 +51,8 @@ UPPER_TOKENS = 50
 _FIELDS = len(TokenRates.__struct_fields__) - 1
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
  _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
+
+_PLAIN_TEXT = attrgetter("plain_text")
 
 _MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read them
 _USUAL_PIXELS = 800_000
@@ -113,23 +115,27 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
-    texts = [text for message in messages if (text := message.plain_text) is not None]
-    counts[_TEXT] += tokens_of_all(texts, vocabulary)
-    if len(texts) < len(messages):
+    texts = list(map(_PLAIN_TEXT, messages))
+    if None not in texts:
+        counts[_TEXT] += tokens_of_all(texts, vocabulary)
+    else:
+        counts[_TEXT] += tokens_of_all(filter(None, texts), vocabulary)
         for message in messages:
             if message.plain_text is None:
                 for block in message.content:
                     _add_block(counts, block, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
+        properties, described, schemas = 0, 0.0, 0.0
         for tool in tools:
             known = _measured.get(id(tool))
             if known is None or known[0] is not tool or known[1] != vocabulary:
                 known = _measure(tool, vocabulary)
-            _, _, properties, description, schema = known
-            counts[_PROPERTY] += properties
-            counts[_TEXT] += description
-            counts[_SCHEMA] += schema
+            properties += known[2]
+            described += known[3]
+            schemas += known[4]
+        counts[_PROPERTY], counts[_SCHEMA] = properties, schemas
+        counts[_TEXT] += described
     return counts
 
 

@@ -7,7 +7,7 @@ trait is data (`vocabulary_rates`), fitted to text of many kinds that the real t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from operator import mul
 
 import msgspec
@@ -53,9 +53,9 @@ def vocabulary_of(protocol: str, model: str) -> str:
     return _USUAL if provider is None or provider.vocabulary is None else provider.vocabulary
 
 
-def tokens_of_all(texts: Sequence[str], vocabulary: str) -> float:
+def tokens_of_all(texts: Iterable[str], vocabulary: str) -> float:
     """Tokens of all texts together, by a vocabulary of VOCABULARIES."""
-    known = _known[vocabulary]
+    known, texts = _known[vocabulary], list(texts)
     try:
         return sum(map(known.__getitem__, map(hash, texts)))
     except KeyError:  # of the latest messages

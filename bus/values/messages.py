@@ -164,10 +164,11 @@ class Message(Shown, frozen=True, dict=True):
         if type(self.role) is not Role:
             msgspec.structs.force_setattr(self, "role", Role(self.role))
         allowed = _ALLOWED[self.role]
-        for position, block in enumerate(self.content):
+        for block in content:
             if not isinstance(block, allowed):
+                at = next(place for place, each in enumerate(content) if each is block)
                 raise ValueError(
-                    f"a {self.role} message can't carry {type(block).__name__} (content[{position}]); "
+                    f"a {self.role} message can't carry {type(block).__name__} (content[{at}]); "
                     f"it takes {', '.join(kind.__name__ for kind in allowed)}"
                 )
 

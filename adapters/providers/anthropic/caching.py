@@ -123,10 +123,13 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot]
     last = len(messages) - 1
     former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
     enough = 0  # from this message on, the prompt is long enough
-    while size < least and enough <= last:
-        content = _field(messages[enough], "content")
-        size += sum(map(_size, content)) if isinstance(content, list) else 0
-        enough += size < least
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if size < least and isinstance(content, list):
+            size += sum(map(_size, content))
+        if size >= least:
+            break
+        enough += 1
     for number, rank in ((former, 1), (last, 0)):
         content = _field(messages[number], "content") if number >= enough else None
         if isinstance(content, list) and (spot := _last(content, rank)):

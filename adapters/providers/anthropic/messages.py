@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from itertools import cycle
 from typing import assert_never
 
 from adapters.requests.fitted import FittedHistory, Loss, left_out
@@ -115,8 +116,12 @@ class _Writer:
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        turns: list[tuple[str, list[Json]]] = []
-        for message in self.history.messages:
+        speakers = cycle(("user", "assistant"))
+        turns: list[tuple[str, list[Json]]] = [
+            (role, [{"type": "text", "text": text}])
+            for role, text in zip(speakers, self.history.plain, strict=False)
+        ]
+        for message in self.history.messages[len(turns) :]:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
             text = message.plain_text
             blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]

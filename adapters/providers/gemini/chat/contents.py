@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from itertools import cycle
 from mimetypes import guess_type
 from urllib.parse import urlsplit
 
@@ -108,11 +109,14 @@ class _Writer:
         self.row = row
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
-        self.contents: list[JsonObject] = []
-        self._may_join = False  # whether the last content takes more of the user's parts
+        speakers = cycle(("user", "model"))
+        self.contents: list[JsonObject] = [
+            {"role": role, "parts": [{"text": text}]} for role, text in zip(speakers, history.plain, strict=False)
+        ]
+        self._may_join = len(self.contents) % 2 == 1  # whether the last content takes more of the user's parts
 
     def write(self) -> list[JsonObject]:
-        for message in self.history.messages:
+        for message in self.history.messages[len(self.contents) :]:
             text = message.plain_text
             match message.role:
                 case Role.ASSISTANT if text is not None:

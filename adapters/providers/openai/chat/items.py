@@ -112,13 +112,19 @@ class _Writer:
         self.reasoning: set[Json] = set()  # ids of the items that were written
         self.free_form = free_form
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
-        blocks = [block for message in history.messages if message.plain_text is None for block in message.content]
+        self.rest = history.messages[len(history.plain) :]
+        blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         ours = [block for block in blocks if isinstance(block, OpaqueBlock) and self._is_ours(block)]
         self.pairs = {key for block in ours for key in _pair_keys(block)}
         self.programs = {block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        for message in self.history.messages:
+        for said in self.history.plain:
+            if len(self.items) % 2:
+                self.items.append(self._said({"type": "output_text", "text": said, "annotations": []}))
+            else:
+                self.items.append({"role": "user", "content": said})
+        for message in self.rest:
             text = message.plain_text
             match message.role:
                 case Role.ASSISTANT if text is not None:

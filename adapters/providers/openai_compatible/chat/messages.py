@@ -8,6 +8,7 @@ chat templates want the roles to alternate.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import cycle
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.requests.encoding import encode_json
@@ -73,15 +74,19 @@ class _Writer:
         self.provider = provider
         self.free_form = free_form
         self.losses: list[Loss] = []
-        self.messages: list[JsonObject] = []
+        speakers = cycle(("user", "assistant"))
+        self.messages: list[JsonObject] = [
+            {"role": role, "content": text} for role, text in zip(speakers, history.plain, strict=False)
+        ]
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages
         loop_start = len(history) - 1
         while loop_start >= 0 and (history[loop_start].role is not Role.USER or history[loop_start].steers):
             loop_start -= 1
-        before = Role.ASSISTANT
-        for position, message in enumerate(history):
+        done = len(self.messages)
+        before = history[done - 1].role if done else Role.ASSISTANT
+        for position, message in enumerate(history[done:], done):
             role, text, follows = message.role, message.plain_text, before
             before = role
             if text is not None and (role is Role.ASSISTANT or (role is Role.USER and follows is Role.ASSISTANT)):
