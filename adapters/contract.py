@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from operator import attrgetter
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -22,6 +23,8 @@ from .calls import CallRequest, CallResponse, RateLimitInfo
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
 """Why an attempt is made: it is the first, a failure passed, the request was mended, there is another key, a reply
 that was being made in the background is taken up, or a reply that broke off is continued."""
+
+_NAME = attrgetter("name")
 
 
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +144,7 @@ class CanonicalRequest(CallRequest, frozen=True, kw_only=True):
             given = getattr(self, field)
             if type(given) is not tuple:
                 msgspec.structs.force_setattr(self, field, tuple(given))
-        names = [tool.name for tool in self.tools]
+        names = list(map(_NAME, self.tools))
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two tools are named {twice!r}")

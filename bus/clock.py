@@ -72,43 +72,41 @@ def letters(number: int, count: int) -> str:
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    The library makes the first of each second. Those after it have their own time, and count its random part up,
-    as the library does within a millisecond: that is a tenth of the cost, and a call has two.
+    The library makes the first of each second, which here has 1,024 ms, because two letters hold ten bits. Those
+    after it have their own time, and count its random part up, as the library does within a millisecond: that is a
+    tenth of the cost, and a call has two.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._milliseconds = 0
+        self._second = 0
         self._random = 0
+        self._second_letters = ""
         self._random_letters = ""  # without the last two
-        self._beginning = ""  # of the identifier, without the last two
 
     def next(self) -> str:
         """A new one. Of one process they sort in the order in which they were made."""
         with self._lock:
             now = time.time_ns() // 1_000_000
             self._random += 1
-            last = self._random & 1023
-            if now != self._milliseconds or not last:
-                last = self._begin(now)
-            return self._beginning + _PAIRS[last]
+            if now >> 10 != self._second or not self._random & 1023:
+                now = self._begin(now)
+            random = self._random_letters + _PAIRS[self._random & 1023]
+            return self._second_letters + _PAIRS[now & 1023] + random
 
     def _begin(self, now: int) -> int:
-        random, second = self._random, self._milliseconds // 1000
-        if now // 1000 != second or random >> _RANDOM_BITS:
+        if now >> 10 != self._second or self._random >> _RANDOM_BITS:
             number = int.from_bytes(_ulid()().bytes, "big")
-            now, random = number >> _RANDOM_BITS, number & (1 << _RANDOM_BITS) - 1
-            self._random_letters = ""
-        if not self._random_letters or not random & 1023:
-            self._random_letters = letters(random >> 10, 14)
-        self._milliseconds, self._random = now, random
-        self._beginning = letters(now, 10) + self._random_letters
-        return random & 1023
+            now, self._random = number >> _RANDOM_BITS, number & (1 << _RANDOM_BITS) - 1
+            self._second = now >> 10
+            self._second_letters = letters(self._second, 8)
+        self._random_letters = letters(self._random >> 10, 14)
+        return now
 
     def forget(self) -> None:
         """Let the library make the next one: another process goes on from the same number."""
         self._lock = threading.Lock()
-        self._milliseconds = 0
+        self._second = 0
 
 
 _ulids = Ulids()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..calls import RateLimitInfo
 
 _NAMES = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
-_LIMITS = [(name, f"x-ratelimit-{name}") for name in _NAMES]
+_LIMITS = {f"x-ratelimit-{name}": name for name in _NAMES}
 
 
 def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
@@ -18,9 +18,10 @@ def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
     Args:
         headers: The reply's headers, with lower-case names.
     """
-    found = {name: headers[header] for name, header in _LIMITS if header in headers}
-    if not found:
+    told = _LIMITS.keys() & headers.keys()
+    if not told:
         return None
+    found = {_LIMITS[header]: headers[header] for header in told}
     return RateLimitInfo(
         requests_limit=_limit(found.get("limit-requests") or found.get("limit")),
         requests_remaining=_limit(found.get("remaining-requests") or found.get("remaining")),

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import cycle
 from operator import attrgetter, is_
-from typing import assert_never
+from typing import assert_never, cast
 
 import msgspec
 
@@ -51,7 +51,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, Role
+from bus.values.messages import Message, Role, plain_texts
 
 from ..contract import CanonicalRequest
 from ..refusals.tools_in_words import tell_tools
@@ -86,7 +86,7 @@ OPTIONS = "history"
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
 """The roles whose plain text no target has to change."""
 
-_ROLE, _PLAIN_TEXT = attrgetter("role"), attrgetter("plain_text")
+_ROLE = attrgetter("role")
 
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
@@ -456,8 +456,8 @@ def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
     in_turn = list(map(is_, map(_ROLE, messages), cycle(_SPEAKERS)))
     if False in in_turn:
         messages = messages[: in_turn.index(False)]
-    texts = tuple(map(_PLAIN_TEXT, messages))
-    return texts[: texts.index(None)] if None in texts else texts
+    texts = plain_texts(messages)
+    return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))
 
 
 def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:

@@ -16,7 +16,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from operator import attrgetter, mul
+from operator import is_, itemgetter, mul
 
 import msgspec
 
@@ -34,7 +34,7 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition
+from bus.values.messages import Message, ToolDefinition, plain_texts
 
 from ..requests.image_size import image_pixels
 from ..requests.surrogates import mend_object
@@ -52,15 +52,15 @@ _FIELDS = len(TokenRates.__struct_fields__) - 1
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
  _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
 
-_PLAIN_TEXT = attrgetter("plain_text")
-
 _MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read them
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
 _MEASURED_TOOLS = 512
-_measured: dict[int, tuple[ToolDefinition, str, int, float, float]] = {}
-"""Tools by identity, with a vocabulary, the number of properties, and the tokens of description and schema. Each
-tool is kept, so that no other object gets its identity."""
+_MeasuredTool = tuple[ToolDefinition, int, float, float]
+"""A tool with the number of its properties, and the tokens of its description and its schema."""
+_measured: dict[str, dict[int, _MeasuredTool]] = {}
+"""By vocabulary and identity. Each tool is kept, so that no other object gets its identity."""
+_TOOL_ITSELF, _PROPERTIES, _DESCRIBED, _SCHEMAS = map(itemgetter, range(4))
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
@@ -115,27 +115,18 @@ def count(
     if system_prompt:
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
-    texts = list(map(_PLAIN_TEXT, messages))
-    if None not in texts:
-        counts[_TEXT] += tokens_of_all(texts, vocabulary)
-    else:
-        counts[_TEXT] += tokens_of_all(filter(None, texts), vocabulary)
+    texts = plain_texts(messages)
+    counts[_TEXT] += tokens_of_all(filter(None, texts), vocabulary)
+    if None in texts:
         for message in messages:
             if message.plain_text is None:
                 for block in message.content:
                     _add_block(counts, block, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
-        properties, described, schemas = 0, 0.0, 0.0
-        for tool in tools:
-            known = _measured.get(id(tool))
-            if known is None or known[0] is not tool or known[1] != vocabulary:
-                known = _measure(tool, vocabulary)
-            properties += known[2]
-            described += known[3]
-            schemas += known[4]
-        counts[_PROPERTY], counts[_SCHEMA] = properties, schemas
-        counts[_TEXT] += described
+        known = _measured_tools(tools, vocabulary)
+        counts[_PROPERTY], counts[_SCHEMA] = sum(map(_PROPERTIES, known)), sum(map(_SCHEMAS, known))
+        counts[_TEXT] += sum(map(_DESCRIBED, known))
     return counts
 
 
@@ -204,14 +195,22 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
         )
 
 
-def _measure(tool: ToolDefinition, vocabulary: str) -> tuple[ToolDefinition, str, int, float, float]:
-    """What a tool comes to, which `_measured` has from now on."""
-    properties = _properties(tool.input_schema)
-    schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
-    if len(_measured) >= _MEASURED_TOOLS:
-        _measured.clear()
-    known = _measured[id(tool)] = tool, vocabulary, properties, text_tokens(tool.description, vocabulary), schema
+def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> list[_MeasuredTool]:
+    """What each tool comes to. It is remembered, and found without a loop."""
+    measured = _measured.setdefault(vocabulary, {})
+    known = [*filter(None, map(measured.get, map(id, tools)))]
+    if len(known) == len(tools) and all(map(is_, map(_TOOL_ITSELF, known), tools)):
+        return known
+    if len(measured) + len(tools) > _MEASURED_TOOLS:
+        measured.clear()
+    known = [_measure(tool, vocabulary) for tool in tools]
+    measured.update(zip(map(id, tools), known, strict=True))
     return known
+
+
+def _measure(tool: ToolDefinition, vocabulary: str) -> _MeasuredTool:
+    schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
+    return tool, _properties(tool.input_schema), text_tokens(tool.description, vocabulary), schema
 
 
 def _json_text(value: JsonObject) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -226,6 +227,14 @@ class Message(Shown, frozen=True, dict=True):
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
         """The tool calls that the message asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
+
+
+_PLAIN_TEXT = attrgetter("plain_text")
+
+
+def plain_texts(messages: Iterable[Message]) -> list[str | None]:
+    """The `plain_text` of each message."""
+    return list(map(_PLAIN_TEXT, messages))
 
 
 def _is_utf8(text: str) -> bool:

@@ -139,9 +139,14 @@ def merged(*levels: TurnOptions) -> TurnOptions:
     return cast("TurnOptions", said)
 
 
-def for_requests(options: TurnOptions) -> RequestOptions:
-    """The options that go into each request as they are."""
-    said = {name: value for name, value in options.items() if name in _OF_REQUESTS}
+def for_requests(*levels: TurnOptions) -> RequestOptions:
+    """The options that go into each request as they are, of several levels as `merged` takes them."""
+    said = {
+        name: value
+        for level in levels
+        for name, value in level.items()
+        if value is not None and name in _OF_REQUESTS
+    }
     return cast("RequestOptions", said)
 
 

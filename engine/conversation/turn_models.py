@@ -213,6 +213,6 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
         reasoning_effort=options.get("reasoning_effort"),
         max_output_tokens=options.get("max_output_tokens"),
         requires=tuple(
-            each for each in (state.requires, options.get("requires"), plan.requires) if each is not None
+            [each for each in (state.requires, options.get("requires"), plan.requires) if each is not None]
         ),
     )

@@ -265,9 +265,13 @@ def choose(
         ConfigurationError: No model can be used as configured.
         NoModelAvailable: No model is available at present.
     """
-    alone = len(options) == 1
-    rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
     first = options[0]
+    alone = len(options) == 1
+    if alone and first.obstacle is None and first.named.model not in failed:
+        return Route(
+            _decision(plan, first.named, (Candidate(first.named.model, None, first.named.fallback_of),)), first
+        )
+    rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
     lack = first.obstacle
     too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
     if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
@@ -290,13 +294,6 @@ def choose(
             for option in options
         ]
     )
-    decision = RoutingDecision(
-        requested=plan.requested,
-        model=taken.named.model,
-        provider=taken.named.entry.adapter,
-        resolved_by="choice" if plan.chosen else taken.named.resolved_by,
-        candidates=candidates,
-    )
     stays = stay_with == taken.named.model
     others = (
         ()
@@ -305,7 +302,17 @@ def choose(
             option.named.model for option in usable if option is not taken and option.standing.kind == "ready"
         )
     )
-    return Route(decision, taken, others)
+    return Route(_decision(plan, taken.named, candidates), taken, others)
+
+
+def _decision(plan: Plan, taken: Named, candidates: tuple[Candidate, ...]) -> RoutingDecision:
+    return RoutingDecision(
+        requested=plan.requested,
+        model=taken.model,
+        provider=taken.entry.adapter,
+        resolved_by="choice" if plan.chosen else taken.resolved_by,
+        candidates=candidates,
+    )
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:

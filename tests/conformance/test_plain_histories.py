@@ -31,7 +31,9 @@ def written(adapter: HttpAdapter, request: CanonicalRequest) -> object:
     return call.body, call.warnings, call.headers
 
 
-@pytest.mark.parametrize("wire", [wire for wire in WIRES if issubclass(wire.adapter, HttpAdapter)], ids=str)
+@pytest.mark.parametrize(
+    "wire", [wire for wire in WIRES if issubclass(wire.adapter, HttpAdapter)], ids=lambda wire: wire.name
+)
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st.DataObject) -> None:

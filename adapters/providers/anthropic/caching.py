@@ -122,18 +122,22 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot]
     """At the end, and at the end of what the user said before the last reply."""
     last = len(messages) - 1
     former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
-    enough = 0  # from this message on, the prompt is long enough
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if size < least and isinstance(content, list):
-            size += sum(map(_size, content))
-        if size >= least:
-            break
-        enough += 1
+    enough = _long_enough_with(messages, size, least)
     for number, rank in ((former, 1), (last, 0)):
         content = _field(messages[number], "content") if number >= enough else None
         if isinstance(content, list) and (spot := _last(content, rank)):
             yield spot
+
+
+def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
+    """The place of the message with which the prompt is long enough; one beyond the last if it never is."""
+    for place, message in enumerate(messages):
+        if size < least and isinstance(message, dict) and isinstance(content := message.get("content"), list):
+            for block in content:
+                size += _size(block)
+        if size >= least:
+            return place
+    return len(messages)
 
 
 def _last(blocks: list[Json], rank: int, *, any_kind: bool = False) -> _Spot | None:
@@ -158,9 +162,8 @@ def _carries(block: JsonObject) -> bool:
 
 def _size(block: Json) -> int:
     """About the bytes of a block's text."""
-    if isinstance(block, dict) and block.get("type") == "text":  # nearly always, and a match takes its time
-        text = block.get("text")
-        return len(text) if isinstance(text, str) else 0
+    if type(block) is dict and type(text := block.get("text")) is str:  # nearly always, and a match takes its time
+        return len(text)
     match block:
         case {"type": "tool_result", "content": str(text)}:
             return len(text)

@@ -8,6 +8,7 @@ history is fitted by `adapters.requests.history` and written by `messages`. `tun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -21,7 +22,7 @@ from adapters.requests.settings import check_tool_choice
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Role, ToolDefinition
+from bus.values.messages import Role, ToolDefinition, plain_texts
 from bus.values.warning_codes import WarningCode
 
 from . import wire
@@ -41,6 +42,7 @@ _CUSTOM = "custom"
 _CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
 _OPTIONS = "anthropic"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
+_FIELDS = attrgetter("provider_options")
 
 
 def write_request(
@@ -124,9 +126,10 @@ class _Writer:
     def _host_may_mark(self) -> bool:
         """Whether there may be breakpoints of the host's: in its options, its tools, or blocks with fields."""
         request = self.request
-        texts = [message.plain_text for message in request.messages]
         return (
-            bool(request.provider_options) or None in texts or any(tool.provider_options for tool in request.tools)
+            bool(request.provider_options)
+            or None in plain_texts(request.messages)
+            or any(map(_FIELDS, request.tools))
         )
 
     def _goes_on(self) -> bool:

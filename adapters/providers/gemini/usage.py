@@ -19,7 +19,7 @@ class UsageCounts:
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
-        self._former = wire.Usage()
+        self._former: wire.Usage | None = None  # what was said before a chunk that has other counts
         self._latest = wire.ABSENT
         self._form: bytes | None = None  # of the latest: all but its digits; None before the first
         self._prompted = False  # whether it has the prompt's count
@@ -36,7 +36,8 @@ class UsageCounts:
         """
         form = bytes(raw).translate(None, b"0123456789")
         if form != self._form:
-            self._former = self._so_far()
+            if self._form is not None:
+                self._former = self._so_far()
             usage = wire.decode_counts(raw)
             self._form, self._prompted = form, usage is not None and usage.promptTokenCount is not None
         self._latest = raw
@@ -46,7 +47,7 @@ class UsageCounts:
     def _so_far(self) -> wire.Usage:
         """The last of each count."""
         usage, former = wire.decode_counts(self._latest) or wire.Usage(), self._former
-        for name in usage.__struct_fields__:
+        for name in usage.__struct_fields__ if former is not None else ():
             if getattr(usage, name) is None:
                 setattr(usage, name, getattr(former, name))
         return usage
@@ -63,9 +64,9 @@ class UsageCounts:
         tool_use = reported_count(last.toolUsePromptTokenCount)
         if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
-        heard, heard_before = _of(last.promptTokensDetails, "AUDIO"), _of(last.cacheTokensDetails, "AUDIO")
-        seen, seen_before = _of(last.promptTokensDetails, "IMAGE"), _of(last.cacheTokensDetails, "IMAGE")
-        spoken, drawn = (_of(last.candidatesTokensDetails, kind) for kind in ("AUDIO", "IMAGE"))
+        heard, seen = _sound_and_pictures(last.promptTokensDetails)
+        heard_before, seen_before = _sound_and_pictures(last.cacheTokensDetails)
+        spoken, drawn = _sound_and_pictures(last.candidatesTokensDetails)
         raw = self._counted
         source = UsageSource.PARTIAL
         if final:
@@ -105,9 +106,11 @@ def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({**wire.decode_fields(raw), "grounding": fees}))
 
 
-def _of(details: object, modality: str) -> int:
-    """The tokens of one modality in a list of them."""
-    if not details or not isinstance(details, list):
-        return 0
-    named = [part for part in details if isinstance(part, dict) and part.get("modality") == modality]
-    return sum(reported_count(part.get("tokenCount")) or 0 for part in named)
+def _sound_and_pictures(details: object) -> tuple[int, int]:
+    """The tokens of sound and of pictures in a list of the tokens of each modality."""
+    counts = {"AUDIO": 0, "IMAGE": 0}
+    for part in details if isinstance(details, list) else ():
+        modality = part.get("modality") if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(modality, str) and modality in counts:
+            counts[modality] += reported_count(part.get("tokenCount")) or 0
+    return counts["AUDIO"], counts["IMAGE"]

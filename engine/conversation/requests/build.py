@@ -9,7 +9,7 @@ from adapters import AdapterCapabilities, CanonicalRequest, Message
 from ...models.entries import ModelEntry
 from ...models.tool_settings import first_choice, parallel_calls
 from ...routing.candidates import Route, asks_for_length
-from ..options import TurnOptions, for_requests, merged
+from ..options import TurnOptions, for_requests
 from ..turn_context import FirstIds, TurnContext
 
 
@@ -39,7 +39,7 @@ def request_for(
             messages=messages,
             capabilities=capabilities,
         )
-    asked = for_requests(merged(_options_of(entry, capabilities), options))
+    asked = for_requests(_options_of(entry, capabilities), options)
     asked["output_schema"] = given.schema
     asked["tool_choice"] = choice
     asked["parallel_tool_calls"] = parallel_calls(

@@ -156,7 +156,7 @@ async def test_a_server_that_cannot_be_reached_says_so(server: object) -> None:
 async def test_a_server_that_does_not_answer_is_given_up() -> None:
     """After the time that was set."""
     with pytest.raises(CallboardError, match=r"no answer within 0\.01 s"):
-        async with mcp_tools([sys.executable, "-c", "input()"], connect_seconds=0.01):
+        async with mcp_tools([sys.executable, "-c", "import sys; sys.stdin.read()"], connect_seconds=0.01):
             pass
 
 

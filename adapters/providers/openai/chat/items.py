@@ -108,7 +108,12 @@ class _Writer:
         self.provider = history.adapter
         self.model = model
         self.losses: list[Loss] = []
-        self.items: list[Json] = []
+        self.items: list[Json] = [
+            _said(_output_text(text), _made_up_id("msg", place))
+            if place % 2
+            else {"role": "user", "content": text}
+            for place, text in enumerate(history.plain)
+        ]
         self.reasoning: set[Json] = set()  # ids of the items that were written
         self.free_form = free_form
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
@@ -119,16 +124,11 @@ class _Writer:
         self.programs = {block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        for said in self.history.plain:
-            if len(self.items) % 2:
-                self.items.append(self._said({"type": "output_text", "text": said, "annotations": []}))
-            else:
-                self.items.append({"role": "user", "content": said})
         for message in self.rest:
             text = message.plain_text
             match message.role:
                 case Role.ASSISTANT if text is not None:
-                    self.items.append(self._said({"type": "output_text", "text": text, "annotations": []}))
+                    self.items.append(_said(_output_text(text), self._made_up_id("msg")))
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
@@ -252,17 +252,15 @@ class _Writer:
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
     def _made_up_id(self, prefix: str) -> str:
-        """An id for the next item, the same from send to send. Nobody looks it up, but servers insist on one."""
-        return f"{prefix}_{len(self.items):024x}"
+        """An id for the next item."""
+        return _made_up_id(prefix, len(self.items))
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
         own = self.history.own(block.provider_raw)
         annotations = own.get("annotations")
-        part: JsonObject = {
-            "type": "output_text",
-            "text": block.text,
-            "annotations": annotations if isinstance(annotations, list) else [],
-        }
+        part = _output_text(block.text)
+        if isinstance(annotations, list):
+            part["annotations"] = annotations
         if own.get("type") == "refusal":
             part = {"type": "refusal", "refusal": block.text}
         named = own.get("item_id")
@@ -277,20 +275,10 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item = self._said(part, self._item_id(own))
+        item = _said(part, self._item_id(own) or self._made_up_id("msg"))
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)
-
-    def _said(self, part: JsonObject, item_id: Json = None) -> JsonObject:
-        """A reply's message of one part."""
-        return {
-            "type": "message",
-            "role": "assistant",
-            "id": item_id or self._made_up_id("msg"),
-            "status": "completed",
-            "content": [part],
-        }
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
         own = self.history.own(block.provider_raw)
@@ -369,6 +357,20 @@ class _Writer:
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))
+
+
+def _made_up_id(prefix: str, place: int) -> str:
+    """An id for an item, the same from send to send. Nobody looks it up, but servers insist on one."""
+    return f"{prefix}_{place:024x}"
+
+
+def _output_text(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _said(part: JsonObject, item_id: Json) -> JsonObject:
+    """A reply's message of one part."""
+    return {"type": "message", "role": "assistant", "id": item_id, "status": "completed", "content": [part]}
 
 
 def _reasoning_item(data: JsonObject) -> JsonObject | None:
