@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
@@ -26,6 +25,7 @@ from .content import (
     ToolUseBlock,
 )
 from .json import Json, JsonObject
+from .kept import kept
 from .raw_reply import RawReply
 from .shown import Shown
 from .usage import Cost, StopReason, TokenUsage
@@ -201,7 +201,7 @@ class Message(Shown, frozen=True, dict=True):
         body = content if isinstance(content, str) else tuple(content)
         return Message(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
-    @cached_property
+    @kept
     def plain_text(self) -> str | None:
         """The text of a message that is one text block and nothing else, as most messages are. None for any other.
 

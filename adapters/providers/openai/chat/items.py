@@ -109,7 +109,7 @@ class _Writer:
         self.model = model
         self.losses: list[Loss] = []
         self.items: list[Json] = [
-            _said(_output_text(text), _made_up_id("msg", place))
+            _said({"type": "output_text", "text": text, "annotations": []}, place)
             if place % 2
             else {"role": "user", "content": text}
             for place, text in enumerate(history.plain)
@@ -128,7 +128,8 @@ class _Writer:
             text = message.plain_text
             match message.role:
                 case Role.ASSISTANT if text is not None:
-                    self.items.append(_said(_output_text(text), self._made_up_id("msg")))
+                    part: JsonObject = {"type": "output_text", "text": text, "annotations": []}
+                    self.items.append(_said(part, len(self.items)))
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
@@ -150,7 +151,7 @@ class _Writer:
                 case ThinkingBlock():
                     item = _reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
-                    item.setdefault("id", self._made_up_id("rs"))
+                    item.setdefault("id", _made_up_id("rs", len(self.items)))
                     self.reasoning.add(item["id"])
                     self.items.append(item)
                 case TextBlock():
@@ -251,16 +252,14 @@ class _Writer:
         """An item's own id, if the reasoning that led to it is sent as well."""
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
-    def _made_up_id(self, prefix: str) -> str:
-        """An id for the next item."""
-        return _made_up_id(prefix, len(self.items))
-
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
         own = self.history.own(block.provider_raw)
         annotations = own.get("annotations")
-        part = _output_text(block.text)
-        if isinstance(annotations, list):
-            part["annotations"] = annotations
+        part: JsonObject = {
+            "type": "output_text",
+            "text": block.text,
+            "annotations": annotations if isinstance(annotations, list) else [],
+        }
         if own.get("type") == "refusal":
             part = {"type": "refusal", "refusal": block.text}
         named = own.get("item_id")
@@ -275,7 +274,7 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item = _said(part, self._item_id(own) or self._made_up_id("msg"))
+        item = _said(part, len(self.items), self._item_id(own))
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)
@@ -364,13 +363,15 @@ def _made_up_id(prefix: str, place: int) -> str:
     return f"{prefix}_{place:024x}"
 
 
-def _output_text(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
-def _said(part: JsonObject, item_id: Json) -> JsonObject:
-    """A reply's message of one part."""
-    return {"type": "message", "role": "assistant", "id": item_id, "status": "completed", "content": [part]}
+def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
+    """A reply's message of one part, for a place among the items."""
+    return {
+        "type": "message",
+        "role": "assistant",
+        "id": item_id or _made_up_id("msg", place),
+        "status": "completed",
+        "content": [part],
+    }
 
 
 def _reasoning_item(data: JsonObject) -> JsonObject | None:

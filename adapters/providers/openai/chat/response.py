@@ -114,8 +114,9 @@ class Reply:
         self.assembler.finish(reason, raw, usage)
 
     def _note_details(self, response: Response) -> None:
-        given = [(name, raw) for name in DETAILS if (raw := getattr(response, name))]
-        said = {name: value for name, raw in given if (value := read_value(raw))}
+        if response.has_no_details:
+            return
+        said = {name: value for name in DETAILS if (value := read_value(getattr(response, name)))}
         self.assembler.details |= said
         removed = said.get("input_transformations")
         if isinstance(removed, list) and removed:
@@ -126,7 +127,8 @@ class Reply:
 
     def _stop_reason(self, response: Response) -> tuple[StopReason, str | None]:
         raw = response.status
-        raw = read_or_default(IncompleteDetails, response.incomplete_details).reason or raw
+        if raw != "completed" or is_present(response.incomplete_details):
+            raw = read_or_default(IncompleteDetails, response.incomplete_details).reason or raw
         match raw:
             case "max_output_tokens":
                 return StopReason.MAX_TOKENS, raw

@@ -43,15 +43,16 @@ class ToolFees:
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
         """By the names of the rates. tool_usage, usage: of the reply; xAI names its tools in the latter."""
-        searches, drawn = 0, details_of(image_tool=self._images)
+        searches, drawn = 0, None
         if is_present(tool_usage):
             told = _object(read_value(tool_usage))
             searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
-            drawn = drawn_with(tool_usage) or drawn
+            drawn = drawn_with(tool_usage)
         counts = details_of(
             web_search=max(searches, self._searches),
             file_search=self._file_searches,
             code_interpreter=len(self._containers),
+            image_tool=0 if drawn else self._images,
         )
         return {**(counts or {}), **(drawn or {}), **_named(usage)}
 

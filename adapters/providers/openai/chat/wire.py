@@ -8,7 +8,8 @@ other.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -86,6 +87,14 @@ class Response(msgspec.Struct, gc=False):
     moderation: msgspec.Raw = EMPTY
     prompt_cache_diagnostics: msgspec.Raw = EMPTY
 
+    @property
+    def has_no_details(self) -> bool:
+        """Whether none of DETAILS was sent, as in nearly all replies."""
+        return (
+            self.access_programs is self.conversation is self.input_transformations is EMPTY
+            and self.moderation is self.prompt_cache_diagnostics is EMPTY
+        )
+
 
 DETAILS = (
     "access_programs",
@@ -104,8 +113,8 @@ class IncompleteDetails(msgspec.Struct, gc=False):
 class Usage(msgspec.Struct, gc=False):
     """Token counts, which some proxies send as floats."""
 
-    input_tokens: float | None = None
-    output_tokens: float | None = None
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
     input_tokens_details: msgspec.Raw = EMPTY
     output_tokens_details: msgspec.Raw = EMPTY
     cost: Json = None  # OpenRouter's, in US dollars
@@ -116,22 +125,22 @@ class Usage(msgspec.Struct, gc=False):
 class UsageDetails(msgspec.Struct, gc=False):
     """The parts of either count."""
 
-    cached_tokens: float | None = None
-    cache_write_tokens: float | None = None
-    reasoning_tokens: float | None = None
+    cached_tokens: int | float | None = None
+    cache_write_tokens: int | float | None = None
+    reasoning_tokens: int | float | None = None
 
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {
-    kind: msgspec.json.Decoder(kind)
+_DECODE: dict[type[msgspec.Struct], Callable[[bytes | msgspec.Raw], object]] = {
+    kind: msgspec.json.Decoder(kind).decode
     for kind in (Event, Item, Part, Response, IncompleteDetails, Usage, UsageDetails)
 }
 _FIELDS: dict[type[msgspec.Struct], dict[str, tuple[str, msgspec.json.Decoder[object]]]] = {
     kind: {
         field.encode_name: (field.name, msgspec.json.Decoder(field.type)) for field in msgspec.structs.fields(kind)
     }
-    for kind in _DECODERS
+    for kind in _DECODE
 }
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -142,9 +151,7 @@ decode_event = msgspec.json.Decoder(Event).decode
 def read(kind: type[T], data: bytes | msgspec.Raw) -> T:
     """A struct of that kind. Raises msgspec's DecodeError for what is no JSON, ValidationError for no object."""
     try:
-        value = _DECODERS[kind].decode(data)
-        assert isinstance(value, kind)
-        return value
+        return cast("T", _DECODE[kind](data))
     except msgspec.ValidationError:
         return _read_fields(kind, data)
 
