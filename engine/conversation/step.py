@@ -5,6 +5,7 @@ A fallback is a call of its own. It is caused by the call that failed, and bring
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from functools import partial
 
 import msgspec
@@ -71,13 +72,13 @@ class Step:
         self._sent: list[Route] = []  # of the calls that one attempt has made
         self._first_seq = turn.log.next_seq
 
-    async def run(self) -> tuple[Reply, CallOutcome]:
+    def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         """The assistant's message, and the outcome of its call.
 
         Raises:
             CallboardError: The last call failed, or no model can serve.
         """
-        return await self._models.first_that_works(self._messages, self._attempt, self._heals)
+        return self._models.first_that_works(self._messages, self._attempt, self._heals)
 
     def _heals(self, error: AdapterError) -> bool:
         silent = not self._delivered and not error.content

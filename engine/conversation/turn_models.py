@@ -5,7 +5,7 @@ The configuration and the adapters stay the turn's own to its end, also when a r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -66,12 +66,12 @@ class TurnModels:
         """Take in messages that steer the turn: its models must be able to take them, too."""
         self._asked = msgspec.structs.replace(self._asked, new=(*self._asked.new, *messages))
 
-    async def first_that_works(
+    def first_that_works(
         self,
         messages: tuple[Message, ...],
         attempt: Callable[[Route], Awaitable[T]],
         heals: Callable[[AdapterError], bool],
-    ) -> T:
+    ) -> Coroutine[object, object, T]:
         """The result of the first model that can and does answer, see `calls.fallback`.
 
         Args:
@@ -79,7 +79,7 @@ class TurnModels:
             attempt: Makes the call.
             heals: Tells whether another model could heal a failure.
         """
-        return await first_that_works(
+        return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
             attempt,

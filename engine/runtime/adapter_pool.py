@@ -57,7 +57,8 @@ class AdapterPool:
         Raises:
             ConfigurationError: The provider isn't configured.
         """
-        await self._host.start()
+        if not self._host.runs_here:
+            await self._host.start()
         ready = self.running.get(provider)
         if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
             ready.acquire()

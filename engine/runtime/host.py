@@ -39,6 +39,10 @@ class Host(Protocol):
     def closed(self) -> bool:
         """Whether the engine has ended; then it never starts again."""
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
+
     def require_loop(self, instead: str = "") -> None:
         """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
 

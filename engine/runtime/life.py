@@ -373,6 +373,10 @@ class EngineHost:
     def closed(self) -> bool:
         return self._life is not None and self._life.state == "closed"
 
+    @property
+    def runs_here(self) -> bool:
+        return self._life is not None and self._life.runs_here
+
     def require_loop(self, instead: str = "") -> None:
         if self._life is not None and not self.closed:
             require_loop(self._life.loop, instead)
@@ -387,11 +391,9 @@ class EngineHost:
     async def living(self) -> Life:
         """The life, up and running. The exceptions are those of `start`."""
         require_asyncio()
+        if self._life is None:
+            self._life = Life(self._runtime, self._forget)
         life = self._life
-        if life is not None and life.runs_here:
-            return life
-        if life is None:
-            life = self._life = Life(self._runtime, self._forget)
         require_loop(life.loop)
         await life.ready()
         return life
@@ -404,7 +406,10 @@ class EngineHost:
             writer.watch_commits(callback)
 
     async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
-        manager = (await self.living()).manager
+        life = self._life
+        if life is None or not life.runs_here:
+            life = await self.living()
+        manager = life.manager
         await come_up(manager)
         turn.enter_queue()
         try:
