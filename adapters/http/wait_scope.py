@@ -17,9 +17,6 @@ from typing import Self
 
 _MOST_KEPT = 64
 
-_MESSAGE = "Cancelled via cancel scope of a wait for the network"
-"""Begins as anyio's messages do, so that a scope around us takes it for its own if both are cancelled at once."""
-
 
 class WaitScope:
     """The scope of one wait at a time. It is entered by `WaitScopes.until`.
@@ -64,7 +61,7 @@ class WaitScope:
             self.loop.call_soon(self._cancel, wait)
         else:
             self._delivered = True
-            task.cancel(_MESSAGE)
+            task.cancel()
 
     def _look(self) -> None:
         self._timer = None
