@@ -133,8 +133,8 @@ def start_call(
         AdapterError: The actor isn't running.
     """
 
-    async def whole(adapter: ProviderAdapter) -> CanonicalResponse:
-        return await adapter.complete(request, on_attempt=on_attempt)
+    def whole(adapter: ProviderAdapter) -> Awaitable[CanonicalResponse]:
+        return adapter.complete(request, on_attempt=on_attempt)
 
     async def streamed(adapter: ProviderAdapter) -> CanonicalResponse:
         assert sink is not None

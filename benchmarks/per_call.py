@@ -1,7 +1,13 @@
-"""One call that isn't streamed: by hand, raw httpx, an adapter alone, whole engines without and with a store."""
+"""One call that isn't streamed: by hand, raw httpx, an adapter alone, whole engines without and with a store.
+
+Calls come one after the other, so ours pay for the event loop's sleep until their replies come. Raw httpx takes so
+long over its sending that its reply is there by then. Beside them stand several callers at once, as hosts have.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -20,6 +26,7 @@ from .ways import body_of
 
 MESSAGES = 20
 TOOLS = 5
+AT_ONCE = 4
 ALONE_GATE, GATE_WITHOUT_STORE, GATE = 0.4, 0.75, 1.0
 """An adapter alone, and whole engines without and with a store, against raw httpx."""
 
@@ -40,6 +47,10 @@ async def through_engine(engine: Engine, session: Session, calls: int) -> None:
         del past[MESSAGES - 1 :]  # each call sends as many messages as any other
         await session.send("And now?", max_output_tokens=1000)
     await engine.flush()
+
+
+async def at_once(callers: Sequence[Callable[[], Awaitable[object]]]) -> None:
+    await asyncio.gather(*(caller() for caller in callers))
 
 
 def long_session(engine: Engine, protocol: str) -> Session:
@@ -71,6 +82,12 @@ async def of_protocol(url: str, protocol: str, calls: int, repetitions: int) -> 
         stack.push_async_callback(adapter.close)
         without = await stack.enter_async_context(engine_on(url, trace=False))
         engine = await stack.enter_async_context(engine_on(url))
+        share = max(calls // AT_ONCE, 1)
+
+        def callers(host: Engine) -> list[Callable[[], Awaitable[object]]]:
+            sessions = [long_session(host, protocol) for _ in range(AT_ONCE)]
+            return [partial(through_engine, host, session, share) for session in sessions]
+
         spent = await in_turns(
             {
                 "hand": partial(by_client, hand, path, body, calls),
@@ -81,12 +98,24 @@ async def of_protocol(url: str, protocol: str, calls: int, repetitions: int) -> 
             },
             repetitions=repetitions,
         )
+        spent_at_once = await in_turns(
+            {
+                "raw": partial(at_once, [partial(by_client, raw, path, body, share)] * AT_ONCE),
+                "without": partial(at_once, callers(without)),
+                "engine": partial(at_once, callers(engine)),
+            },
+            repetitions=repetitions,
+        )
     each = {name: seconds / calls for name, seconds in spent.items()}
+    crowd = {name: seconds / (share * AT_ONCE) for name, seconds in spent_at_once.items()}
+    crowded = f"{AT_ONCE} callers at once"
     return [
         against(f"{protocol}: raw httpx, against by hand", each["raw"], each["hand"]),
         against(f"{protocol}: adapter alone", each["adapter"], each["raw"], gate=ALONE_GATE),
         against(f"{protocol}: whole engine, no store", each["without"], each["raw"], gate=GATE_WITHOUT_STORE),
         against(f"{protocol}: whole engine, store on", each["engine"], each["raw"], gate=GATE),
+        against(f"{protocol}: whole engine, no store, {crowded}", crowd["without"], crowd["raw"]),
+        against(f"{protocol}: whole engine, store on, {crowded}", crowd["engine"], crowd["raw"]),
     ]
 
 

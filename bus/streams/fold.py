@@ -104,9 +104,13 @@ def weigh(event: object) -> int:
 
 def weigh_all(events: Iterable[object]) -> int:
     """The sum of `weigh`, quick for the text deltas that most events are."""
-    total = 0
+    total, beyond_of = 0, _BEYOND.get
     for event in events:
-        total += _EVENT_BYTES + len(event.text) if type(event) is TextDelta else weigh(event)
+        total += _EVENT_BYTES
+        if type(event) is TextDelta:
+            total += len(event.text)
+        elif (beyond := beyond_of(type(event))) is not None:
+            total += beyond(event)
     return total
 
 
