@@ -36,11 +36,15 @@ async def connect(
         connected = await _connected_to_public(origin.host, origin.port)
     else:
         connected = await _connected(origin.host, origin.port)
+    connection = make()
     name = None if context is None else origin.host.partition("%")[0]
     try:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(make, sock=connected, ssl=context, server_hostname=name)
+        await loop.create_connection(lambda: connection, sock=connected, ssl=context, server_hostname=name)
     except BaseException:
+        # At the end of its handshake, the event loop would yet say good-bye over a socket that is closed here, and
+        # whose number may be another's by then.
+        connection.give_up()
         connected.close()
         raise
     return connection

@@ -133,6 +133,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             self._end()
 
+    def give_up(self) -> None:
+        """As `abort`, for a connection that may have no transport yet; then the event loop closes the socket."""
+        if hasattr(self, "_transport"):
+            self.abort()
+
     def close(self) -> None:
         """As `abort`, after the good-bye that TLS has."""
         if not self._ended:
