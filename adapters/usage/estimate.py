@@ -196,21 +196,24 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
 
 
 def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> list[_MeasuredTool]:
-    """What each tool comes to. It is remembered, and found without a loop."""
+    """What each tool comes to. It is remembered, and where all are known they are found without a loop."""
     measured = _measured.setdefault(vocabulary, {})
     known = [*filter(None, map(measured.get, map(id, tools)))]
     if len(known) == len(tools) and all(map(is_, map(_TOOL_ITSELF, known), tools)):
         return known
-    if len(measured) + len(tools) > _MEASURED_TOOLS:
-        measured.clear()
-    known = [_measure(tool, vocabulary) for tool in tools]
-    measured.update(zip(map(id, tools), known, strict=True))
-    return known
+    return [_measure(tool, vocabulary, measured) for tool in tools]
 
 
-def _measure(tool: ToolDefinition, vocabulary: str) -> _MeasuredTool:
+def _measure(tool: ToolDefinition, vocabulary: str, measured: dict[int, _MeasuredTool]) -> _MeasuredTool:
+    known = measured.get(id(tool))
+    if known is not None and known[0] is tool:
+        return known
     schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
-    return tool, _properties(tool.input_schema), text_tokens(tool.description, vocabulary), schema
+    if len(measured) >= _MEASURED_TOOLS:
+        measured.clear()
+    made = tool, _properties(tool.input_schema), text_tokens(tool.description, vocabulary), schema
+    measured[id(tool)] = made
+    return made
 
 
 def _json_text(value: JsonObject) -> str:
