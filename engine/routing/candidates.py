@@ -265,54 +265,50 @@ def choose(
         ConfigurationError: No model can be used as configured.
         NoModelAvailable: No model is available at present.
     """
-    first = options[0]
     alone = len(options) == 1
-    if alone and first.obstacle is None and first.named.model not in failed:
-        return Route(
-            _decision(plan, first.named, (Candidate(first.named.model, None, first.named.fallback_of),)), first
-        )
-    rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
-    lack = first.obstacle
+    rejected = [_rejection(option, failed, alone=alone) for option in options]
+    usable = [option for option, reason in zip(options, rejected, strict=True) if reason is None]
+    lack = options[0].obstacle
     too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
     if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
         raise lack
-    usable = [option for option in options if rejected[option.named.model] is None]
     if not usable:
         raise refusal(plan, options)
     taken = usable[0]
     if len(usable) > 1:
         taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with, cached_at))[1]
-    model = taken.named.model
-    why = f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'comes before it'}"
-    candidates = tuple(
-        [
-            Candidate(
-                option.named.model,
-                None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
-                option.named.fallback_of,
-            )
-            for option in options
-        ]
-    )
-    stays = stay_with == taken.named.model
-    others = (
-        ()
-        if stays or alone
-        else tuple(
-            option.named.model for option in usable if option is not taken and option.standing.kind == "ready"
+    others: tuple[str, ...] = ()
+    if len(usable) > 1 and stay_with != taken.named.model:
+        ready = [option for option in usable if option is not taken and option.standing.kind == "ready"]
+        others = tuple([option.named.model for option in ready])
+    return Route(_decision(plan, options, rejected, taken, cached_at), taken, others)
+
+
+def _decision(
+    plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], taken: Option, cached_at: str | None
+) -> RoutingDecision:
+    """What is told of a choice: the model, and of each other one why it was not taken."""
+    candidates = [
+        Candidate(
+            option.named.model,
+            None if option is taken else reason or _set_back(option, taken) or _not_needed(taken, cached_at),
+            option.named.fallback_of,
         )
-    )
-    return Route(_decision(plan, taken.named, candidates), taken, others)
-
-
-def _decision(plan: Plan, taken: Named, candidates: tuple[Candidate, ...]) -> RoutingDecision:
+        for option, reason in zip(options, rejected, strict=True)
+    ]
+    named = taken.named
     return RoutingDecision(
         requested=plan.requested,
-        model=taken.model,
-        provider=taken.entry.adapter,
-        resolved_by="choice" if plan.chosen else taken.resolved_by,
-        candidates=candidates,
+        model=named.model,
+        provider=named.entry.adapter,
+        resolved_by="choice" if plan.chosen else named.resolved_by,
+        candidates=tuple(candidates),
     )
+
+
+def _not_needed(taken: Option, cached_at: str | None) -> str:
+    model = taken.named.model
+    return f"not needed: {model} {'has the prompt in its cache' if model == cached_at else 'comes before it'}"
 
 
 def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
