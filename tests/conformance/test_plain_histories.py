@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adapters.config import AdapterConfig
 from adapters.contract import CanonicalRequest
 from adapters.http.adapter import HttpAdapter
-from adapters.requests import history
+from adapters.requests.history import fitting
 from bus.errors import AdapterError
 from bus.values.messages import Message, Role
 
@@ -43,5 +43,5 @@ def test_a_request_is_the_same_however_its_history_is_taken(wire: Wire, data: st
     request = msgspec.structs.replace(request, messages=tuple(said))
     at_once = written(adapter, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "_plain_beginning", lambda messages: ())
+        patch.setattr(fitting, "_plain_beginning", lambda messages: ())
         assert at_once == written(adapter, request)

@@ -29,9 +29,7 @@ before anything is sent, and ``foreign_thinking: "text"``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import cycle
 from operator import attrgetter, is_
 from typing import assert_never, cast
@@ -45,7 +43,6 @@ from bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
-    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -53,29 +50,14 @@ from bus.values.content import (
 )
 from bus.values.messages import Message, Role, plain_texts
 
-from ..contract import CanonicalRequest
-from ..refusals.tools_in_words import tell_tools
-from .fitted import FittedHistory, Home, Loss, Target, ToolIdRule, block_type, left_out
-from .media import is_empty, media_type_of
-from .surrogates import mend_object, mend_text
+from ...contract import CanonicalRequest
+from ...refusals.tools_in_words import tell_tools
+from ..fitted import FittedHistory, Home, Target, left_out
+from ..surrogates import mend_text
+from .acceptance import foreign, has_fields, is_own_image, keeps_blank, refusal
+from .losses import Losses
+from .tool_calls import FittedCalls
 
-__all__ = [
-    "BEGINNING",
-    "FAILED_SILENTLY",
-    "MADE_BY_MODEL",
-    "NOT_EXECUTED",
-    "NO_RESULT",
-    "OPTIONS",
-    "FittedHistory",
-    "Loss",
-    "Target",
-    "ToolIdRule",
-    "fit_history",
-]
-
-NOT_EXECUTED = "This tool call was interrupted and not executed."
-NO_RESULT = "This tool call was interrupted and has no result; it may have been carried out, in part or in full."
-"""Of a call that was whole: whoever ran it, such as a process that died, has not said what became of it."""
 FAILED_SILENTLY = "The tool failed without saying why."
 BEGINNING = "(The conversation begins with the assistant's message.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
@@ -101,17 +83,14 @@ class _Fitter:
         self.options = options if options is not None and isinstance(options, Mapping) else {}
         self.request = request
         self.target = target
-        self.losses: list[Loss] = []
+        self.losses = Losses(request.session_id, target.provider)
         self.instructions: list[Message] = []  # what is part of the system text
-        self.tool_ids: dict[str, str] = {}
-        self.tool_names: dict[str, str] = {}
         self.homes: list[Home] = []
-        self.taken: set[str] = set()
         self.shown: list[ContentBlock] = []  # of the reply that is being fitted
         self.messages = request.messages if target.carries_tools else self._tools_told()
         self.plain = _plain_beginning(self.messages)
         self.rest = self.messages[len(self.plain) :]
-        self.results = _collect_results(self.rest)
+        self.calls = FittedCalls(self.rest, target, self.losses, self.homes)
 
     def fit(self) -> FittedHistory:
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
@@ -136,7 +115,7 @@ class _Fitter:
                 case Role.ASSISTANT:
                     self._append_reply(fitted, message)
                 case Role.TOOL:
-                    self._report_dropped(message)
+                    self.calls.report_dropped(message)
                 case _:
                     pass
             former = fitted[-1].role if fitted else Role.ASSISTANT
@@ -146,9 +125,9 @@ class _Fitter:
             system=system if self.target.takes_system else None,
             system_parts=self._system_parts(hoisted) if self.instructions else (),
             messages=tuple(fitted),
-            tool_ids=self.tool_ids,
-            tool_names=self.tool_names,
-            losses=tuple(self.losses),
+            tool_ids=self.calls.ids,
+            tool_names=self.calls.names,
+            losses=tuple(self.losses.found),
             session_id=self.request.session_id,
             adapter=self.target.provider,
             homes=tuple(self.homes),
@@ -165,11 +144,7 @@ class _Fitter:
         return "\n\n".join(system) or None
 
     def _instruction(self, message: Message) -> str:
-        text = message.text
-        mended = mend_text(text)
-        if mended is not text:
-            self._lose(message, message.content[0], "half a surrogate pair in its text was replaced")
-        return mended
+        return self.losses.mended(message, message.content[0], message.text) if message.content else ""
 
     def _system_parts(self, hoisted: tuple[Role, ...]) -> tuple[TextBlock, ...]:
         """The parts of the system text, if the host gave fields to one of them and there is a place for them."""
@@ -181,7 +156,7 @@ class _Fitter:
             for block in message.content
             if isinstance(block, TextBlock) and block.text
         ]
-        marked = [(message, block) for message, block in parts if self._has_fields(block)]
+        marked = [(message, block) for message, block in parts if has_fields(block, self.target)]
         if not marked:
             return ()
         if self.target.takes_system and self.target.takes_system_parts:
@@ -189,12 +164,8 @@ class _Fitter:
             texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:
-            self._lose(message, block, "the system text has no parts here, so that its fields can't go with it")
+            self.losses.note(message, block, "the system text has no parts here, and its fields can't go with it")
         return ()
-
-    def _has_fields(self, block: TextBlock) -> bool:
-        raw = block.provider_raw
-        return raw is not None and raw.provider == self.target.provider and bool(raw.data)
 
     def _tools_told(self) -> tuple[Message, ...]:
         """The history for a model without tools."""
@@ -202,10 +173,10 @@ class _Fitter:
         for message in self.request.messages:
             for call in message.tool_uses:
                 calls[call.id] = call
-                self._lose(message, call, "the model takes no tools; with its result it is told in words")
+                self.losses.note(message, call, "the model takes no tools; with its result it is told in words")
             for block in message.content if message.tool_uses else ():
                 if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-                    self._lose(message, block, "it is bound to a call of a tool, which is told in words")
+                    self.losses.note(message, block, "it is bound to a call of a tool, which is told in words")
         return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
@@ -233,20 +204,15 @@ class _Fitter:
         if not content and not self.shown:
             content += left_out(block for block in message.content if isinstance(block, ImageBlock))
         if content and not fitted and self.target.begins_with_user:
-            self._lose(message, content[0], "a user message was put before it, for none came first")
+            self.losses.note(message, content[0], "a user message was put before it, for none came first")
             fitted.append(Message.user(BEGINNING))
         self._append(fitted, message, Role.ASSISTANT, content)
         calls = [block for block in content if isinstance(block, ToolUseBlock)]
         if calls:
-            self._append(fitted, message, Role.TOOL, [self._answer(call) for call in calls])
+            self._append(fitted, message, Role.TOOL, [self.calls.answer(call) for call in calls])
         if self.shown:
             self._append(fitted, message, Role.USER, [TextBlock(MADE_BY_MODEL), *self.shown])
             self.shown = []
-
-    @cached_property
-    def called(self) -> set[str]:
-        """Our ids of all calls."""
-        return {block.id for message in self.messages for block in message.tool_uses}
 
     # -- what users say
 
@@ -256,42 +222,13 @@ class _Fitter:
         for block in message.content:
             if isinstance(block, TextBlock):
                 if block.text.strip():
-                    kept.append(self._mend(message, block))
-            elif reason := self._refused(block):
-                self._lose(message, block, reason)
+                    kept.append(self.losses.mended_block(message, block))
+            elif reason := refusal(block, self.target):
+                self.losses.note(message, block, reason)
                 refused.append(block)
             else:
                 kept.append(block)
         return kept or [*left_out(refused)]
-
-    def _refused(self, block: ContentBlock) -> str | None:
-        match block:
-            case OpaqueBlock():
-                foreign = self._foreign(block)
-                return foreign if foreign or self.target.takes_opaque else "this protocol takes no such content"
-            case ImageBlock():
-                kind, accepts, types = "images", self.target.accepts_images, self.target.image_types
-            case AudioBlock():
-                kind, accepts, types = "audio", self.target.accepts_audio, self.target.audio_types
-            case DocumentBlock():
-                kind, accepts, types = "documents", self.target.accepts_documents, self.target.document_types
-            case _:
-                return None
-        if not accepts:
-            return f"the model takes no {kind}"
-        if is_empty(block):
-            return "there is nothing in it"
-        media_type = media_type_of(block, self.target.fetches)
-        if types is None or media_type is None or media_type in types:
-            return None
-        return f"{media_type or 'no media type'} is none of {', '.join(types)}"
-
-    def _mend(self, message: Message, block: TextBlock) -> TextBlock:
-        text = mend_text(block.text)
-        if text is block.text:
-            return block
-        self._lose(message, block, "half a surrogate pair in its text was replaced")
-        return msgspec.structs.replace(block, text=text)
 
     # -- what assistants say
 
@@ -300,21 +237,21 @@ class _Fitter:
         for block in message.content:
             match block:
                 case TextBlock():
-                    if block.text.strip() or self._keeps_blank(block):
-                        kept.append(self._mend(message, block))
+                    if block.text.strip() or keeps_blank(block, self.target):
+                        kept.append(self.losses.mended_block(message, block))
                 case ToolUseBlock():
-                    if block.id in self.tool_ids:
-                        self._lose(message, block, "a tool call of the same id came before it")
+                    if block.id in self.calls.ids:
+                        self.losses.note(message, block, "a tool call of the same id came before it")
                     else:
-                        kept.append(self._call(message, block))
+                        kept.append(self.calls.fit(message, block))
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
-                    reason = self._foreign(block)
+                    reason = foreign(block, self.target)
                     if reason is None:
                         kept.append(block)
                     else:
                         kept += self._as_text(block)
-                        self._lose(message, block, reason)
-                case ImageBlock() if self._is_own_image(block):
+                        self.losses.note(message, block, reason)
+                case ImageBlock() if is_own_image(block, self.target):
                     kept.append(block)
                 case ImageBlock():
                     self._show(message, block)
@@ -324,39 +261,12 @@ class _Fitter:
                     assert_never(block)
         return kept
 
-    def _is_own_image(self, block: ImageBlock) -> bool:
-        """Whether the target made an image and takes it back as its own."""
-        raw = block.provider_raw
-        if not self.target.replays_images or raw is None or raw.provider != self.target.provider:
-            return False
-        return None in (raw.model, self.target.model) or raw.model == self.target.model
-
     def _show(self, message: Message, block: ImageBlock) -> None:
         """Have the user show an image that another model made, behind what that said."""
-        refused = self._refused(block)
+        refused = refusal(block, self.target)
         if refused is None:
             self.shown.append(msgspec.structs.replace(block, provider_raw=None))
-        self._lose(message, block, refused or "a model's image goes to another as the user's")
-
-    def _keeps_blank(self, block: TextBlock) -> bool:
-        raw = block.provider_raw
-        return self.target.keeps_own_blanks and raw is not None and raw.provider == self.target.provider
-
-    def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
-        raw = block.provider_raw
-        origin = raw.provider if raw is not None else None
-        unsigned = isinstance(block, ThinkingBlock) and block.signature is None
-        if origin is None and self.target.adopts_signatures and not unsigned:
-            origin = self.target.provider
-        if origin != self.target.provider:
-            return f"it belongs to {origin or 'an unknown provider'}"
-        if isinstance(block, OpaqueBlock):
-            return None
-        if not self.target.replays_thinking:
-            return "this protocol takes no reasoning back"
-        if raw is not None and None not in (raw.model, self.target.model) and raw.model != self.target.model:
-            return f"it belongs to the model {raw.model}"
-        return None
+        self.losses.note(message, block, refused or "a model's image goes to another as the user's")
 
     def _as_text(self, block: ContentBlock) -> list[TextBlock]:
         """Reasoning that another model shall read, if the caller wants that."""
@@ -365,87 +275,6 @@ class _Fitter:
         raw = block.provider_raw
         text = mend_text(block.text)
         return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
-
-    # -- tool calls and their results
-
-    def _call(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
-        changed: dict[str, object] = {}
-        name = _legal_name(block.name)
-        if name != block.name:
-            self._lose(message, block, "its name is no legal one and was changed")
-            changed["name"] = name
-        if block.raw_arguments and not block.input:
-            self._lose(message, block, "its arguments are no JSON object; it was sent without any")
-            changed["raw_arguments"] = None
-        mended = mend_object(block.input)
-        if mended is not block.input:
-            self._lose(message, block, "half a surrogate pair in its arguments was replaced")
-            changed["input"] = mended
-        wire_id = self._wire_id(block)
-        self.taken.add(wire_id)
-        self.tool_ids[block.id] = wire_id
-        self.tool_names[block.id] = name
-        return msgspec.structs.replace(block, **changed) if changed else block
-
-    def _wire_id(self, block: ToolUseBlock) -> str:
-        rule = self.target.tool_ids
-        raw = block.provider_raw
-        if raw is not None and raw.provider == self.target.provider:
-            own = raw.data.get("id")
-            if isinstance(own, str) and own and own not in self.taken:
-                return own
-        wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
-        number = 0
-        while wire_id in self.taken:
-            number += 1
-            wire_id = rule.derive(f"{block.id} {number}")
-        return wire_id
-
-    def _answer(self, call: ToolUseBlock) -> ToolResultBlock:
-        if call.id not in self.results:
-            return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
-        message, result = self.results[call.id]
-        if isinstance(result.content, str):
-            text, answer = mend_text(result.content), result
-            if text is not result.content:
-                self._lose(message, result, "half a surrogate pair in its text was replaced")
-                answer = msgspec.structs.replace(result, content=text)
-            self.homes.append((message.id or "", (answer,)))
-            return answer
-        kept: list[ResultPart] = []
-        refused: list[ContentBlock] = []
-        for block in result.content:
-            if isinstance(block, TextBlock):
-                kept.append(self._mend(message, block))
-            elif reason := self._refused_in_result(block):
-                self._lose(message, block, reason)
-                refused.append(block)
-            else:
-                kept.append(block)
-        answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
-        self.homes.append((message.id or "", (answer, *kept)))
-        return answer
-
-    def _refused_in_result(self, block: ImageBlock | DocumentBlock | OpaqueBlock) -> str | None:
-        kind = str(type(block).__struct_config__.tag)
-        if reason := self._refused(block):
-            return reason
-        what = block.kind if isinstance(block, OpaqueBlock) else kind
-        return None if kind in self.target.results_carry else f"a tool's result can't hold any {what} here"
-
-    def _report_dropped(self, message: Message) -> None:
-        for block in message.content:
-            if isinstance(block, ToolResultBlock):
-                if block.tool_use_id not in self.called:
-                    self._lose(message, block, "no message has the call that it answers")
-                elif self.results[block.tool_use_id][1] is not block:
-                    self._lose(message, block, "the call that it answers has a result already")
-
-    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
-        provider = self.target.provider
-        self.losses.append(
-            Loss(self.request.session_id, message.id or "", block_type(block), provider, reason, block)
-        )
 
 
 def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
@@ -458,20 +287,3 @@ def _plain_beginning(messages: Sequence[Message]) -> tuple[str, ...]:
         messages = messages[: in_turn.index(False)]
     texts = plain_texts(messages)
     return cast("tuple[str, ...]", tuple(texts[: texts.index(None)] if None in texts else texts))
-
-
-def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:
-    results: dict[str, tuple[Message, ToolResultBlock]] = {}
-    for message in messages:
-        if message.role is not Role.TOOL:  # others can't have any
-            continue
-        for block in message.content:
-            if isinstance(block, ToolResultBlock):
-                results.setdefault(block.tool_use_id, (message, block))
-    return results
-
-
-def _legal_name(name: str) -> str:
-    """A tool's name in a form that every provider takes. Only a model can make up a name in another form."""
-    legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
-    return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]
