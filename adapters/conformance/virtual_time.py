@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
+import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from concurrent.futures import Executor
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio
+import anyio.to_thread
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -18,19 +24,31 @@ class _JumpingSelector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            return super().select(None)  # no timer: only another thread or a socket can go on
-        ready = super().select(0)
-        if not ready and timeout > 0:
-            self.loop.now += timeout
+        # Without a timer, only a thread or a socket can go on.
+        ready = super().select(None if timeout is None else 0)
+        if not ready and timeout is not None and timeout > 0:
+            if self.loop.threads_at_work():
+                ready = super().select(None)
+            else:
+                self.loop.now += timeout
+        self.loop.refuse_stranger()
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop on virtual time, starting at 0. Not for sockets or threads."""
+    """An asyncio loop on virtual time, starting at 0. Not for sockets.
+
+    While a thread of anyio or of an executor works for it, no time passes; so what runs there must not wait for a
+    timer of the loop. Of other threads the loop doesn't know when they work, and time could run out over them.
+    When one of them calls the loop, the loop raises RuntimeError.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._lent: set[asyncio.Future[Any]] = set()
+        self._executing: set[int] = set()
+        self._ending = False
+        self._stranger: str | None = None
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
@@ -38,13 +56,75 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
+    def threads_at_work(self) -> bool:
+        """Whether a thread of anyio or of an executor works for somebody who waits."""
+        try:
+            borrowed = anyio.to_thread.current_default_thread_limiter().borrowed_tokens
+        except RuntimeError:  # anyio has not started this loop
+            borrowed = 0
+        return bool(self._lent or borrowed)
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Run a function in a thread. No time passes before its end, or before nobody waits for it any more."""
+
+        def work() -> T:
+            self._executing.add(threading.get_ident())
+            return func(*args)
+
+        future = super().run_in_executor(executor, work)
+        self._lent.add(future)
+        future.add_done_callback(self._lent.discard)
+        return future
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call a function soon. For a thread whose work can't be waited for, the loop raises RuntimeError."""
+        caller = threading.current_thread()
+        known = caller.ident in self._executing or caller.name == "AnyIO worker thread"
+        if self.is_running() and not (known or self._ending or _runs_here(self)):
+            self._stranger = caller.name
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    def refuse_stranger(self) -> None:
+        """Raise RuntimeError, once, if a thread has called whose work could not be waited for."""
+        if (name := self._stranger) is not None:
+            self._stranger = None
+            raise RuntimeError(
+                f"the thread {name!r} works for a loop on virtual time, which may run out over it: "
+                "make a plain tool an async function, or run the test in real time, on the backend 'asyncio'"
+            )
+
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait for the threads of `to_thread`. They end in real time, over which no virtual one may run out.
 
         Args:
             timeout: Seconds, since Python 3.12. There is no limit here.
         """
+        self._ending = True
         await super().shutdown_default_executor()
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+class _ClockHeldByThreads:
+    """An instrument for trio: its clock, which jumps when no task can go on, stands still while a thread works."""
+
+    def __init__(self, clock: Any, thread_limiter: Callable[[], Any]) -> None:
+        self._clock = clock
+        self._thread_limiter = thread_limiter
+
+    def after_task_step(self, task: object) -> None:
+        threshold = math.inf if self._thread_limiter().borrowed_tokens else 0.0
+        if threshold != self._clock.autojump_threshold:
+            self._clock.autojump_threshold = threshold
 
 
 class FakeClock:
@@ -98,7 +178,9 @@ def backend(name: str) -> Backend:
         case "virtual-trio":
             import trio.testing  # not one of our own dependencies: only whoever asks for it needs it
 
-            return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+            clock = trio.testing.MockClock(autojump_threshold=0)
+            limiter = trio.to_thread.current_default_thread_limiter
+            return "trio", {"clock": clock, "instruments": [_ClockHeldByThreads(clock, limiter)]}
         case "uvloop":
             return "asyncio", {"use_uvloop": True}
         case "asyncio" | "trio":

@@ -145,6 +145,7 @@ async def test_what_waits_is_still_read_after_closing() -> None:
     assert bus.subscribe(">").closed
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])  # virtual time would run out over the thread
 async def test_another_thread_is_told_what_to_do() -> None:
     """A foreign thread gets WrongLoop, which names publish_threadsafe, and that works."""
     bus = new_bus()
