@@ -42,12 +42,12 @@ from ..contract import (
     NextAttempt,
 )
 from ..keys.key import Key, KnownKey
+from ..transport.http1.wait_scope import WaitScope
 from ..transport.key_masking import mask_error
 from ..transport.transport import HttpRequest
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
 from .client import HttpClient
 from .retry import retry_delay, tell_retry
-from .wait_scope import WaitScope
 from .wire_call import WireCall
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class HttpAttempts:
             running = self.client.running.get(self._terms.request_id)
             if running is not None and not running.ended:
                 raise InvalidRequestError(f"request_id {self._terms.request_id!r} is already running")
-            self.client.running[self._terms.request_id] = self
+            self.client.running.add(self._terms.request_id, self)
             self._time = time_source()
             self._deadline = self._time() + self.timeout_seconds
         if self.cancelled:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
-from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -18,29 +16,17 @@ from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed
 from ..keys.key import KnownKey
 from ..keys.keyring import Keyring
 from ..refusals.strange_replies import not_of_protocol, origin
+from ..transport.http1.wait_scope import WaitScopes
 from ..transport.key_masking import masked_headers
 from ..transport.opening import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
-from .wait_scope import WaitScopes
+from .running_calls import RunningCalls
 from .wire import ChatWire
 from .wire_call import WireCall
 
 HEALTH_SECONDS = 5.0
 
 _NO_KEY = KnownKey(None, 0)
-
-
-class RunningCall(Protocol):
-    """A call of any kind that is under way."""
-
-    ended: bool
-    """Whether nothing will be waited for again."""
-
-    async def cancel(self, *, at_once: bool = False) -> None:
-        """End the call; see `HttpAttempts.cancel`."""
-
-    def usage_so_far(self) -> TokenUsage | None:
-        """What the current attempt has used, if it ended here; None if nothing is known of it."""
 
 
 class HttpClient:
@@ -53,7 +39,7 @@ class HttpClient:
         self.config = wire.config
         self.clock = wire.endpoint.clock
         self.keys = Keyring(wire.name, wire.config)
-        self.running: WeakValueDictionary[str, RunningCall] = WeakValueDictionary()
+        self.running = RunningCalls()
         self.wait_scopes = WaitScopes()
 
     @property
@@ -173,13 +159,13 @@ class HttpClient:
         """A snapshot of the calls and connections."""
         transport = self.transport
         return AdapterStatistics(
-            calls=sum(not call.ended for call in list(self.running.values())),
+            calls=len([*self.running]),
             transport=transport.statistics() if isinstance(transport, CountingTransport) else None,
         )
 
     async def close(self) -> None:
         """Cancel what runs, and release all connections. Idempotent."""
-        for call in list(self.running.values()):
-            if not call.ended:
+        for call in self.running:
+            if not call.ended:  # while an earlier one was cancelled
                 await call.cancel(at_once=True)
         await self.transport.aclose()

@@ -24,7 +24,7 @@ from .content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from .json import Json, JsonObject
+from .json import Json, JsonObject, json_size
 from .kept import kept
 from .raw_reply import RawReply
 from .shown import Shown
@@ -271,7 +271,7 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     """The tool's name, for people."""
 
 
-class ToolDefinition(Shown, frozen=True):
+class ToolDefinition(Shown, frozen=True, dict=True):
     """A tool that the model may call.
 
     Raises:
@@ -307,6 +307,11 @@ class ToolDefinition(Shown, frozen=True):
             for name in required:
                 if name not in known:
                     raise ValueError(f"tool {self.name!r}: required {name!r} is no property of its input_schema")
+
+    @kept
+    def size(self) -> int:
+        """About the bytes of the tool in a request. It is kept with the tool, which comes with every call."""
+        return len(self.name) + len(self.description) + json_size(self.input_schema)
 
 
 class SessionSetup(Shown, frozen=True, kw_only=True):

@@ -12,10 +12,9 @@ A breakpoint before too little text does nothing, so a rough count of tokens is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
-import msgspec
-
-from bus.values.json import Json, JsonObject
+from bus.values.json import Json, JsonObject, json_size
 
 MOST = 4
 TTLS = ("5m", "1h")
@@ -25,15 +24,13 @@ _MARKED = "cache_control"
 _CARRIERS = frozenset({"text", "image", "document", "tool_use", "tool_result", "server_tool_use", "mcp_tool_use"})
 
 
-class _Spot(msgspec.Struct):
-    """A block that can carry a breakpoint: `home[at]`. The block with the lowest rank is the most important."""
-
-    home: list[Json]
-    at: int
-    rank: int
+_Spot: TypeAlias = tuple[list[Json], int]
+"""A block that can carry a breakpoint: its list, and its place there."""
 
 
-def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool, hosts: bool = True) -> None:
+def mark(
+    body: JsonObject, *, minimum: int, ttl: str, conversation: bool, tools_bytes: int, hosts: bool = True
+) -> None:
     """Put breakpoints into a body. Blocks that get one are copied.
 
     Args:
@@ -41,18 +38,17 @@ def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool, hosts:
         minimum: The number of tokens of a prefix below which nothing is cached.
         ttl: The lifetime, ``5m`` or ``1h``.
         conversation: Whether the messages will be sent again, with more after them.
+        tools_bytes: About the size of the tools.
         hosts: Whether there may be breakpoints of the host's.
     """
-    spots = list(_spots(body, minimum * _BYTES_PER_TOKEN, conversation and _MARKED not in body))
-    if not spots:
-        return
+    spots = _spots(body, minimum * _BYTES_PER_TOKEN, tools_bytes, conversation and _MARKED not in body)
     room = MOST - len(list(_marked(body))) if hosts else MOST
+    chosen = spots[-room:] if room > 0 else []
     control: JsonObject = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
-    chosen = sorted(spots, key=lambda spot: spot.rank)[: max(room, 0)]
-    for spot in chosen:
-        block = spot.home[spot.at]
+    for home, at in chosen:
+        block = home[at]
         assert isinstance(block, dict)
-        spot.home[spot.at] = {**block, _MARKED: control}
+        home[at] = {**block, _MARKED: control}
     if chosen and room < MOST:
         _keep_order(body, control)
 
@@ -95,38 +91,40 @@ def _keep_order(body: JsonObject, ours: JsonObject) -> None:
         del block[_MARKED]
 
 
-def _spots(body: JsonObject, least: int, conversation: bool) -> Iterator[_Spot]:
-    """Where breakpoints may go, in the order of the prompt, as far as enough stands before them."""
-    size = 0
+def _spots(body: JsonObject, least: int, size: int, conversation: bool) -> list[_Spot]:
+    """Where breakpoints may go, in the order of the prompt, as far as enough stands before them.
+
+    The more important ones come last: the conversation's cover the others.
+    """
+    spots: list[_Spot | None] = []
     tools = body.get("tools")
-    if isinstance(tools, list) and tools:
-        size += _length(tools)
-        if size >= least and (spot := _last(tools, 3, any_kind=True)):
-            yield spot
+    if size >= least and isinstance(tools, list):
+        spots.append(_last(tools, any_kind=True))
     system = body.get("system")
-    if isinstance(system, str | list):
-        size += _length(system)
-    if (
-        size >= least and isinstance(system, str | list) and system
-    ):  # a string can't carry one, and a list is the host's
-        body["system"] = system = [{"type": "text", "text": system}] if isinstance(system, str) else system[:]
-    if size >= least and isinstance(system, list) and (spot := _last(system, 2)):
-        yield spot
+    if isinstance(system, str):
+        size += len(system)
+        if size >= least and system:  # a string can't carry one
+            system = body["system"] = [{"type": "text", "text": system}]
+    elif isinstance(system, list):
+        size += json_size(system)
+        if size >= least:
+            system = body["system"] = system[:]  # the list is the host's
+    if size >= least and isinstance(system, list):
+        spots.append(_last(system))
     messages = body["messages"]
-    if not conversation or not isinstance(messages, list):
-        return
-    yield from _in_messages(messages, size, least)
+    if conversation and isinstance(messages, list):
+        spots += _in_messages(messages, size, least)
+    return [spot for spot in spots if spot is not None]
 
 
-def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot]:
-    """At the end, and at the end of what the user said before the last reply."""
+def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot | None]:
+    """At the end of what the user said before the last reply, and at the end."""
     last = len(messages) - 1
     former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
     enough = _long_enough_with(messages, size, least)
-    for number, rank in ((former, 1), (last, 0)):
-        content = _field(messages[number], "content") if number >= enough else None
-        if isinstance(content, list) and (spot := _last(content, rank)):
-            yield spot
+    for number in (former, last):
+        if number >= enough and isinstance(content := _field(messages[number], "content"), list):
+            yield _last(content)
 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
@@ -140,7 +138,7 @@ def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     return len(messages)
 
 
-def _last(blocks: list[Json], rank: int, *, any_kind: bool = False) -> _Spot | None:
+def _last(blocks: list[Json], *, any_kind: bool = False) -> _Spot | None:
     """The last block that can carry a breakpoint and has none; None if the host's stands there, or after it."""
     for at in range(len(blocks) - 1, -1, -1):
         block = blocks[at]
@@ -148,7 +146,7 @@ def _last(blocks: list[Json], rank: int, *, any_kind: bool = False) -> _Spot | N
             if _MARKED in block:
                 return None
             if (any_kind and not block.get("defer_loading")) or (not any_kind and _carries(block)):
-                return _Spot(blocks, at, rank)
+                return blocks, at
     return None
 
 
@@ -172,18 +170,11 @@ def _size(block: Json) -> int:
         case {"type": "tool_result", "content": list(parts)}:
             return sum(_size(part) for part in parts)
         case {"type": "tool_use", "input": given}:
-            return _length(given)
+            return json_size(given)
         case {"type": "thinking", "signature": str(signature)}:
             return len(signature)
         case _:
             return 0
-
-
-def _length(value: Json) -> int:
-    try:
-        return len(msgspec.json.encode(value))
-    except UnicodeEncodeError:
-        return len(str(value))
 
 
 def _field(message: Json, name: str) -> Json:

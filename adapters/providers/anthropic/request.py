@@ -21,7 +21,7 @@ from adapters.requests.host_options import joined_options, merge_options, tool_o
 from adapters.requests.settings import check_tool_choice
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
+from bus.values.json import Json, JsonObject, json_size
 from bus.values.messages import Role, ToolDefinition, plain_texts
 from bus.values.warning_codes import WarningCode
 
@@ -113,6 +113,7 @@ class _Writer:
                 minimum=minimum,
                 ttl=str(ttl),
                 conversation="messages" not in extra and self._goes_on(),
+                tools_bytes=self._tools_bytes(body),
                 hosts=hosts,
             )
         headers = {"anthropic-version": wire.VERSION}
@@ -131,6 +132,12 @@ class _Writer:
             or None in plain_texts(request.messages)
             or any(map(_FIELDS, request.tools))
         )
+
+    def _tools_bytes(self, body: JsonObject) -> int:
+        """About the size of all tools: of ours, and of those that the host's options add to them."""
+        tools, ours = body.get("tools"), self.request.tools
+        more = tools[len(ours) :] if isinstance(tools, list) else None
+        return sum([tool.size for tool in ours]) + (json_size(more) if more else 0)
 
     def _goes_on(self) -> bool:
         """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""

@@ -121,7 +121,7 @@ class ScriptedAdapter(HttpAdapter):
         return self._script[self._played - 1]
 
     def _choose(self, request_id: str) -> ScriptedReply:
-        call = self.client.running[request_id]
+        call = self.client.running.get(request_id)
         assert isinstance(call, HttpCall)
         request = call.request
         self.requests.append(request)

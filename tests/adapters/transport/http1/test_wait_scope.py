@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.http.wait_scope import WaitScope, WaitScopes
+from adapters.transport.http1.wait_scope import WaitScope, WaitScopes
 
-from ...support.virtual_time import run_virtual
+from ....support.virtual_time import run_virtual
 
 SECONDS = st.integers(1, 9)
 
