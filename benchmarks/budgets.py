@@ -35,7 +35,7 @@ def _session(engine: Engine) -> Session:
     session = engine.session(
         "chat:bench", system_prompt="You are brief.", tools=tools(TOOLS), tags={"tenant": "t5"}
     )
-    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
     return session
 
 

@@ -21,7 +21,7 @@ MODEL = "chat:bench"
 
 def _emptied(engine: Engine, session: Session) -> None:
     """Each call sends as many messages as any other."""
-    del engine._runtime.sessions.states[session.id].messages[MESSAGES - 1 :]
+    del engine._runtime.sessions.states[session.id].messages[MESSAGES:]
 
 
 async def by_session(engine: Engine, session: Session, calls: int) -> None:
@@ -60,11 +60,11 @@ async def by_stream(engine: Engine, said: list[Message], given: list[Tool], call
 
 async def _rows(quick: bool) -> list[Row]:
     calls, repetitions = (5, 1) if quick else (60, 9)
-    said, given = [*history(MESSAGES - 1), Message.user(NEW)], tools(TOOLS)
+    said, given = [*history(MESSAGES), Message.user(NEW)], tools(TOOLS)
     with reply_server(50) as url:
         async with engine_on(url) as engine:
             session = engine.session(MODEL, system_prompt="You are brief.", tools=given)
-            engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+            engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
             spent = await in_turns(
                 {
                     "send": partial(by_session, engine, session, calls),

@@ -63,7 +63,7 @@ async def _beside_calls(server: NatsServer, quick: bool) -> list[Row]:
             ("node", node, node._runtime.node.bridge),
         ):
             session = engine.session("chat:bench", system_prompt="You are brief.", tools=tools(TOOLS))
-            engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+            engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
             contestants[name] = partial(_through, engine, session, sends, calls)
         spent = await in_turns(contestants, repetitions=repetitions)
         floor = spent["alone"] / calls

@@ -1,5 +1,7 @@
 """One call that isn't streamed: by hand, raw httpx, an adapter alone, whole engines without and with a store.
 
+It asks a question after 20 messages of a user and a model in turn, with 5 tools.
+
 Calls come one after the other, so ours pay for the event loop's sleep until their replies come. Raw httpx takes so
 long over its sending that its reply is there by then. Beside them stand several callers at once, as hosts have.
 """
@@ -13,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from adapters import AdapterConfig, CanonicalRequest, create_adapter
+from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
 from adapters.contract import ProviderAdapter
 from engine import Engine, Session
 from tests.support.reply_models import PROTOCOLS
@@ -26,6 +28,7 @@ from .ways import body_of
 
 MESSAGES = 20
 TOOLS = 5
+QUESTION = "And now?"
 AT_ONCE = 4
 ALONE_GATE, GATE_WITHOUT_STORE, GATE = 0.4, 0.75, 1.0
 """An adapter alone, and whole engines without and with a store, against raw httpx."""
@@ -44,8 +47,8 @@ async def adapter_alone(adapter: ProviderAdapter, request: CanonicalRequest, cal
 async def through_engine(engine: Engine, session: Session, calls: int) -> None:
     past = engine._runtime.sessions.states[session.id].messages
     for _ in range(calls):
-        del past[MESSAGES - 1 :]  # each call sends as many messages as any other
-        await session.send("And now?", max_output_tokens=1000)
+        del past[MESSAGES:]  # each call sends as many messages as any other
+        await session.send(QUESTION, max_output_tokens=1000)
     await engine.flush()
 
 
@@ -54,9 +57,9 @@ async def at_once(callers: Sequence[Callable[[], Awaitable[object]]]) -> None:
 
 
 def long_session(engine: Engine, protocol: str) -> Session:
-    """A session that has all messages but the one that each call adds."""
+    """A session with the messages to which each call adds its question."""
     session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=tools(TOOLS))
-    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
     return session
 
 
@@ -65,7 +68,7 @@ def long_request() -> CanonicalRequest:
     return CanonicalRequest(
         request_id="req",
         model="bench",
-        messages=tuple(history(MESSAGES)),
+        messages=(*history(MESSAGES), Message.user(QUESTION)),
         max_output_tokens=1000,
         tools=tuple(tool.definition for tool in tools(TOOLS)),
         system_prompt="You are brief.",

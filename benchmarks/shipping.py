@@ -152,7 +152,7 @@ async def _beside_calls(server: PostgresServer, quick: bool) -> Row:
             contestants = []
             for engine in (alone, ships):
                 session = engine.session("chat:bench", system_prompt="You are brief.", tools=tools(TOOLS))
-                engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+                engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES))
                 contestants.append(partial(_through, engine, session, calls))
                 await contestants[-1]()  # warms up
             spent: tuple[list[float], list[float]] = [], []
