@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
+import sys
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import Context
@@ -38,14 +40,15 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
-    While a thread of anyio or of an executor works for it, no time passes; so what runs there must not wait for a
-    timer of the loop. Of other threads the loop doesn't know when they work, and time could run out over them.
-    When one of them calls the loop, the loop raises RuntimeError.
+    While a thread of anyio, of aiosqlite or of an executor works for it, no time passes; so what runs there must
+    not wait for a timer of the loop. Of other threads the loop doesn't know when they work, and time could run out
+    over them. When one of them calls the loop, the loop raises RuntimeError.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._lent: set[asyncio.Future[Any]] = set()
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._from_threads: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
         self._executing: set[int] = set()
         self._ending = False
         self._stranger: str | None = None
@@ -57,12 +60,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def threads_at_work(self) -> bool:
-        """Whether a thread of anyio or of an executor works for somebody who waits."""
+        """Whether a thread works for somebody who waits."""
         try:
             borrowed = anyio.to_thread.current_default_thread_limiter().borrowed_tokens
         except RuntimeError:  # anyio has not started this loop
             borrowed = 0
-        return bool(self._lent or borrowed)
+        return bool(self._awaited or borrowed)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future. Those that aiosqlite makes are settled by its threads."""
+        future = super().create_future()
+        if sys._getframe(1).f_globals.get("__name__") == "aiosqlite.core":
+            self._await(future)
+        return future
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
@@ -74,9 +84,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return func(*args)
 
         future = super().run_in_executor(executor, work)
-        self._lent.add(future)
-        future.add_done_callback(self._lent.discard)
+        self._await(future)
         return future
+
+    def _await(self, future: asyncio.Future[Any]) -> None:
+        self._from_threads.add(future)
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
@@ -84,7 +98,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Call a function soon. For a thread whose work can't be waited for, the loop raises RuntimeError."""
         caller = threading.current_thread()
         known = caller.ident in self._executing or caller.name == "AnyIO worker thread"
-        if self.is_running() and not (known or self._ending or _runs_here(self)):
+        settles = any(isinstance(given, asyncio.Future) and given in self._from_threads for given in args)
+        if self.is_running() and not (known or settles or self._ending or _runs_here(self)):
             self._stranger = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiosqlite
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
@@ -19,10 +20,18 @@ from ..support.virtual_time import backend, run_virtual
 
 InThread = Callable[[Callable[[], object]], Awaitable[object]]
 
+
+async def in_sqlite(work: Callable[[], object]) -> None:
+    async with aiosqlite.connect(":memory:") as connection:
+        await connection.create_function("work", 0, work)
+        await connection.execute("SELECT work()")
+
+
 THREADS: dict[str, tuple[str, InThread]] = {
     "anyio on asyncio": ("virtual-asyncio", anyio.to_thread.run_sync),
     "anyio on trio": ("virtual-trio", anyio.to_thread.run_sync),
     "asyncio": ("virtual-asyncio", asyncio.to_thread),
+    "aiosqlite": ("virtual-asyncio", in_sqlite),
 }
 
 

@@ -1,7 +1,4 @@
-"""A shipper while its target is gone, on virtual time: when it tries again, and what it tells.
-
-Virtual time doesn't wait for the thread that reads the file. So nothing here has a timer but the shipper.
-"""
+"""A shipper while its target is gone, on virtual time: when it tries again, and what it tells."""
 
 from __future__ import annotations
 
