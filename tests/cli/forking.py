@@ -33,8 +33,19 @@ import bus
 import engine
 import tracestore
 
-WITHIN = ("aiosqlite", "httpx", "rich.console", "rich.live", "rich.table", "structlog", "ulid", "yaml")
-"""What our modules import within functions."""
+WITHIN = (
+    *(
+        "aiosqlite",
+        "anyio._backends._asyncio",
+        "httpx",
+        "psycopg",
+        "rich._emoji_codes",
+        "rich.console",
+        "rich.live",
+    ),
+    *("rich.table", "structlog", "ulid", "yaml"),
+)
+"""What our modules, and those of libraries, import within functions."""
 
 
 class Command(msgspec.Struct):
