@@ -74,13 +74,13 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip(reason)
     server = shared_server()
     yield server
-    server.drop_templates()
+    server.drop_kept()
 
 
 @pytest.fixture
 def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database of its own."""
-    with postgres_server.database() as dsn:
+    with postgres_server.clean_database() as dsn:
         yield dsn
 
 

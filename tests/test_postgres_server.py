@@ -37,19 +37,96 @@ def rows(dsn: str, query: str) -> list[tuple[object, ...]]:
         return connection.execute(query.encode()).fetchall()
 
 
+def run(dsn: str, *statements: str) -> None:
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def name_of(dsn: str) -> str:
+    return dsn.rpartition("/")[2]
+
+
+def number_of(dsn: str) -> object:
+    """What a database keeps under every name."""
+    [(number,)] = rows(dsn, "SELECT oid FROM pg_database WHERE datname = current_database()")
+    return number
+
+
+def is_there(server: PostgresServer, dsn: str) -> bool:
+    return bool(rows(server.dsn, f"SELECT 1 FROM pg_database WHERE datname = '{name_of(dsn)}'"))
+
+
+def things(dsn: str) -> None:
+    run(dsn, "CREATE TABLE things(n int)")
+
+
 def test_each_test_has_a_database_of_its_own(postgres_server: PostgresServer) -> None:
     """A copy of its template, which goes with it."""
+    template = postgres_server.template("things", things)
+    for lend in (postgres_server.database, postgres_server.clean_database):
+        for _ in range(3):
+            with lend(template) as dsn:
+                assert rows(dsn, "SELECT count(*) FROM things") == [(0,)]
+                run(dsn, "INSERT INTO things VALUES (1)")
+            assert not is_there(postgres_server, dsn)
 
-    def run(dsn: str, statement: str) -> None:
-        postgres_server.execute(statement, database=dsn.rpartition("/")[2])
 
-    template = postgres_server.template("things", lambda dsn: run(dsn, "CREATE TABLE things(n int)"))
-    for _ in range(2):
-        with postgres_server.database(template) as dsn:
-            assert rows(dsn, "SELECT count(*) FROM things") == [(0,)]
-            run(dsn, "INSERT INTO things VALUES (1)")
-        name = dsn.rpartition("/")[2]
-        assert rows(postgres_server.dsn, f"SELECT 1 FROM pg_database WHERE datname = '{name}'") == []
+def test_a_copy_that_nobody_wrote_to_serves_again(postgres_server: PostgresServer) -> None:
+    """Under another name. One that was written to does not, though all was taken back."""
+    template = postgres_server.template("read_things", things)
+    with postgres_server.clean_database(template) as first:
+        number = number_of(first)
+        assert rows(first, "SELECT count(*) FROM things") == [(0,)]
+    with postgres_server.clean_database(template) as second:
+        assert not is_there(postgres_server, first)
+        assert number_of(second) == number
+        run(second, "BEGIN", "INSERT INTO things VALUES (1)", "ROLLBACK")
+    with postgres_server.clean_database(template) as third:
+        assert number_of(third) != number
+
+
+def test_an_emptied_database_serves_again(postgres_server: PostgresServer) -> None:
+    """Under another name, without those who were connected to it, and as a new one is."""
+    import psycopg
+
+    seen = "SELECT nspname, nspowner::regrole::text, nspacl::text FROM pg_namespace ORDER BY nspname"
+    server = PostgresServer(postgres_server.dsn)  # to which nobody gave back one yet
+    with server.clean_database() as first:
+        number, new = number_of(first), rows(first, seen)
+        things(first)
+        left = psycopg.connect(first, autocommit=True)
+    with pytest.raises(psycopg.OperationalError):
+        left.execute("SELECT 1")
+    left.close()
+    with server.clean_database() as second:
+        assert not is_there(server, first)
+        assert (number_of(second), rows(second, seen)) == (number, new)
+    server.drop_kept()
+    assert not is_there(server, second)
+
+
+LEFT = {
+    "a schema": "CREATE SCHEMA left_here",
+    "a setting": "ALTER DATABASE {name} SET work_mem = '1MB'",
+    "a right": "GRANT CREATE ON DATABASE {name} TO PUBLIC",
+    "a large object": "SELECT lo_create(0)",
+    "no schema": "ALTER SCHEMA public RENAME TO private",
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_database_that_can_t_be_emptied_serves_nobody_else(postgres_server: PostgresServer, left: str) -> None:
+    """What it holds beyond its schema, and what was set for it, would be the next test's."""
+    server = PostgresServer(postgres_server.dsn)
+    with server.clean_database() as first:
+        number = number_of(first)
+        run(first, LEFT[left].format(name=name_of(first)))
+    with server.clean_database() as second:
+        assert number_of(second) != number
+    server.drop_kept()
 
 
 def test_a_server_of_ones_own_can_crash() -> None:

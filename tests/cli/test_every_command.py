@@ -244,7 +244,7 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
 def on_server(faulty: Path, postgres_server: PostgresServer, day_on_server: str) -> Iterator[str]:
     """The address of a database with the faulty day in it; the home folder has no trace file."""
     (faulty / "trace.db").unlink()
-    with postgres_server.database(day_on_server) as dsn:
+    with postgres_server.clean_database(day_on_server) as dsn:
         yield dsn
 
 

@@ -41,7 +41,7 @@ def template(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 def shared(postgres_server: PostgresServer, template: str) -> Iterator[str]:
     """The address of a trace of two calls."""
-    with postgres_server.database(template) as dsn:
+    with postgres_server.clean_database(template) as dsn:
         yield dsn
 
 

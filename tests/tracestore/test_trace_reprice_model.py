@@ -77,7 +77,7 @@ def server_of(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPath
 
     def opener(clock: Ticking) -> SqlStore:
         made.close()  # the story before is over
-        dsn = made.enter_context(postgres_server.database(postgres_server.template("stories", _migrate)))
+        dsn = made.enter_context(postgres_server.clean_database(postgres_server.template("stories", _migrate)))
         return PostgresStore(dsn, path=tmp_path_factory.mktemp("model") / "trace", clock=clock)
 
     with made:

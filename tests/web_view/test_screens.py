@@ -445,7 +445,7 @@ async def test_a_trace_of_another_process_is_repriced_as_well(tmp_path: Path) ->
 @pytest.mark.parametrize("way", ["its address", "a store", "its engine"])
 async def test_a_trace_on_a_server_is_shown_and_repriced(postgres_server: PostgresServer, way: str) -> None:
     """By its address, as a store of the host's, and by an engine that keeps its trace there."""
-    with postgres_server.database() as dsn:
+    with postgres_server.clean_database() as dsn:
         async with running(*[Say("Hello")] * 3, store=PostgresStore(dsn), prices=CHEAP) as (engine, _):  # type: ignore[arg-type]
             for _ in range(3):
                 await engine.session("s:m", tags={"team": "a"}).send("Hi")

@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             if (reason := why_not()) is not None:
                 pytest.skip(reason)
             server: PostgresServer = request.getfixturevalue("postgres_server")
-            dsn = opened.enter_context(server.database(server.template("trace", _migrate)))
+            dsn = opened.enter_context(server.clean_database(server.template("trace", _migrate)))
         yield Place(request.param, tmp_path, dsn)
 
 

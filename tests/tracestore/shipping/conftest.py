@@ -19,7 +19,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[str]:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.database(server.template("shared", _migrate)) as dsn:
+    with server.clean_database(server.template("shared", _migrate)) as dsn:
         yield dsn
 
 

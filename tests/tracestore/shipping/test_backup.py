@@ -38,7 +38,7 @@ async def test_the_shipper_goes_on_from_there(
 ) -> None:
     """Whether it runs through it all or begins anew; deletions that the backup doesn't know of are done again."""
     make = Maker("run_said")
-    with postgres_server.database() as dsn:
+    with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
         shipper = TraceShipper(trace, dsn)
         await shipper._target.open()
@@ -70,7 +70,7 @@ async def test_a_deletion_alone_that_the_backup_lacks_is_done_again(
     local: TraceStore, trace: Path, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """No event came between the backup and the deletion."""
-    with postgres_server.database() as dsn:
+    with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
         shipper = TraceShipper(trace, dsn)
         await say(local, Maker("run_said"), "s", Message.user("A secret"))

@@ -239,7 +239,7 @@ def test_nothing_is_missing_or_doubled_whoever_writes(
 ) -> None:
     """Somebody else may write to the file, prune it, or ship it at any time."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
+    with server.clean_database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
         anyio.run(_play, Path(folder), dsn, steps, batch)
 
 

@@ -108,7 +108,7 @@ async def test_whoever_may_not_bring_a_store_up_to_date_says_who_may(
     """The host's role doesn't own the tables. When their owner has done it, the shipper goes on by itself."""
     await local.write(of_run("one", 20))
     role = "callboard_test_host"
-    with postgres_server.database() as dsn:
+    with postgres_server.clean_database() as dsn:
         name = dsn.rpartition("/")[2]
         with version_with(migrations.MIGRATIONS[:2]):
             await migrated(dsn, tmp_path)

@@ -277,7 +277,7 @@ def test_nothing_is_missing_or_doubled_whatever_was_there(
 ) -> None:
     """Somebody else may have written any of the events before, and the file's mark may be lost at any time."""
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
+    with server.clean_database(server.template("shared", _migrate)) as dsn, TemporaryDirectory() as folder:
         anyio.run(_play, Path(folder), dsn, steps)
 
 
