@@ -7,11 +7,9 @@ import math
 import selectors
 import sys
 import threading
-import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from contextvars import Context
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, ClassVar, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import anyio.to_thread
@@ -40,18 +38,19 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
-    While a thread of anyio, of aiosqlite or of an executor works for it, no time passes; so what runs there must
-    not wait for a timer of the loop. Of other threads the loop doesn't know when they work, and time could run out
-    over them. When one of them calls the loop, the loop raises RuntimeError.
+    While a thread works for it, no time passes; so what runs there must not wait for a timer of the loop. That
+    goes for the threads of anyio, of executors and of `AT_WORK`. The loop doesn't know when others work, and time
+    could run out over them. When one of them calls the loop, the loop raises RuntimeError.
     """
+
+    AT_WORK: ClassVar[set[str]] = {"asyncio.futures", "aiosqlite.core"}
+    """Modules that make a future when a thread gets work, and settle it by a function of their own."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._awaited: set[asyncio.Future[Any]] = set()
-        self._from_threads: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
-        self._executing: set[int] = set()
-        self._ending = False
         self._stranger: str | None = None
+        self._ending = False
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
@@ -68,38 +67,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(self._awaited or borrowed)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future. Those that aiosqlite makes are settled by its threads."""
+        """A future. Time waits for one that a thread will settle."""
         future = super().create_future()
-        if sys._getframe(1).f_globals.get("__name__") == "aiosqlite.core":
-            self._await(future)
+        if sys._getframe(1).f_globals.get("__name__") in self.AT_WORK:
+            self._awaited.add(future)
+            future.add_done_callback(self._awaited.discard)
         return future
-
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> asyncio.Future[T]:
-        """Run a function in a thread. No time passes before its end, or before nobody waits for it any more."""
-
-        def work() -> T:
-            self._executing.add(threading.get_ident())
-            return func(*args)
-
-        future = super().run_in_executor(executor, work)
-        self._await(future)
-        return future
-
-    def _await(self, future: asyncio.Future[Any]) -> None:
-        self._from_threads.add(future)
-        self._awaited.add(future)
-        future.add_done_callback(self._awaited.discard)
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call a function soon. For a thread whose work can't be waited for, the loop raises RuntimeError."""
         caller = threading.current_thread()
-        known = caller.ident in self._executing or caller.name == "AnyIO worker thread"
-        settles = any(isinstance(given, asyncio.Future) and given in self._from_threads for given in args)
-        if self.is_running() and not (known or settles or self._ending or _runs_here(self)):
+        known = caller.name == "AnyIO worker thread" or getattr(callback, "__module__", None) in self.AT_WORK
+        if self.is_running() and not (known or self._ending or _runs_here(self)):
             self._stranger = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
 
@@ -109,7 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._stranger = None
             raise RuntimeError(
                 f"the thread {name!r} works for a loop on virtual time, which may run out over it: "
-                "make a plain tool an async function, or run the test in real time, on the backend 'asyncio'"
+                "run the test in real time, on the backend 'asyncio'"
             )
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:

@@ -30,7 +30,7 @@ def test_a_shell_of_anthropics_is_run_by_the_hosts_function_and_swaps() -> None:
     run: list[str] = []
 
     @tool(name="bash", provider_options={"anthropic": {"type": "bash_20250124"}})
-    async def shell(command: str = "", restart: bool = False) -> str:
+    def shell(command: str = "", restart: bool = False) -> str:
         """Runs a command."""
         run.append("restarted" if restart else command)
         return "done"

@@ -181,6 +181,7 @@ async def test_an_error_of_configuration_has_few_frames_of_ours() -> None:
 
 
 @row("8.4.9")
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # virtual time would run out over the thread
 async def test_a_signal_from_another_thread_ends_the_call() -> None:
     """C04: CancelledError with the reason, with what had arrived, and the signal forgets the turn."""
     controller, begun = AbortController(), asyncio.Event()
