@@ -164,7 +164,9 @@ class _Fitter:
             texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:
-            self.losses.note(message, block, "the system text has no parts here, and its fields can't go with it")
+            self.losses.note(
+                message, block, "the system text has no parts here, so that its fields can't go with it"
+            )
         return ()
 
     def _tools_told(self) -> tuple[Message, ...]:
