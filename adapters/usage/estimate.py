@@ -16,7 +16,8 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from operator import is_, itemgetter, mul
+from operator import mul
+from typing import TypeAlias
 
 import msgspec
 
@@ -55,12 +56,11 @@ _FIELDS = len(TokenRates.__struct_fields__) - 1
 _MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read them
 _USUAL_PIXELS = 800_000
 _SHORTEST_OPAQUE = 64
-_MEASURED_TOOLS = 512
-_MeasuredTool = tuple[ToolDefinition, int, float, float]
-"""A tool with the number of its properties, and the tokens of its description and its schema."""
-_measured: dict[str, dict[int, _MeasuredTool]] = {}
-"""By vocabulary and identity. Each tool is kept, so that no other object gets its identity."""
-_TOOL_ITSELF, _PROPERTIES, _DESCRIBED, _SCHEMAS = map(itemgetter, range(4))
+_MOST_MEASURED = 512
+_Measured: TypeAlias = tuple[object, int, float, float]
+"""A tool, or all tools of a request, with the number of properties, and the tokens of descriptions and schemas."""
+_measured: dict[str, dict[int, _Measured]] = {}
+"""By vocabulary and identity. What was measured is kept, so that no other object gets its identity."""
 
 
 def estimate_tokens(text: str, rates: TokenRates) -> int:
@@ -124,9 +124,8 @@ def count(
                     _add_block(counts, block, vocabulary)
     if tools:
         counts[_TOOLS], counts[_TOOL] = 1, len(tools)
-        known = _measured_tools(tools, vocabulary)
-        counts[_PROPERTY], counts[_SCHEMA] = sum(map(_PROPERTIES, known)), sum(map(_SCHEMAS, known))
-        counts[_TEXT] += sum(map(_DESCRIBED, known))
+        _, counts[_PROPERTY], described, counts[_SCHEMA] = _measured_tools(tools, vocabulary)
+        counts[_TEXT] += described
     return counts
 
 
@@ -195,24 +194,32 @@ def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
         )
 
 
-def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> list[_MeasuredTool]:
-    """What each tool comes to. It is remembered, and where all are known they are found without a loop."""
+def _measured_tools(tools: Sequence[ToolDefinition], vocabulary: str) -> _Measured:
+    """What the tools of a request come to. A session's come as the same tuple each time, and are found at once."""
     measured = _measured.setdefault(vocabulary, {})
-    known = [*filter(None, map(measured.get, map(id, tools)))]
-    if len(known) == len(tools) and all(map(is_, map(_TOOL_ITSELF, known), tools)):
+    known = measured.get(id(tools))
+    if known is not None and known[0] is tools:
         return known
-    return [_measure(tool, vocabulary, measured) for tool in tools]
+    properties, described, schemas = zip(
+        *(_measure(tool, vocabulary, measured)[1:] for tool in tools), strict=True
+    )
+    together = tools, sum(properties), sum(described), sum(schemas)
+    return _remembered(measured, together) if isinstance(tools, tuple) else together
 
 
-def _measure(tool: ToolDefinition, vocabulary: str, measured: dict[int, _MeasuredTool]) -> _MeasuredTool:
+def _measure(tool: ToolDefinition, vocabulary: str, measured: dict[int, _Measured]) -> _Measured:
     known = measured.get(id(tool))
     if known is not None and known[0] is tool:
         return known
     schema = text_tokens(tool.name + _json_text(tool.input_schema), vocabulary)
-    if len(measured) >= _MEASURED_TOOLS:
+    described = text_tokens(tool.description, vocabulary)
+    return _remembered(measured, (tool, _properties(tool.input_schema), described, schema))
+
+
+def _remembered(measured: dict[int, _Measured], made: _Measured) -> _Measured:
+    if len(measured) >= _MOST_MEASURED:
         measured.clear()
-    made = tool, _properties(tool.input_schema), text_tokens(tool.description, vocabulary), schema
-    measured[id(tool)] = made
+    measured[id(made[0])] = made
     return made
 
 

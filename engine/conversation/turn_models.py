@@ -205,7 +205,7 @@ def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
     state, options = turn.state, turn.options
     return Asked(
         new=current_turn(tuple(said)),
-        tools=tuple([tool.definition for tool in state.tools]),
+        tools=state.definitions,
         tool_choice=options.get("tool_choice"),
         parallel_tool_calls=options.get("parallel_tool_calls"),
         output_schema=options.get("output_schema"),

@@ -13,7 +13,6 @@ from bus import ConfigurationError, SessionTakenOver
 
 from ..conversation.options import merged
 from ..runtime.runtime import Runtime
-from ..tools import as_tools
 from .resuming import Wanted, require_nothing_lost, resumed
 from .state import SessionState
 
@@ -101,10 +100,10 @@ def _change(runtime: Runtime, state: SessionState, wanted: Wanted) -> None:
     state.options = merged(state.options, wanted.options)
     if wanted.model is not None and wanted.model != state.model:
         sessions.change_model(state, wanted.model)
-    before = state.system_prompt, [tool.definition for tool in state.tools]
+    before = state.system_prompt, state.definitions
     if wanted.tools is not None:
-        state.tools = as_tools(wanted.tools)
+        state.use_tools(wanted.tools)
     if wanted.system_prompt is not None:
         state.system_prompt = wanted.system_prompt
-    if state.announced and before != (state.system_prompt, [tool.definition for tool in state.tools]):
+    if state.announced and before != (state.system_prompt, state.definitions):
         sessions.publish_setup(state)

@@ -23,7 +23,7 @@ from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from ..tools import Answer, Approved, Denied, Tool, ToolLike, as_tools, open_calls
+from ..tools import Answer, Approved, Denied, Tool, ToolLike, open_calls
 from .export_import import exported
 from .fork import fork_of
 from .state import SessionState
@@ -100,7 +100,7 @@ class Session:
 
     @tools.setter
     def tools(self, tools: Sequence[ToolLike]) -> None:
-        self._state.tools = as_tools(tools)
+        self._state.use_tools(tools)
         self._changed()
 
     @property

@@ -22,7 +22,7 @@ def setup_of(state: SessionState) -> SessionSetup:
     return SessionSetup(
         model=_stored_model(state.model),
         system_prompt=state.system_prompt,
-        tools=tuple(tool.definition for tool in state.tools),
+        tools=state.definitions,
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
     )
