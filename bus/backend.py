@@ -1,4 +1,4 @@
-"""The library that runs this task, asyncio or trio, and what a task needs there: signals, cancel scopes, the time.
+"""The library that runs this task, asyncio or trio, and what a task needs there: signals, locks, scopes, the time.
 
 anyio asks at every turn which library it is, which on a call's way costs more than the answer is used for.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol
@@ -62,6 +63,49 @@ class LoopSignal:
             await waiter
         finally:
             self._waiters.remove(waiter)
+
+
+class LoopLock:
+    """A lock on asyncio. It lets in one task at a time, in the order in which they ask.
+
+    The lock of anyio costs 4 µs more, since it knows whose it is and looks for cancellation. That of asyncio
+    belongs to the event loop on which somebody first waited for it.
+    """
+
+    __slots__ = ("_locked", "_waiters")
+
+    def __init__(self) -> None:
+        self._locked = False
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self) -> None:
+        """Return when the lock is this task's. While nobody has it, that is at once."""
+        if not self._locked:
+            self._locked = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self.release()  # it had just become this task's
+            raise
+
+    def release(self) -> None:
+        """Give the lock to the task that has waited longest."""
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._locked = False
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
 
 
 def new_signal() -> Signal:

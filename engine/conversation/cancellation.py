@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from bus.backend import scope_on_asyncio
 from bus.errors import AdapterError, CancelledError, RequestTimeoutError
@@ -85,6 +86,11 @@ class TurnScope:
     def cut(self) -> None:
         """Cancel everything that the turn waits for."""
         self._scope.cancel()
+
+    async def leave_if_cut(self) -> None:
+        """Leave the turn here if it was cut, or its time was up, before it began."""
+        if self._scope.cancel_called:
+            await anyio.lowlevel.checkpoint_if_cancelled()
 
     def hold_time(self, held: bool) -> None:
         """Take the deadline away while a call runs, because the call keeps it and ends in order. Then set it

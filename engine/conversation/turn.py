@@ -302,6 +302,7 @@ class Turn(TurnContext):
             state.queue.remove(self)
         try:
             state.running = self
+            await self.scope.leave_if_cut()
             if (signal := self.options.get("signal")) is not None:
                 signal.raise_if_aborted()
             await self.runtime.host.admit()

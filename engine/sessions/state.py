@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import anyio
-
-from adapters import ContentBlock, Message
+from adapters import ContentBlock, Message, ToolDefinition
+from bus.backend import LoopLock
 
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
 from ..conversation.requests.refused_reasoning import RefusedReasoning
 from ..routing.model_choice import Model, Requirements
-from ..tools import ToolLike, as_tools
+from ..tools import Tool, ToolLike, as_tools
 
 _NO_OPTIONS: TurnOptions = {}
 
@@ -74,7 +73,7 @@ class SessionState:
         self.options = options
         self.requires = requires
         self.system_prompt = system_prompt
-        self.tools = as_tools(tools)
+        self.use_tools(tools)
         self.tags = tags
         self.messages: list[Message] = []
         self.name = name
@@ -82,7 +81,7 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy sends by now."""
         self.refused_reasoning = RefusedReasoning()
-        self.turns = anyio.Lock(fast_acquire=True)
+        self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were asked for."""
         self.queue: list[TurnUnderWay] = []
         """The turns that have been started and not yet admitted, in the order in which they will run."""
@@ -102,6 +101,12 @@ class SessionState:
         self.claimed: int | None = None
         """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
         if the store isn't told."""
+
+    def use_tools(self, tools: Sequence[ToolLike]) -> None:
+        """Set the tools of the next turn. The exceptions are those of a new state."""
+        self.tools: tuple[Tool, ...] = as_tools(tools)
+        self.definitions: tuple[ToolDefinition, ...] = tuple([tool.definition for tool in self.tools])
+        """The tools as models see them. What is worked out for one and the same tuple is worked out once."""
 
     @property
     def waiting(self) -> int:
