@@ -13,7 +13,7 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
-from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.requests.history import FittedHistory, fit_history
 from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
 from adapters.schemas.sanitizer import instruction
@@ -23,15 +23,15 @@ from bus.values.messages import ToolDefinition
 from bus.values.warning_codes import WarningCode
 
 from ..data import BUDGETS, UNLISTED, find_model
+from ..target import target_of
 from . import continuation
-from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
+from .contents import write_contents
 from .schema import fit_schema, takes_nothing
 
 OPTIONS = "gemini"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
 
 MAX_STOP_SEQUENCES = 5
-TOOL_IDS = ToolIdRule(max_length=64)
 
 SETTINGS = {
     "temperature": "temperature",
@@ -77,7 +77,8 @@ class _Builder:
 
     def build(self) -> BuiltRequest:
         check_demands(self.request, self.request.capabilities, self.provider)
-        history = fit_history(self.request, self._target())
+        target = target_of(self.provider, self.request.wire_model, self.row, keeps_own_blanks=True)
+        history = fit_history(self.request, target)
         contents, losses, added = write_contents(history, self.request.wire_model, self.row)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         self.warnings += added
@@ -106,26 +107,6 @@ class _Builder:
 
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))
-
-    def _target(self) -> Target:
-        return Target(
-            provider=self.provider,
-            model=self.request.wire_model,
-            tool_ids=TOOL_IDS,
-            accepts_images=True,
-            accepts_audio=self.row.media,
-            accepts_documents=self.row.media,
-            image_types=IMAGE_TYPES,
-            audio_types=AUDIO_TYPES,
-            document_types=DOCUMENT_TYPES,
-            fetches=SCHEMES,
-            results_carry=("image", "document", "opaque"),
-            replays_thinking=True,
-            replays_images=True,
-            begins_with_user=True,
-            keeps_own_blanks=True,
-            takes_opaque=True,
-        )
 
     def _use_cached(self, body: JsonObject) -> None:
         """Cached content has the system text and the tools in it, and takes no others."""

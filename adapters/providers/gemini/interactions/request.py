@@ -12,17 +12,17 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
-from adapters.requests.history import Target, fit_history
+from adapters.requests.history import fit_history
 from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
 from bus.errors import CapabilityError, InvalidRequestError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
 
-from ..chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES
-from ..chat.request import OPTIONS, TOOL_IDS, BuiltRequest
+from ..chat.request import OPTIONS, BuiltRequest
 from ..chat.schema import fit_schema, takes_nothing
 from ..data import UNLISTED, find_model
+from ..target import target_of
 from .steps import write_steps
 
 SETTINGS = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
@@ -63,7 +63,8 @@ class _Builder:
         if self.options.get("background"):
             raise InvalidRequestError(f"{self.provider}: replies in the background are not taken up here")
         check_demands(request, request.capabilities, self.provider)
-        history = fit_history(request, self._target())
+        target = target_of(self.provider, request.wire_model, self.row, takes_system=self.row.system)
+        history = fit_history(request, target)
         steps, losses = write_steps(history, request.wire_model)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         body: JsonObject = {"model": request.wire_model, "input": list[Json](steps), "store": False}
@@ -79,26 +80,6 @@ class _Builder:
         body["generation_config"] = config
         merge_options(body, self.options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
-
-    def _target(self) -> Target:
-        return Target(
-            provider=self.provider,
-            model=self.request.wire_model,
-            tool_ids=TOOL_IDS,
-            accepts_images=True,
-            accepts_audio=self.row.media,
-            accepts_documents=self.row.media,
-            image_types=IMAGE_TYPES,
-            audio_types=AUDIO_TYPES,
-            document_types=DOCUMENT_TYPES,
-            fetches=SCHEMES,
-            results_carry=("image", "document", "opaque"),
-            replays_thinking=True,
-            replays_images=True,
-            begins_with_user=True,
-            takes_system=self.row.system,
-            takes_opaque=True,
-        )
 
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))
