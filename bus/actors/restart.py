@@ -21,13 +21,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
-"""permanent: always restarted. transient: after a crash only. temporary: never."""
+"""When a child is restarted: ``permanent`` always, ``transient`` after a crash only, ``temporary`` never."""
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """Who is restarted with a child: nobody, everybody, or those that were started after it."""
 
 OnLimit: TypeAlias = Literal["escalate", "stop"]
-"""escalate: the supervisor gives up. stop: that child stays stopped."""
+"""What follows too many failures in a row. With ``escalate`` the supervisor gives up, with ``stop`` that child
+stays stopped."""
 
 Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 

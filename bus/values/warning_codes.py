@@ -9,12 +9,10 @@ from enum import StrEnum
 
 
 class WarningCode(StrEnum):
-    """What a warning is about, for programs. A host's own warnings may have other codes.
-
-    meaning: the same for people, as the documentation says it.
-    """
+    """What a warning is about, for programs. A host's own warnings may have other codes."""
 
     meaning: str
+    """What the warning is about, for people, as the documentation says it."""
 
     def __new__(cls, code: str, meaning: str) -> WarningCode:
         member = str.__new__(cls, code)
