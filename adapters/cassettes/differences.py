@@ -10,14 +10,22 @@ from bus.values.json import Json
 
 
 class Difference(msgspec.Struct):
-    """size: about how many characters differ, so that a message too many weighs more than a changed word."""
+    """A difference between two JSON values."""
 
     text: str
+    """The difference in words."""
     size: int
+    """The number of characters that differ, roughly. So a message too many weighs more than a changed word."""
 
 
 def differences(recorded: Json, sent: Json, where: str = "") -> Iterator[Difference]:
-    """What was changed, added and left out. where: the place of the two in the whole, for the texts."""
+    """What was changed, added and left out.
+
+    Args:
+        recorded: The value that was recorded.
+        sent: The value that is sent.
+        where: The place of the two in the whole, for the texts.
+    """
     if isinstance(recorded, dict) and isinstance(sent, dict):
         for name in sorted({*recorded, *sent}):
             place = f"{where}.{name}" if where else name

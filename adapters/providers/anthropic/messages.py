@@ -67,9 +67,18 @@ _MAX_TITLE = 500  # characters
 
 
 def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> tuple[list[Json], list[Loss]]:
-    """The messages, and what had to be left out of them. Raises InvalidRequestError if there is none to send.
+    """Write a history as messages.
 
-    errors_in_words: say before a failed tool's result that it is one, to servers that overlook `is_error`.
+    Args:
+        history: The fitted history.
+        errors_in_words: Whether the text of a failed tool's result begins by saying so, for servers that overlook
+            `is_error`.
+
+    Returns:
+        The messages, and what had to be left out of them.
+
+    Raises:
+        InvalidRequestError: There is no message to send.
     """
     return _Writer(history, errors_in_words).write()
 

@@ -23,7 +23,11 @@ _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user
 class Tuning:
     """Writes the tuning of one request into its body and notes what it had to leave out or change.
 
-    extra: the host's own fields of the body, which go before ours.
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        model: The model's row in the table; None if it has none.
+        extra: The host's own fields of the body, which go before ours.
     """
 
     def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
@@ -148,9 +152,15 @@ class Tuning:
 
 
 def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
-    """Raise UnsupportedToolChoiceError for a demanded tool call that the model refuses.
+    """Check that the model doesn't refuse the demand for a tool call.
 
-    thinking: as the host asked for it.
+    Args:
+        request: The request.
+        model: The model's row in the table; without one nothing is refused.
+        thinking: The field `thinking` of the body, as the host asked for it.
+
+    Raises:
+        UnsupportedToolChoiceError: The model refuses it.
     """
     if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
         return

@@ -54,10 +54,12 @@ class _Part(msgspec.Struct, gc=False):
 
 
 class _Reply(msgspec.Struct, gc=False):
-    """embedding: Titan's. embeddings: Nova's as parts, Cohere's as lists or by type."""
+    """The reply of any family. Each family has its own of these fields."""
 
     embedding: list[float] | None = None
+    """The vector of Titan."""
     embeddings: msgspec.Raw = msgspec.Raw(b"null")
+    """The vectors of the other families. Nova's are parts; Cohere's are lists, or by type."""
     inputTextTokenCount: float | None = None
     id: str | None = None
 

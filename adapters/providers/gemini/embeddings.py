@@ -65,10 +65,9 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Reply(msgspec.Struct, gc=False):
-    """embedding: of one text, as ``embedContent`` says it."""
-
     embeddings: list[_Values] | None = None
     embedding: _Values | None = None
+    """The vector of one text, as ``embedContent`` says it."""
     usageMetadata: msgspec.Raw = msgspec.Raw(b"null")
 
 

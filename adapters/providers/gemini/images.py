@@ -57,11 +57,10 @@ class _Blob(msgspec.Struct, gc=False):
 
 
 class _Part(msgspec.Struct, gc=False):
-    """thought: a draft, drawn while thinking."""
-
     text: str | None = None
     inlineData: _Blob | None = None
     thought: bool | None = None
+    """Whether the part is a draft, drawn while thinking."""
 
 
 class _Content(msgspec.Struct, gc=False):

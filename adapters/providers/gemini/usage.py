@@ -12,13 +12,12 @@ from . import wire
 
 
 class UsageCounts:
-    """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts.
-
-    fees: what is billed besides tokens, by the names of the rates; it is told outside of the usage.
-    """
+    """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts."""
 
     def __init__(self) -> None:
         self.fees: dict[str, int] = {}
+        """The counts of what is billed besides tokens, by the names of the rates. The reply tells them outside of
+        the usage."""
         self._former: wire.Usage | None = None  # what was said before a chunk that has other counts
         self._latest = wire.ABSENT
         self._form: bytes | None = None  # of the latest: all but its digits; None before the first

@@ -19,13 +19,14 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class PartialArg(msgspec.Struct, gc=False):
-    """A piece of a call's arguments: a value, or more of a string, at a JSONPath. nullValue: UNSET if not sent."""
+    """A piece of a call's arguments: a value, or more of a string, at a JSONPath."""
 
     jsonPath: str | None = None
     stringValue: str | None = None
     numberValue: int | float | None = None
     boolValue: bool | None = None
     nullValue: object = msgspec.UNSET
+    """The value null; UNSET if it was not sent."""
 
 
 class FunctionCall(msgspec.Struct, gc=False):
@@ -39,7 +40,7 @@ class FunctionCall(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part; of any other kind if it has neither text nor a functionCall. thought: the text is reasoning.
+    """A part. One that has neither text nor a functionCall is of some other kind.
 
     Of what else may stand in a part, only the last two do so beside text or a call.
     """
@@ -47,6 +48,7 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
     functionCall: FunctionCall | None = None
     thought: object = None
+    """Whether the text is reasoning."""
     thoughtSignature: str | None = None
     partMetadata: msgspec.Raw = ABSENT
     speechMetadata: msgspec.Raw = ABSENT
@@ -59,12 +61,13 @@ class Content(msgspec.Struct, gc=False):
 
 
 class Candidate(msgspec.Struct, gc=False):
-    """One reply. index: absent for the first. The raw fields are about the reply as a whole."""
+    """One reply. The raw fields are about the reply as a whole."""
 
     content: Content | None = None
     finishReason: object = None
     finishMessage: object = None
     index: object = None
+    """The number among several replies. It may be absent for the first."""
     citationMetadata: msgspec.Raw = ABSENT
     groundingMetadata: msgspec.Raw = ABSENT
     urlContextMetadata: msgspec.Raw = ABSENT

@@ -31,7 +31,17 @@ from bus.values.messages import Message, Role
 def write_messages(
     history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
 ) -> tuple[list[Json], list[Loss]]:
-    """The messages, system text included, and what had to be left out of them. provider: the adapter's name."""
+    """Write a history as messages.
+
+    Args:
+        history: The fitted history.
+        capabilities: The capabilities of the model.
+        provider: The adapter's name.
+        session_id: The session's id.
+
+    Returns:
+        The messages, system text included, and what had to be left out of them.
+    """
     return _Writer(history, capabilities, provider, session_id).write()
 
 

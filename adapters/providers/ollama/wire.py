@@ -21,16 +21,18 @@ ABSENT = msgspec.Raw(b"null")
 
 
 class WireFunction(msgspec.Struct, gc=False):
-    """arguments: an object; text that holds one, from some implementations."""
+    """The function that a tool call names."""
 
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
+    """An object. From some implementations it is a text that holds one."""
 
 
 class WireToolCall(msgspec.Struct, gc=False):
-    """id: newer servers only."""
+    """A tool call."""
 
     id: Json = None
+    """The call's id. Only newer servers send it."""
     function: WireFunction | None = None
 
 
@@ -41,13 +43,14 @@ class WireMessage(msgspec.Struct, gc=False):
 
 
 class WireReply(msgspec.Struct, gc=False):
-    """A whole reply, or a line of a streamed one. Durations are in nanoseconds. error: stands alone."""
+    """A whole reply, or a line of a streamed one. Durations are in nanoseconds."""
 
     model: Json = None
     message: WireMessage | None = None
     done: bool | None = None
     done_reason: Json = None
     error: Json = None
+    """An error, which stands alone."""
     total_duration: Json = None
     load_duration: Json = None
     prompt_eval_count: Json = None

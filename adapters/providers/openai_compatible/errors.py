@@ -70,7 +70,12 @@ ERROR_CODES: Mapping[str, ErrorType] = {
 
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
-    """The error that a reply of status 200 carries. value: the object that has it, decoded."""
+    """The error that a reply of status 200 carries.
+
+    Args:
+        value: The decoded object that has the error.
+        provider: The adapter's name.
+    """
     return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 

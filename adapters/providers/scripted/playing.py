@@ -153,7 +153,7 @@ class ScriptedTransport:
         self._open = 0
 
     def statistics(self) -> TransportStatistics:
-        """in_use: replies that are being played."""
+        """The statistics. What is in use are the replies that are being played."""
         return TransportStatistics(clients=0, in_use=self._open)
 
     async def send(self, request: HttpRequest) -> HttpReply:

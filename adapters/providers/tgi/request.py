@@ -37,10 +37,19 @@ def write_request(
     room: int | None = None,
     stream: bool,
 ) -> WireCall:
-    """The request on the wire; it has no tools, they are emulated before. max_stop: so many stops are accepted.
-    room: what the server's window has left for the reply, in tokens, if that is known.
+    """The request on the wire. It has no tools, for they are emulated before.
 
-    Raises CapabilityError for images of the current turn and InvalidRequestError for what can't be said.
+    Args:
+        request: The request.
+        provider: The adapter's name.
+        template: The template of the prompt.
+        max_stop: The number of stop sequences that the server accepts.
+        room: The tokens that the server's window has left for the reply; None if that is not known.
+        stream: Whether the reply is to be streamed.
+
+    Raises:
+        CapabilityError: The current turn has images or other media.
+        InvalidRequestError: Something of the request can't be said, or it says nothing.
     """
     check_demands(request, request.capabilities, provider)
     for message in current_turn(request.messages):

@@ -34,7 +34,14 @@ _TEXT = "text"
 
 
 class ReplyReader:
-    """Reads one reply into an assembler, whose `usage` has what its head said. stops: all that were sent."""
+    """Reads one reply into an assembler.
+
+    Args:
+        assembler: The assembler. Its `usage` has what the head of the reply said.
+        template: The template of the prompt.
+        stops: All stop sequences that were sent.
+        rates: The rates by which tokens are estimated.
+    """
 
     def __init__(
         self,

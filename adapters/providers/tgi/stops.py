@@ -20,7 +20,14 @@ class StopTrimmer:
         return text[: len(text) - cut]
 
     def finish(self, *, stopped: bool) -> tuple[str, str | None]:
-        """The rest of the text, and the stop sequence that ended it. stopped: one may have."""
+        """End the text.
+
+        Args:
+            stopped: Whether a stop sequence may have ended it.
+
+        Returns:
+            The rest of the text, and the stop sequence that ended it; None if none did.
+        """
         held, self._held = self._held, ""
         if stopped:
             for stop in sorted(self._stops, key=len, reverse=True):

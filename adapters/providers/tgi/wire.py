@@ -16,19 +16,22 @@ INFO_PATH = "/info"
 
 
 class WireToken(msgspec.Struct, gc=False):
-    """special: a token that stands for no text, such as the end of the sequence."""
+    """One token."""
 
     text: str | None = None
     special: bool | None = None
+    """Whether the token stands for no text, such as the end of the sequence."""
 
 
 class WireDetails(msgspec.Struct, gc=False):
-    """input_length: in streams of newer servers only. prefill: the prompt's tokens, if they were asked for."""
+    """The details at the end of a reply."""
 
     finish_reason: Json = None
     generated_tokens: Json = None
     input_length: Json = None
+    """The number of the prompt's tokens, which only streams of newer servers have."""
     prefill: list[Json] | None = None
+    """The prompt's tokens, if they were asked for."""
 
 
 class WireReply(msgspec.Struct, gc=False):

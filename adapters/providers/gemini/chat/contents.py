@@ -165,7 +165,12 @@ class _Writer:
                 self._lose(block, "this protocol has no such part")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A part of bytes or of an address. home: the block of the message that it is in."""
+        """A part of bytes or of an address.
+
+        Args:
+            media: The medium.
+            home: The block of the message that the medium is in.
+        """
         own = self._fields(media.provider_raw, OF_A_PART)
         if media.url is not None and is_remote(media.url, SCHEMES):
             media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]

@@ -82,10 +82,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
 
 
 class ReplyReader:
-    """Reads one reply, chunk by chunk. ended: the provider said why the reply is over.
-
-    More may follow that: older models say it in every chunk.
-    """
+    """Reads one reply, chunk by chunk."""
 
     def __init__(self, assembler: Assembler) -> None:
         self.assembler = assembler
@@ -105,6 +102,7 @@ class ReplyReader:
 
     @property
     def ended(self) -> bool:
+        """Whether the provider said why the reply is over. More may follow: older models say it in every chunk."""
         return self._finish_reason is not None or self._block_reason is not None
 
     @property
@@ -121,7 +119,15 @@ class ReplyReader:
             self.assembler.text(self._key, text, implicit_end=True)
 
     def add(self, chunk: wire.Chunk, data: bytes) -> None:
-        """Take a chunk in. data: its JSON. Raises AdapterError if it is an error; then it has taken in nothing."""
+        """Take a chunk in.
+
+        Args:
+            chunk: The chunk.
+            data: The chunk's JSON.
+
+        Raises:
+            AdapterError: The chunk is an error. Nothing of it was taken in.
+        """
         if chunk.error != wire.ABSENT:
             raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         candidate: wire.Candidate | None = None

@@ -113,7 +113,12 @@ class _Writer:
                 self._lose(block, "this protocol has no such content")
 
     def _media(self, media: Media, home: ContentBlock) -> Iterator[JsonObject]:
-        """A medium by its bytes or its address. home: the block of the message that it is in."""
+        """A medium by its bytes or its address.
+
+        Args:
+            media: The medium.
+            home: The block of the message that the medium is in.
+        """
         own = self._fields(media.provider_raw)
         if media.url is not None and is_remote(media.url, SCHEMES):
             media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]

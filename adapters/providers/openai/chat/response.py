@@ -158,12 +158,13 @@ class Reply:
 
 
 class OutputItem:
-    """One item of the output; see the module's text. placed: it has begun to be content, or is over."""
+    """One item of the output; see the module's text."""
 
     def __init__(self, reply: Reply, number: int, kind: str) -> None:
         self.kind = kind
         self.number = number
         self.placed = False
+        """Whether the item has begun to be content, or is over."""
         self.is_done = False
         self.item_id: str | None = None
         self._reply: Reply = proxy(reply)  # which holds its items

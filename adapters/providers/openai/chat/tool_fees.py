@@ -42,7 +42,12 @@ class ToolFees:
                 pass
 
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
-        """By the names of the rates. tool_usage, usage: of the reply; xAI names its tools in the latter."""
+        """The counts by the names of the rates.
+
+        Args:
+            tool_usage: The reply's `tool_usage`.
+            usage: The reply's `usage`, in which xAI names its tools.
+        """
         searches, drawn = 0, None
         if is_present(tool_usage):
             told = _object(read_value(tool_usage))

@@ -9,7 +9,10 @@ class ThinkTags:
     """Finds ``<think>…</think>`` at the start of a text that comes in pieces.
 
     `feed()` and `flush()` give pairs (is it reasoning, text). Whatever may be the beginning of a tag is held back
-    until it is decided. Tags later in the text are text. opened: the reply begins inside the tags.
+    until it is decided. Tags later in the text are text.
+
+    Args:
+        opened: Whether the reply begins inside the tags.
     """
 
     _OPEN = "<think>"

@@ -14,11 +14,18 @@ from .wire import WireUsage, decode_usage
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if nothing is reported. service_tier: as served, if unusual.
+    """Token counts in disjoint buckets.
 
     The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
     reasoning that some servers count nowhere else; where nobody names it, the figures are partial, for it was
     worked out. Perplexity counts its reasoning beside all of them.
+
+    Args:
+        raw: The usage as it came.
+        service_tier: The tier that served the reply, if it is an unusual one.
+
+    Returns:
+        The counts; None if nothing is reported.
     """
     wire = decode_usage(raw)
     if wire is None:
