@@ -35,26 +35,29 @@ _RETRY_SECONDS = 1.0
 
 
 class JournalFull(OSError):
-    """So much is in it that was never committed."""
+    """The journal has no room: too much in it was never committed."""
 
 
 class _Part:
-    """events: how many of those that still wait are in it."""
+    """One of the two files."""
 
     def __init__(self, path: Path) -> None:
         self.file = LineFile(path)
         self.events = 0
+        """The number of events in the file that still wait."""
 
 
 class Journal:
     """The copies of one writer. It blocks, for one small write.
 
-    paths: of its two files, made when they are needed. limit_bytes: of both together.
-    error: why it can't be written now; None if it can.
+    Args:
+        paths: The paths of its two files, which are made when they are needed.
+        limit_bytes: The limit of both files together.
     """
 
     def __init__(self, paths: tuple[Path, Path], limit_bytes: int) -> None:
         self.error: str | None = None
+        """The reason why it can't be written now; None if it can."""
         self._older, self._newer = _Part(paths[0]), _Part(paths[1])
         self._limit = limit_bytes
         self._retry_at = 0.0

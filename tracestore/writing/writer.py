@@ -139,11 +139,19 @@ class WriterCore:
         capture: Capture | None = None,
         prices: PriceTable | None = None,
     ) -> WriterCore:
-        """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
+        """The writer of one bus and one store. It subscribes at once, so nothing published from now on is missed.
 
-        prices: for calls of processes that died, see `TraceStore.close_lost_runs`.
-        Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
-        the store is closed. Raises StoreError if this run is being written already.
+        The run lives until the store is closed.
+
+        Args:
+            store: The store.
+            bus: The bus. Its `run_id` must be its own, because the spill file bears it in its name.
+            options: The bounds and the patience of the writer.
+            capture: As for the class.
+            prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
+
+        Raises:
+            StoreError: This run is being written already.
         """
         try:
             store.hold_run(bus.run_id)

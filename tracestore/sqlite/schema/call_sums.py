@@ -40,7 +40,12 @@ def _out_of_sums(names: Sequence[str]) -> str:
 
 
 def _sums_follow(names: Sequence[str], also: str = "") -> tuple[str, str]:
-    """The triggers that keep the sums in step with the calls. also: more columns that they depend on."""
+    """The triggers that keep the sums in step with the calls.
+
+    Args:
+        names: The sums.
+        also: More columns that the sums depend on, each of them after a comma.
+    """
     new = f"VALUES ({keys('NEW')}, {', '.join(_values('NEW', names))})"
     return (
         f"""
