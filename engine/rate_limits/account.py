@@ -182,7 +182,12 @@ class Account:
             self.paused_until_us = max(self.paused_until_us, until_us)
 
     def _pause(self, until_us: int, flying: int) -> None:
-        """Begin a pause. flying: the requests that were under way."""
+        """Begin a pause.
+
+        Args:
+            until_us: The moment at which the pause ends.
+            flying: The number of requests that were under way.
+        """
         self._peak = max(flying, self._peak if self.cap is not None else 1)
         self.paused_until_us = max(self.paused_until_us if self.cap is not None else 0, until_us)
         self.cap, self._flying = 1, 0

@@ -44,7 +44,14 @@ class Host(Protocol):
         """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
 
     def require_loop(self, instead: str = "") -> None:
-        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+        """Check that no other event loop than the engine's own runs here.
+
+        Args:
+            instead: A hint for the error's text, if there is another way.
+
+        Raises:
+            WrongLoop: Another event loop runs here.
+        """
 
     async def aclose(self) -> ShutdownReport | None:
         """End in order, see `Engine.aclose`."""

@@ -34,7 +34,11 @@ def model_schema(model: _Model) -> JsonObject:
 
 
 class Refused(ValueError):
-    """A model's own validation failed. faults: (where in the value, what is wrong)."""
+    """A model's own validation failed.
+
+    Args:
+        faults: The faults. Each is a place in the value, and what is wrong there.
+    """
 
     def __init__(self, faults: tuple[tuple[tuple[str | int, ...], str], ...]) -> None:
         super().__init__("; ".join(text for _, text in faults))

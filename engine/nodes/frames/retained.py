@@ -149,7 +149,13 @@ class _Turn:
 
 
 def _left(said: list[Message], events: tuple[TurnEvent, ...], known: set[str | None]) -> tuple[Message, ...]:
-    """What a turn leaves behind whose events end there; known: the ids of the messages in the history."""
+    """What a turn leaves behind that was cut off.
+
+    Args:
+        said: The messages of the user with which the turn began.
+        events: The events of the turn, up to the place where it was cut off.
+        known: The ids of the messages that the turn has added to the history.
+    """
     accumulator = StreamAccumulator()
     waiting = list(said)
     start = MessageStart()
