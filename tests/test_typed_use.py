@@ -19,14 +19,14 @@ USES = ROOT / "tests" / "typed_use"
 """Typical code, with `assert_type`; it is read by the checkers and never run."""
 
 EXCERPTS = DOCS / "how-to" / "agent-host.md"
-"""The one page with parts of files, of examples/; `test_agent_host` types those."""
+"""The one page with parts of files, of examples/agent_host; these are typed as a whole."""
 
 IN_A_CHECKOUT = (ROOT / "bus").is_dir()
 """Where no checker finds `callboard.adapters.…`, since the rooms have other names there until the program runs."""
 
+ROOMS_UNTYPED_FOR_MYPY = ("--disable-error-code=import-untyped", "--allow-subclassing-any")
 ROOMS_UNKNOWN_TO_MYPY = (
-    "--disable-error-code=import-untyped",
-    "--allow-subclassing-any",
+    *ROOMS_UNTYPED_FOR_MYPY,
     *(
         ["--disable-error-code=import-not-found", "--disable-error-code=untyped-decorator"]
         if IN_A_CHECKOUT
@@ -37,6 +37,9 @@ ROOMS_UNKNOWN_TO_PYRIGHT = {
     "reportMissingImports": not IN_A_CHECKOUT,
     "reportAttributeAccessIssue": not IN_A_CHECKOUT,
 }
+
+ALONE = ("--strict", "--follow-imports=silent", "--cache-dir=.mypy_cache/alone")
+"""Without what is imported; with a cache of its own, since other settings would replace it."""
 
 CHECKERS = {
     "mypy": ["-p", "tests.typed_use"],  # with our own settings, so that it finds the cache of `make test`
@@ -78,8 +81,14 @@ def test_each_program_of_the_book_passes_mypy(programs: Path) -> None:
     """`mypy --strict`, alone: what it doesn't import or define, it has not."""
     pytest.importorskip("mypy")
     files = map(str, sorted(programs.rglob("*.py")))
-    only_these = ("--follow-imports=silent", "--explicit-package-bases")  # not what they import of examples/
-    check("mypy", "--strict", *ROOMS_UNKNOWN_TO_MYPY, *only_these, *files, MYPYPATH=str(programs))
+    check("mypy", *ALONE, *ROOMS_UNKNOWN_TO_MYPY, "--explicit-package-bases", *files, MYPYPATH=str(programs))
+
+
+@pytest.mark.timeout(300)
+def test_the_example_of_an_agent_host_passes_mypy() -> None:
+    """As strictly as the engine."""
+    pytest.importorskip("mypy")
+    check("mypy", *ALONE, *ROOMS_UNTYPED_FOR_MYPY, "-p", "examples.agent_host")
 
 
 @pytest.mark.timeout(300)

@@ -109,19 +109,24 @@ def test_readmes_programs_run_beside_folders_called_like_ours(installed: WheelEn
         assert "tokens, 0 USD" in run(installed, host, file)
 
 
+def strict_mypy(installed: WheelEnvironment) -> tuple[str | Path, ...]:
+    """What it finds out of the wheel it keeps for the next test."""
+    return "-m", "mypy", "--strict", "--cache-dir", installed.wheel.with_name("mypy_cache")
+
+
 def test_readmes_programs_are_typed_beside_folders_called_like_ours(
     installed: WheelEnvironment, host: Path
 ) -> None:
     """A host's `mypy --strict` finds the types of the wheel."""
     pytest.importorskip("mypy")
-    run(installed, host, "-m", "mypy", "--strict", *programs(host))
+    run(installed, host, *strict_mypy(installed), *programs(host))
 
 
 def test_the_example_of_an_adapter_is_typed_by_the_wheel(installed: WheelEnvironment, tmp_path: Path) -> None:
     """The adapter and its kit, which a provider's author begins with."""
     pytest.importorskip("mypy")
     shutil.copytree(ROOT / "examples" / "adding_a_provider", tmp_path / "adding_a_provider")
-    run(installed, tmp_path, "-m", "mypy", "--strict", "adding_a_provider")
+    run(installed, tmp_path, *strict_mypy(installed), "adding_a_provider")
 
 
 def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
