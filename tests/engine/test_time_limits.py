@@ -99,6 +99,25 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 
 
 @pytest.mark.parametrize("how", ["out of time", "cancelled"])
+async def test_a_turn_that_ends_before_it_begins_asks_nobody(how: str) -> None:
+    """It says only how it ended, and the turn behind it has its place."""
+    async with talking(Say("later")) as (session, events):
+        turn = session.stream("Hello", timeout_seconds=0 if how == "out of time" else None)
+        if how == "out of time":
+            with pytest.raises(RequestTimeoutError, match="turn took longer than 0 s"):
+                await turn.message()
+        else:
+            async with turn:
+                assert await turn.cancel()
+                with pytest.raises(CancelledError):
+                    await turn.message()
+        said = {envelope.topic for envelope in events.take()}
+        assert not said & {"session.turn_started", "llm.call_started"}
+        assert "session.turn_completed" in said
+        assert (await session.send("Hello")).text == "later"
+
+
+@pytest.mark.parametrize("how", ["out of time", "cancelled"])
 async def test_a_call_that_ends_while_it_waits_for_a_slot_leaves_the_slots_alone(how: str) -> None:
     """It has none to give back; whoever has the slot keeps it, and afterwards there is one, as before."""
     models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
