@@ -118,12 +118,15 @@ CHECKS: dict[str, dict[str, Any]] = {
 
 
 class Outcome(NamedTuple):
-    """What one call came to. facts: stop reason and reported input tokens, or the error's class."""
+    """What one call came to."""
 
     seen: str
+    """A line for people."""
     text: str
     facts: tuple[object, ...]
+    """The stop reason and the reported input tokens, or the error's class."""
     fault: str = ""
+    """What never may happen, and did; else empty."""
 
 
 async def call(adapter: ProviderAdapter, request: CanonicalRequest, *, streamed: bool) -> Outcome:

@@ -11,15 +11,14 @@ Numbers = Sequence[float]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What rates may be.
-
-    start: where they begin, and what they are pulled to. pull: how many rows the start weighs as much as.
-    """
+    """What rates may be."""
 
     start: Numbers
+    """The rates with which a descent begins, and to which it is pulled."""
     smallest: Numbers
     largest: Numbers
     pull: float
+    """The number of rows that weigh as much as the start."""
 
 
 def solve(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds) -> list[float]:
@@ -43,8 +42,13 @@ def _descend(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds, even: boo
     """Coordinate descent on reweighted squares.
 
     First of relative errors, then nearly their absolute values, relative to the larger of count and estimate: so
-    one odd row moves little, however far it is off. even: it begins with absolute errors, so that the large rows
-    draw it first.
+    one odd row moves little, however far it is off.
+
+    Args:
+        rows: The counts of each row.
+        wanted: The sum that each row should come to.
+        bounds: What the rates may be.
+        even: Whether it begins with absolute errors, so that the large rows draw it first.
     """
     columns = list(zip(*rows, strict=True))
     rates = list(bounds.start)

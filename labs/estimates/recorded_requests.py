@@ -37,16 +37,18 @@ class NotCanonical(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """One request. protocol: the recording's file. tokens: all input tokens, cached or not."""
+    """One request."""
 
     id: str
     protocol: str
+    """The name of the recording's file."""
     host: str
     model: str
     messages: tuple[Message, ...]
     tools: tuple[ToolDefinition, ...]
     system: str | None
     tokens: int
+    """All input tokens, cached or not."""
 
 
 def read_samples(folder: Path) -> list[Sample]:

@@ -41,7 +41,12 @@ async def perform(
 ) -> None:
     """Deal all blows, one after the other, each after its pause. A blow to what isn't there yet hits nothing.
 
-    reload: with another configuration of that provider.
+    Args:
+        blows: The blows.
+        engine: The engine that gets them.
+        store: The engine's store.
+        reload: Loads the engine's models again, with another configuration of the named provider.
+        counts: Counts the blows of each kind that were dealt.
     """
     hosted = await engine._host.living()
     for blow in blows:

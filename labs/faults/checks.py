@@ -76,7 +76,16 @@ def on_the_bus(envelopes: Sequence[Envelope]) -> list[str]:
 
 
 async def in_the_store(path: Path, envelopes: Sequence[Envelope], asked: Mapping[str, int]) -> list[str]:
-    """Each event once, each attempt one row with its end. asked: how many requests the server saw of a session."""
+    """Each event once, each attempt one row with its end.
+
+    Args:
+        path: The store's file.
+        envelopes: The events of the bus.
+        asked: The number of requests that the server saw of each session.
+
+    Returns:
+        What is wrong.
+    """
     wrong: list[str] = []
     async with TraceStore.open_readonly(path) as store:
         rows = await store.calls(limit=None)

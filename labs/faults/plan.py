@@ -54,37 +54,43 @@ FAULTS: dict[str, int] = {
 
 
 class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. model: assigned to the session before; None leaves the last one.
-
-    fallback: as `Session.send` takes it; None is the chain of the model itself. rounds: of tools, at most.
-    timeout_seconds: of the turn. details: seeds whatever else is decided within it.
-    """
+    """One turn."""
 
     kind: Kind
     model: str | None
+    """The model that is assigned to the session before the turn; None leaves the last one."""
     fallback: tuple[str, ...] | None
+    """The fallback as `Session.send` takes it; None is the chain of the model itself."""
     rounds: int
+    """The number of rounds of tools, at most."""
     drain_for_usage: float | None
     timeout_seconds: float | None
+    """The time limit of the turn."""
     details: int
+    """The seed of whatever else is decided within the turn."""
 
 
 class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One blow, so many seconds after the one before it. provider, at: where a blow to an adapter falls."""
+    """One blow."""
 
     after: float
+    """The seconds after the blow before it."""
     kind: ChaosKind
     provider: str
+    """The provider whose adapter is hit, by a blow to an adapter."""
     at: Literal["read_whole", "_write", "feed"]
+    """The method in which it is hit."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A round. sessions: the turns of each. close_after: seconds until the engine is closed under the turns."""
+    """A round."""
 
     seed: int
     sessions: tuple[tuple[TurnPlan, ...], ...]
+    """The turns of each session."""
     chaos: tuple[ChaosPlan, ...]
     close_after: float | None
+    """The seconds until the engine is closed under the turns; None if it isn't."""
 
 
 def make_plan(seed: int, *, sessions: int, turns: int) -> Plan:

@@ -71,15 +71,15 @@ TOOLS = (
 
 
 class Report(msgspec.Struct):
-    """What a round came to. failures: invariants that did not hold. counts: what happened how often.
-
-    played: the fault of a turn's n-th request over a protocol.
-    """
+    """What a round came to."""
 
     seed: int
     failures: list[str]
+    """The invariants that did not hold."""
     counts: Counter[str]
+    """What happened, and how often."""
     played: dict[tuple[str, str, int], str]
+    """The fault by turn, protocol, and number of the turn's request over that protocol."""
 
 
 class Round:

@@ -33,10 +33,12 @@ Handler: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class FaultyServer:
-    """`async with FaultyServer(seed) as server: server.url`. faults: replaces FAULTS. tls: speak https.
+    """A server that is up within a block: `async with FaultyServer(seed) as server: server.url`.
 
-    seen: how many requests each turn made. done: how often each fault was played. played: the fault of a turn's
-    n-th request over a protocol. wrong: what was wrong with requests.
+    Args:
+        seed: What decides the faults.
+        faults: The faults in the place of FAULTS.
+        tls: The server's side of https; None speaks http.
     """
 
     def __init__(
@@ -47,11 +49,15 @@ class FaultyServer:
         self._tls = tls
         self._numbers: Counter[tuple[str, str]] = Counter()
         self.played: dict[tuple[str, str, int], str] = {}
+        """The fault by turn, protocol, and number of the turn's request over that protocol."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen: Counter[str] = Counter()
+        """The number of requests by turn."""
         self.done: Counter[str] = Counter()
+        """The number of times that each fault was played."""
         self.wrong: list[str] = []
+        """What was wrong with requests."""
 
     @property
     def url(self) -> str:

@@ -82,13 +82,16 @@ class ServedWire(Wire):
 
 
 class Network:
-    """The server. arrived: how often each request did. bodies: of replies. done: how often it went each way."""
+    """The server."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.arrived: Counter[int] = Counter()
+        """The number of times that each request arrived."""
         self.bodies: dict[int, bytes] = {}
+        """The body of the reply to each request."""
         self.done: Counter[str] = Counter()
+        """The number of times that it went each way."""
         self.wires: list[ServedWire] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.answered: set[int] = set()

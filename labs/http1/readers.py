@@ -13,19 +13,22 @@ from tests.support.http1_wire import Line, turns, whole
 
 
 class Read(NamedTuple):
-    """status, headers, body: of a whole reply. error: what was said of one that is none."""
+    """A reply as it was read: the first three fields of a whole one, or the error alone."""
 
     status: int = 0
     headers: Mapping[str, str] = {}
     body: bytes = b""
     error: str | None = None
+    """What was said of a reply that is no whole one."""
 
 
 class Outcome(NamedTuple):
-    """read: what came of a reply. line: the connection afterwards."""
+    """What came of an exchange."""
 
     read: Read
+    """The reply as it was read."""
     line: Line
+    """The connection afterwards."""
 
 
 async def read_by_ours(parts: Sequence[bytes], method: str, *, reset: bool = False) -> Outcome:

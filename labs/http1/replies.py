@@ -68,19 +68,22 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class Made(NamedTuple):
-    """sent: a reply's bytes. status, body: what they mean. method: of the request.
-
-    packed: the body as it was sent. ends: whether the reply ends with the connection. free: whether the connection
-    can go on afterwards.
-    """
+    """A reply that was made."""
 
     sent: bytes
+    """The bytes of the reply."""
     status: int
+    """The status that they say."""
     body: bytes
+    """The body that they mean."""
     packed: bytes
+    """The body as it was sent."""
     method: str
+    """The method of the request."""
     ends: bool
+    """Whether the reply ends with the connection."""
     free: bool
+    """Whether the connection can go on afterwards."""
 
 
 def make_reply(chance: random.Random, body: bytes | None = None, *, packs: bool = True) -> Made:

@@ -31,16 +31,16 @@ RESUMED = 3
 
 
 class Told(msgspec.Struct):
-    """What a victim said last. seq: everything up to it was flushed. sessions: the messages each had then.
-
-    answered: the requests whose answers were handed over since it started, and after which session of how many
-    messages.
-    """
+    """What a victim said last."""
 
     run: str = ""
     seq: int = 0
+    """The seq up to which everything was flushed."""
     sessions: dict[str, int] = {}
+    """The number of messages that each session had then."""
     answered: dict[str, tuple[str, int]] = {}
+    """The requests whose answers were handed over since the victim started. Each has its session, and the number
+    of messages that the session had then."""
 
 
 class Answered(msgspec.Struct):
@@ -52,11 +52,13 @@ class Answered(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a seed decides for one victim. at: seconds until it is killed, from its start or from when it is up."""
+    """What a seed decides for one victim."""
 
     kind: str
     once_up: bool
+    """Whether its time begins when it is up. Otherwise it begins at its start."""
     at: float
+    """The seconds until it is killed."""
 
 
 def plans(seed: int) -> list[Plan]:

@@ -42,13 +42,14 @@ BUCKETS = ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creati
 
 @dataclass
 class Outcome:
-    """What an adapter made of an exchange. failure: what no adapter may do."""
+    """What an adapter made of an exchange."""
 
     content: tuple[ContentBlock, ...] = ()
     stop_reason: StopReason | None = None
     usage: TokenUsage | None = None
     error: AdapterError | None = None
     failure: str | None = None
+    """What no adapter may do, and this one did."""
     events: list[StreamEvent] = field(default_factory=list)
 
 

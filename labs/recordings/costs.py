@@ -41,17 +41,18 @@ COMPLETION_COST = ("upstream_inference_completions_cost", "upstream_inference_ou
 
 @dataclass
 class Bill:
-    """An exchange priced twice, in nano-USD. stated: by the reply itself. kept: of that, by the adapter.
-
-    reasons: why they differ; for what the reply says nothing about, a reason that begins with UNEXPLAINED.
-    """
+    """An exchange priced twice, in nano-USD."""
 
     case: str
     model: str
     stated: Decimal
+    """The price that the reply itself states."""
     kept: int | None
+    """What the adapter kept of the stated price."""
     ours: int | None
+    """The price by our table."""
     reasons: list[str] = field(default_factory=list)
+    """Why the prices differ. Where the reply says nothing about it, the reason begins with UNEXPLAINED."""
 
     @property
     def agrees(self) -> bool:

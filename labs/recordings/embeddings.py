@@ -41,11 +41,12 @@ SUM_ERROR = 1e-4
 
 @dataclass
 class Outcome:
-    """What an adapter made of an exchange. failure: what no adapter may do."""
+    """What an adapter made of an exchange."""
 
     response: EmbeddingResponse | None = None
     error: AdapterError | None = None
     failure: str | None = None
+    """What no adapter may do, and this one did."""
 
 
 def texts_of(body: JsonObject) -> tuple[str, ...]:

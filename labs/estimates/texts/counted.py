@@ -20,12 +20,13 @@ SEEDS = 16
 
 @dataclass(frozen=True)
 class CountedText:
-    """One text. tokens: by vocabulary."""
+    """One text."""
 
     kind: str
     seed: int
     text: str
     tokens: dict[str, int]
+    """The number of its tokens by vocabulary."""
 
 
 @functools.cache

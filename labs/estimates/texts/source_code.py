@@ -75,4 +75,5 @@ LINES: dict[str, tuple[str, ...]] = {
         '# {text}\nset -euo pipefail; export {a}="{b}"',
     ),
 }
-"""By language. a, b and c: names. A and B: constants. n: a number. text: a few words. Braces of the language are doubled."""
+"""By language. The fields a, b and c are names, A and B constants, n is a number, and text a few words. Braces of
+the language are doubled."""
