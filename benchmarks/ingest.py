@@ -134,21 +134,30 @@ async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
 
 
 class _Measured(msgspec.Struct):
-    """In seconds. ours, floor: wall and CPU of each round, the first of which warms up. late, idle, busy: how late
-    the loop was while it ingested, did nothing, and worked without writing. stretches: CPU between two looks at
-    the clock.
-    """
+    """What was measured, in seconds."""
 
     ours: list[tuple[float, float]] = []
+    """Wall and CPU of each of our rounds, the first of which warms up."""
     floor: list[tuple[float, float]] = []
+    """Wall and CPU of each round of the floor, the first of which warms up."""
     late: list[float] = []
+    """The lateness of the loop while it ingested."""
     idle: list[float] = []
+    """The lateness of the loop while it did nothing."""
     busy: list[float] = []
+    """The lateness of the loop while it worked without writing."""
     stretches: list[float] = []
+    """CPU between two looks at the clock."""
 
 
 async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
-    """pause: seconds for which the loop is watched idle, and busy, before each round."""
+    """What the rounds take, ours and those of the floor.
+
+    Args:
+        calls: The number of calls in a round.
+        rounds: The number of rounds, besides the one that warms up.
+        pause: The seconds for which the loop is watched idle, and as many busy, before each round.
+    """
     found = _Measured()
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
         seqs = count(1)

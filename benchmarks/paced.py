@@ -101,7 +101,14 @@ class UnderWay:
 
 
 async def level(protocol: str, count: int, *, seconds: float, rounds: int) -> list[Row]:
-    """The rows of so many streams at once. seconds: of a window. rounds: windows of each way."""
+    """The rows of a number of streams at once.
+
+    Args:
+        protocol: The protocol of the streams.
+        count: The number of streams.
+        seconds: The length of a window.
+        rounds: The number of windows of each way.
+    """
     pace = min(50.0, DELTAS_A_SECOND / count)
     deltas = round(pace * (rounds * (seconds + LEAD_SECONDS) + SPARE_SECONDS))
     found: dict[str, list[Found]] = {name: [] for name in WAYS}

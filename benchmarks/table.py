@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-    """One line of the table. met: whether the gate is kept; None where there is no gate."""
+    """One line of the table."""
 
     name: str
     figure: str
@@ -26,6 +26,7 @@ class Row(NamedTuple):
     ratio: float | None = None
     gate: str = ""
     met: bool | None = None
+    """Whether the gate is kept; None where there is no gate."""
 
 
 def per_second(count: float) -> str:

@@ -38,7 +38,11 @@ class Way(Protocol):
         """Streams that began so far."""
 
     async def stream(self, index: int) -> None:
-        """Read one stream to its end. index: its number among those at once."""
+        """Read one stream to its end.
+
+        Args:
+            index: Its number among those at once.
+        """
 
 
 def body_of(kind: str, url: str, request: CanonicalRequest, *, stream: bool) -> tuple[str, Any]:
