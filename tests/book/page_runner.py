@@ -44,7 +44,12 @@ class _Noting(ast.NodeTransformer):
 
 
 def run_page(page: Path) -> dict[str, object]:
-    """printed: by the line of each block. uncalled: names of functions. Raises what a block raises."""
+    """Run the blocks of a page. What a block raises is raised here.
+
+    Returns:
+        `printed`: What each block printed, by the block's line.
+        `uncalled`: The names of the functions that nobody called.
+    """
     called: set[str] = set()
     noting = _Noting("_called_")
     printed: dict[int, str] = {}

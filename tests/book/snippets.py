@@ -27,13 +27,15 @@ _FENCE = re.compile(
 
 
 class Block(NamedTuple):
-    """line: of its first line of code, from 1. not_run: the reason, if it is only shown."""
+    """A code block of a page."""
 
     language: str
     code: str
     line: int
+    """The number of its first line of code in the page, from 1."""
     title: str | None = None
     not_run: str | None = None
+    """The reason for which it is only shown; None if it is run."""
 
 
 def blocks(page: Path) -> list[Block]:
@@ -57,7 +59,12 @@ def codes(page: Path, language: str) -> list[str]:
 
 
 def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str, Any]:
-    """What a page's Python blocks define, for a test that calls it. without: what they would run at once."""
+    """What a page's Python blocks define, for a test that calls it.
+
+    Args:
+        page: The page.
+        without: Code that is left out, because the blocks would run it at once.
+    """
     names: dict[str, Any] = {}
     exec("\n".join(code.replace(without, "") for code in codes(page, "python")), names)
     return names

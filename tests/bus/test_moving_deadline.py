@@ -17,7 +17,13 @@ pytestmark = pytest.mark.anyio
 
 
 async def ended_at(first: float, moves: list[tuple[float, float]]) -> float:
-    """When a scope ended. moves: seconds that pass, and seconds that are left from then on."""
+    """When a scope ended.
+
+    Args:
+        first: The seconds that are left in the beginning.
+        moves: The moves of the deadline. Each has the seconds that pass, and the seconds that are left from then
+            on.
+    """
     with new_scope() as scope:
         deadline = MovingDeadline(scope, current_time() + first)
         for pause, left in moves:

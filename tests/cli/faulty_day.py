@@ -50,7 +50,12 @@ MODELS = (
 
 
 def make_faulty_day(store: Store, prices: Path) -> None:
-    """Write it into a store that is not open. prices: a file of two tables, for the repricings."""
+    """Write the day into a store.
+
+    Args:
+        store: The store, which is not open.
+        prices: A file of two price tables, for the repricings.
+    """
     anyio.run(_make, store, prices)
 
 

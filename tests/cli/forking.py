@@ -49,11 +49,12 @@ WITHIN = (
 
 
 class Command(msgspec.Struct):
-    """folder: where it works."""
+    """A command that the process is to run."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: str
+    """The folder in which the command works."""
 
 
 class Forking:

@@ -50,7 +50,13 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:
-    """A command under way, with all three streams piped. without: a module that is not installed there."""
+    """A command under way, with all three streams piped.
+
+    Args:
+        arguments: The command's words.
+        home: The folder of the user's configuration.
+        without: A module that is not installed there.
+    """
     hide = f"import sys; sys.modules[{without!r}] = None; from callboard.__main__ import main; sys.exit(main())"
     program = ["-m", "callboard"] if without is None else ["-c", hide]
     return subprocess.Popen(
@@ -71,7 +77,16 @@ def call(
     more: Mapping[str, str] | None = None,
     exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command from start to end. said: its input. more: of its environment. exits: its code, if it is known."""
+    """A command from start to end.
+
+    Args:
+        arguments: The command's words.
+        home: The folder of the user's configuration.
+        said: The command's input.
+        without: A module that is not installed there.
+        more: More variables of its environment.
+        exits: Its exit code; None if that is not known.
+    """
     done = _called(arguments, home, said, without, more)
     assert exits in (None, done.returncode), done.stdout + done.stderr
     return done

@@ -24,15 +24,17 @@ class Call(NamedTuple):
 
 
 class Result(NamedTuple):
-    """text: None of a failure, which every client words in its own way."""
+    """The result of a call."""
 
     text: str | None
+    """The text; None of a failure, which every client words in its own way."""
 
 
 class Conversation(NamedTuple):
-    """system: None if there is none, or an empty one."""
+    """A conversation as a request has it."""
 
     system: str | None
+    """The system text; None if there is none, or an empty one."""
     turns: tuple[Text | Call | Result, ...]
     tools: tuple[ToolDefinition, ...]
 

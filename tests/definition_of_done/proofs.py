@@ -26,12 +26,14 @@ _PLUGIN = "tests.definition_of_done.proofs"
 
 
 class Proof(NamedTuple):
-    """test: its node id, from the checkout. of: the providers for which it proves the row. anywhere: it needs
-    neither recorded traffic nor the local model."""
+    """A test that proves a row."""
 
     test: str
+    """The test's node id, from the checkout."""
     of: tuple[str, ...]
+    """The providers for which the test proves the row."""
     anywhere: bool = True
+    """Whether the test needs neither recorded traffic nor the local model."""
 
 
 def marked_files() -> list[Path]:

@@ -52,11 +52,13 @@ class TimedTransport(FakeTransport):
 
 @dataclass(frozen=True)
 class Asked:
-    """An engine with one provider. model: its name there. transport: the provider's side of the network."""
+    """An engine with one provider."""
 
     engine: Engine
     model: str
+    """The name of the provider's model in the engine."""
     transport: TimedTransport
+    """The provider's side of the network."""
 
     def body(self, number: int = -1) -> JsonObject:
         """What was sent in a request; the last one is meant if none is named."""
@@ -76,9 +78,12 @@ class Asked:
 
 @asynccontextmanager
 async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Asked]:
-    """The provider gives these replies, one to a request.
+    """An engine with one provider.
 
-    config: fields of AdapterConfig; there are no retries unless it says so, and no jitter.
+    Args:
+        wire: The provider's wire.
+        replies: The replies that the provider gives, one to a request.
+        config: Fields of AdapterConfig. There are no retries unless they say so, and no jitter.
     """
     transport = TimedTransport(*replies)
     made = wire.make(transport, FakeClock(randomness=0.0), **{"max_retries": 0, **config})

@@ -19,13 +19,15 @@ PROVIDERS = ("openai", "anthropic", "gemini")
 
 
 class Row(NamedTuple):
-    """text: as it was asked for. decided: how we have it, where that is otherwise, and why. providers: the row
-    must hold for each of them; none where it isn't about providers."""
+    """A row of the definition of done."""
 
     number: str
     text: str
+    """The text as it was asked for."""
     decided: str = ""
+    """How we have it, where that is otherwise, and why."""
     providers: tuple[str, ...] = ()
+    """The providers for each of which the row must hold; none where it isn't about providers."""
 
 
 SECTIONS = {
@@ -185,7 +187,12 @@ ROWS: dict[str, Row] = {
 
 
 def row(number: str, *, of: str | tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """The test proves this row. of: for these providers; none are those that it is parametrised with."""
+    """The mark of a test that proves a row.
+
+    Args:
+        number: The row's number.
+        of: The providers for which the test proves it; none are those that the test is parametrised with.
+    """
     named = (of,) if isinstance(of, str) else of
     assert set(named) <= set(ROWS[number].providers), f"row {number} doesn't name {of}"
     return pytest.mark.row(number, of=named)

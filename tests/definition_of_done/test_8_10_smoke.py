@@ -60,16 +60,19 @@ async def get_weather(city: str) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """What the six steps ask. basic: a model of each provider. lead: the model of steps 2 to 5. words: that the
-    answer of step 3 must have. missing: a model that there isn't, and its provider."""
+    """What the six steps ask."""
 
     basic: Sequence[str]
+    """A model of each provider."""
     lead: str
+    """The model of steps 2 to 5."""
     missing: tuple[str, str]
+    """A model that there isn't, and its provider."""
     image: ImageBlock = ImageBlock(data=DOT)  # noqa: RUF009 (frozen)
     question: tuple[Message, ...] = (Message.user("What is the weather in San Francisco and New York?"),)
     tools: tuple[Tool, ...] = (get_weather,)
     words: tuple[str, ...] = ("San Francisco", "New York")
+    """The words that the answer of step 3 must have."""
     schema: JsonObject = field(default_factory=dict)
     output: Json = None
 

@@ -54,13 +54,12 @@ prices:
 
 
 class Embedder(ScriptedAdapter):
-    """Embeds a text as its length, three texts at once at most.
-
-    faults: what the next calls fail with, one each, over restarts; pause: before each answer.
-    """
+    """Embeds a text as its length, three texts at once at most."""
 
     faults: ClassVar[list[AdapterError | None]] = []
+    """What the next calls fail with, one each, over restarts."""
     pause: Callable[[], Awaitable[object]] | None = None
+    """What is waited for before each answer."""
     dimensions = 1
     at_once = 0
     most_at_once = 0
@@ -102,7 +101,12 @@ class Embedder(ScriptedAdapter):
 
 
 def embedder_type(name: str, **fields: object) -> str:
-    """A type for models.yaml, of its own class. fields: of that class."""
+    """A type for models.yaml, of its own class.
+
+    Args:
+        name: The name of the class.
+        fields: Attributes of the class.
+    """
     kind = type(name, (Embedder,), {"script": [], "faults": [], "at_once": 0, "most_at_once": 0, **fields})
     globals()[name] = kind
     return f"{__name__}:{name}"

@@ -37,7 +37,11 @@ JOB: Json = {"id": "video_1", "status": "in_progress", "model": "sora-2", "secon
 
 
 class Provider:
-    """A provider that knows which key came. statuses: what a key is answered, 200 unless said."""
+    """A provider that knows which key came.
+
+    Args:
+        statuses: The statuses with which keys are answered, by their names. Other keys are answered with 200.
+    """
 
     def __init__(self, **statuses: int) -> None:
         self.statuses = {TENANTS.get(name, OWN): status for name, status in statuses.items()}

@@ -109,7 +109,12 @@ async def test_nothing_is_said_of_a_length_that_nobody_asked_for_and_nobody_know
 
 
 def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter, and its network. can: what models.yaml corrects of the model."""
+    """An engine with Anthropic's adapter, and its network.
+
+    Args:
+        replies: The replies of the network.
+        can: The capabilities that models.yaml corrects of the model.
+    """
     transport = FakeTransport(*replies)
 
     class Wired(AnthropicAdapter):

@@ -143,7 +143,14 @@ class Host:
         return {name: value for name, value in {**kept, **own}.items() if name != "PYTHONPATH"}
 
     def run(self, program: str, *words: str, said: str = "", home: str = "home") -> str:
-        """What a program of the environment prints in the project; it must succeed. said: what it reads."""
+        """What a program of the environment prints in the project. It must succeed.
+
+        Args:
+            program: The program's name.
+            words: Its arguments.
+            said: What it reads.
+            home: The folder of the project that has models.yaml.
+        """
         done = subprocess.run(
             [self.programs / program, *words],
             cwd=self.folder,

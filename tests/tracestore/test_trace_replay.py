@@ -286,7 +286,11 @@ attempts = st.tuples(
 
 
 async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int | None]:
-    """A host's own pricing, written for a live bus: by call, in nano-USD; None: unpriced."""
+    """A host's own pricing, written for a live bus.
+
+    Returns:
+        The cost of each call in nano-USD; None if it is unpriced.
+    """
     costs: dict[str, int | None] = {}
     starts: dict[str, int] = {}
     async with Bus.replay(StoredEvents(store, topics=("llm.*",), page=7)) as bus:

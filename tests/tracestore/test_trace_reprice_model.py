@@ -93,16 +93,16 @@ def _migrate(dsn: str) -> None:
 
 
 class Call(msgspec.Struct):
-    """What the model knows of a call. at_call: its cost when it was called; None: unpriced. ended: whether its
-    usage is known.
-    """
+    """What the model knows of a call."""
 
     name: str
     model: str
     began_us: int
     usage: TokenUsage
     at_call: int | None
+    """The cost when it was called; None if it was unpriced."""
     ended: bool = False
+    """Whether its usage is known."""
 
     @property
     def session(self) -> str:
@@ -110,12 +110,14 @@ class Call(msgspec.Struct):
 
 
 class Act(msgspec.Struct):
-    """A repricing. gave: what each call costs under it. lies_on: the repricings that were current before it."""
+    """A repricing."""
 
     table: PriceTable
     where: CallFilter
     gave: dict[str, int | None]
+    """The cost of each call under it."""
     lies_on: list[Act]
+    """The repricings that were current before it."""
     finished_us: int | None = None
     stands: bool = True
 

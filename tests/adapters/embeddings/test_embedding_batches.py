@@ -36,7 +36,12 @@ Fault = Callable[[tuple[str, ...]], AdapterError | None]
 
 
 class Embedder:
-    """Embeds a text as its number, ten texts at once at most. fault: of a batch; pause: of each, in seconds."""
+    """Embeds a text as its number, ten texts at once at most.
+
+    Args:
+        fault: Gives the error of a batch; None if there is none.
+        pause: Gives the seconds that a batch takes, by its number from 1.
+    """
 
     name = "toy"
 

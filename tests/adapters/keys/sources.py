@@ -74,9 +74,16 @@ def adapter_of(kind: str, gate: Gate, clock: Clock | None = None, **config: obje
 
 
 class Ask(Protocol):
-    """One way to ask an adapter. key: the name of the key; None names none."""
+    """One way to ask an adapter."""
 
-    def __call__(self, adapter: HttpAdapter, key: str | None = None, /) -> Awaitable[object]: ...
+    def __call__(self, adapter: HttpAdapter, key: str | None = None, /) -> Awaitable[object]:
+        """Ask an adapter.
+
+        Args:
+            adapter: The adapter.
+            key: The name of the key; None names none.
+        """
+        ...
 
 
 async def _whole(adapter: HttpAdapter, key: str | None = None) -> object:

@@ -70,29 +70,34 @@ def everything(name: str) -> CanonicalRequest:
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """One server.
-
-    base_url: as a user would write it. url: where the request then goes. lacks: of ALL_SENT; has: instead, or
-    besides. call, result, tool: what differs in the assistant's message, in the tool's, and in the definition.
-    reply: a streamed body, of which `text`, `thinking`, the call of ``look`` with ``{"at": 1}`` and the usage
-    (input, cached, output, reasoning) are to be understood. call_id: as the server gave it.
-    """
+    """One server."""
 
     name: str
     base_url: str
+    """The address as a user would write it."""
     url: str
+    """The address to which the request then goes."""
     lacks: Sequence[str] = ()
+    """The fields of ALL_SENT that are not sent."""
     has: JsonObject = {}
+    """The fields that are sent instead, or besides."""
     call: JsonObject = {}
+    """What differs in the assistant's message."""
     result: JsonObject = {}
+    """What differs in the tool's message."""
     tool: JsonObject = {}
+    """What differs in the tool's definition."""
     system: Sequence[JsonObject] = ({"role": "system", "content": "Be brief.\n\nIn English."},)
     options: JsonObject = {}
     reply: bytes = b""
+    """A streamed body. What is to be understood of it are the fields below, and a call of ``look`` with
+    ``{"at": 1}``."""
     text: str = "Well."
     thinking: str = ""
     call_id: str = "call_1"
+    """The call's id as the server gave it."""
     usage: tuple[int, int, int, int | None] = (100, 0, 20, None)
+    """The tokens of the input, from the cache, of the output and of reasoning."""
     cost_nano_usd: int | None = None
 
 

@@ -260,7 +260,7 @@ def test_a_message_that_was_nothing_but_reasoning_goes() -> None:
 def test_a_parameter_that_the_provider_names_is_left_out(
     name: str, message: str, fields: JsonObject, sent: JsonObject, left: JsonObject | None
 ) -> None:
-    """And only it. left: of what was sent; None if there is no repair."""
+    """And only it. `left` is what stays of the fields that were sent, and None if there is no repair."""
     asked = request(model=f"{name}:test-model", provider_options={name: sent})
     if left is None:
         assert repair_of(name, asked, message, **fields) is None

@@ -48,7 +48,12 @@ class Side(ABC):
 
     @abstractmethod
     def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
-        """What a reply may hold: one block or item, or a few that belong together. number: for its ids."""
+        """What a reply may hold: one block or item, or a few that belong together.
+
+        Args:
+            draw: What decides.
+            number: The number that their ids bear.
+        """
 
     @abstractmethod
     def whole(self, content: list[JsonObject]) -> JsonObject:

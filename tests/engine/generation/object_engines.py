@@ -59,8 +59,14 @@ async def running(
     and_then: AdapterCapabilities | None = None,
     middleware: Sequence[MiddlewareLike] = (),
 ) -> AsyncIterator[tuple[Engine, list[CanonicalRequest]]]:
-    """An engine with model `s:m`, and the requests that reach it. and_then: a second model, `t:m`, which plays the
-    same replies."""
+    """An engine with the model `s:m`, and the requests that reach it.
+
+    Args:
+        replies: The replies, one to a request.
+        can: The capabilities of `s:m`.
+        and_then: The capabilities of a second model, `t:m`, which plays the same replies; None if there is none.
+        middleware: The engine's middleware.
+    """
     asked: list[CanonicalRequest] = []
     script = list(replies)
 

@@ -20,7 +20,12 @@ def call(
 
 
 def scene(told: Told | None = None, **more: Any) -> ToolRoundContext:
-    """told: gets the events."""
+    """What a round is told of its surroundings.
+
+    Args:
+        told: The list that gets the events.
+        more: Further fields.
+    """
     events: Told = [] if told is None else told
     return ToolRoundContext(clock=SYSTEM_CLOCK, tell=events.append, **more)
 

@@ -319,11 +319,14 @@ async def test_a_name_that_leads_nowhere_is_a_network_error() -> None:
 
 
 class Contexts(NamedTuple):
-    """server: with a certificate for 127.0.0.1. trusting, strange: of clients that know it, and that don't."""
+    """The sides of encrypted connections."""
 
     server: ssl.SSLContext
+    """The side of a server with a certificate for 127.0.0.1."""
     trusting: ssl.SSLContext
+    """The side of clients that know the certificate."""
     strange: ssl.SSLContext
+    """The side of clients that don't know it."""
 
 
 @pytest.fixture(scope="module")

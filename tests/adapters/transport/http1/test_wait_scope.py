@@ -61,7 +61,9 @@ def test_a_wait_ends_with_its_work_or_at_its_limit(tasks: list[list[tuple[int, f
 
 @given(SECONDS, st.lists(st.tuples(st.integers(0, 3), st.integers(4, 9)), max_size=6))
 def test_a_wait_ends_when_its_deadline_was_last_moved_to(first: int, moves: list[tuple[int, int]]) -> None:
-    """Sooner than before, later, or as often as one likes. moves: seconds that pass, and seconds left then."""
+    """Sooner than before, later, or as often as one likes. Each of `moves` has the seconds that pass, and the
+    seconds that are left then.
+    """
 
     async def test() -> None:
         ends = first + 3.0

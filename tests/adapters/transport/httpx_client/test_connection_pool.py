@@ -24,19 +24,21 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 class Server:
-    """Says ok to all that comes. url: where. opened: connections so far. silent: it says nothing more.
-
-    last: it closes each connection after a reply. asked: set with the first request. more: what it says of itself
-    on each connection, once it has replied and `speak` is set.
-    """
+    """Says ok to all that comes."""
 
     def __init__(self) -> None:
         self.url = ""
+        """The server's address."""
         self.opened = 0
+        """The number of connections so far."""
         self.silent = False
+        """Whether it says nothing more."""
         self.last = False
+        """Whether it closes each connection after a reply."""
         self.asked = anyio.Event()
+        """Set with the first request."""
         self.more = b""
+        """What it says of itself on each connection, once it has replied and `speak` is set."""
         self.speak = anyio.Event()
 
     async def serve(self, stream: SocketStream) -> None:
