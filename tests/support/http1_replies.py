@@ -6,18 +6,22 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """sent: the bytes. status, body: of the reply. headers: some of it. free: whether the connection can go on.
-
-    method: of the request. ends: whether the reply ends with the connection.
-    """
+    """A form of a reply."""
 
     sent: bytes
+    """The bytes that the server sends."""
     status: int = 200
+    """The reply's status."""
     body: bytes = b""
+    """The reply's body."""
     headers: dict[str, str] = {}  # noqa: RUF012 (never changed)
+    """Some of the reply's headers."""
     free: bool = True
+    """Whether the connection can go on."""
     method: str = "POST"
+    """The method of the request."""
     ends: bool = False
+    """Whether the reply ends with the connection."""
 
 
 OK = b"HTTP/1.1 200 OK\r\n"

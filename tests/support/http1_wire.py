@@ -11,13 +11,15 @@ HEAD = b"POST / HTTP/1.1\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """What the event loop gives a connection, without a socket. sent: what was written. ended: how it ended."""
+    """What the event loop gives a connection, without a socket."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[bytes] = []
+        """What was written."""
         self.paused = False
         self.ended: list[str] = []
+        """How it ended; empty if it has not."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.ended
@@ -39,11 +41,13 @@ class Wire(asyncio.Transport):
 
 
 class Line:
-    """A connection on a wire. free, over: how often it told that it is."""
+    """A connection on a wire."""
 
     def __init__(self) -> None:
         self.free = 0
+        """The number of times that the connection told that it is free."""
         self.over = 0
+        """The number of times that it told that it is over."""
         self.wire = Wire()
         self.connection = Connection("api.test", lambda _: self._count("free"), lambda _: self._count("over"))
         self.connection.connection_made(self.wire)

@@ -46,46 +46,60 @@ def mp4(size: int = 100_000) -> bytes:
 
 
 class Asked(NamedTuple):
-    """One request. what: the operation; headers: with lower-case names."""
+    """One request."""
 
     what: str
+    """The operation."""
     method: str
     path: str
     headers: dict[str, str]
+    """The headers, with lower-case names."""
     body: bytes
 
 
 class MediaServer:
-    """What `media_server` gives. url: its address. asked: every request.
+    """What `media_server` gives. A fault is one of these; the last six are of downloads.
 
-    faults: by operation (create, look, list, delete, content, file, image), one for each request to come, in
-    order; "" is none. They are: ``drop`` (closes the connection at once), ``lost`` (does what is asked, and closes
-    it without an answer), ``500``, ``503``, ``404`` and so on (does nothing), ``done-500`` (does it, and answers
-    500), ``garbage`` (does it, and answers what is no JSON); of downloads ``cut-N`` (N bytes, then closes),
-    ``whole`` (takes no notice of a range), ``endless`` (says no length), ``endless-cut-N``, ``changed`` (the file
-    has changed), ``wrong`` (one byte is).
-    steps: the progress in percent at each look of a job. ends: what comes after: completed or failed.
-    files_at: the address of another server that has Google's files. checksum: a download comes with its own.
-    hold: while it is cleared, requests are read and not answered. asked_for: set with the first request.
-    made: how many jobs and images were made, which is what is paid for.
+    drop            it closes the connection at once
+    lost            it does what is asked, and closes the connection without an answer
+    500, 503, 404   it does nothing, and answers so; and so with other statuses
+    done-500        it does what is asked, and answers 500
+    garbage         it does what is asked, and answers what is no JSON
+    cut-N           it sends N bytes, and closes the connection
+    whole           it takes no notice of a range
+    endless         it says no length
+    endless-cut-N   both
+    changed         the file has changed
+    wrong           one byte of the file is wrong
     """
 
     def __init__(self) -> None:
         self.url = ""
+        """The server's address."""
         self.asked: list[Asked] = []
+        """Every request."""
         self.faults: dict[str, list[str]] = {}
+        """The faults by operation (create, look, list, delete, content, file, image), one for each request to
+        come, in order; "" is none."""
         self.steps = [10, 60]
+        """The progress in percent at each look of a job."""
         self.ends = "completed"
+        """What comes after the steps: completed or failed."""
         self.made: Counter[str] = Counter()
+        """The number of jobs and images that were made, which is what is paid for."""
         self.file = mp4()
         self.etag = '"one"'
         self.checksum = False
+        """Whether a download comes with its checksum."""
         self.files_at = ""
+        """The address of another server that has Google's files."""
         self.jobs: dict[str, JsonObject] = {}
         self.lock = threading.Lock()
         self.hold = threading.Event()
+        """While it is cleared, requests are read and not answered."""
         self.hold.set()
         self.asked_for = threading.Event()
+        """Set with the first request."""
 
     def of(self, what: str) -> list[Asked]:
         return [asked for asked in self.asked if asked.what == what]

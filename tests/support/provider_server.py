@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
-    """One request. headers: with lower-case names."""
+    """One request."""
 
     method: str
     path: str
     headers: dict[str, str]
+    """The headers, with lower-case names."""
 
 
 class ProviderServer:
@@ -28,7 +29,12 @@ class ProviderServer:
 
 @contextmanager
 def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
-    """A server. status: None never answers."""
+    """A server.
+
+    Args:
+        status: The status of every answer; None never answers.
+        body: The body of every answer.
+    """
     over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

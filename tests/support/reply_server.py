@@ -219,7 +219,9 @@ class Responses:
 class Replies:
     """All bytes that the server can say, made once. By path: the whole reply, the stream, and its chunks.
 
-    per_second: how many chunks of a stream are sent in a second; None sends it all at once.
+    Args:
+        deltas: The number of deltas in a stream.
+        per_second: The number of chunks of a stream that are sent in a second; None sends it all at once.
     """
 
     def __init__(self, deltas: int, per_second: float | None = None) -> None:
@@ -254,7 +256,11 @@ class Window:
         self._ends = 0.0
 
     def take(self, asked: str) -> tuple[bool, bytes]:
-        """Whether another request fits, and the headers of its reply. asked: the value of x-limit."""
+        """Whether another request fits, and the headers of its reply.
+
+        Args:
+            asked: The value of the request's x-limit.
+        """
         most, length, *silent = asked.split()
         now = time.time()
         if now >= self._ends:

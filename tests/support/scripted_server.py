@@ -16,7 +16,13 @@ Script = Callable[["Connection"], Awaitable[None]]
 
 
 class Connection:
-    """The server's end of one connection. number: from 0, in the order of connecting."""
+    """The server's end of one connection.
+
+    Args:
+        server: The server.
+        stream: The connection.
+        number: Its number, from 0 in the order of connecting.
+    """
 
     def __init__(self, server: Server, stream: anyio.abc.SocketStream, number: int) -> None:
         self.server = server
@@ -64,18 +70,19 @@ class Connection:
 
 
 class Server:
-    """What `serving` gives.
-
-    url: of its one page. connections, open: how many there were, and are. requests: number of the connection, head
-    and body of each. closed: set each time a connection has ended, and then made anew.
-    """
+    """What `serving` gives."""
 
     def __init__(self, script: Script) -> None:
         self.url = ""
+        """The address of its one page."""
         self.connections = 0
+        """The number of connections that there were."""
         self.open = 0
+        """The number of connections that there are."""
         self.requests: list[tuple[int, bytes, bytes]] = []
+        """The number of the connection, the head and the body of each request."""
         self.closed = anyio.Event()
+        """Set each time a connection has ended, and then made anew."""
         self._script = script
 
     async def serve(self, stream: anyio.abc.SocketStream) -> None:
@@ -112,9 +119,11 @@ def quiet(listener: anyio.abc.Listener[anyio.abc.SocketStream], tls: ssl.SSLCont
 
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    """A server on this machine. Each connection follows the script, over and over until it raises EndOfStream.
+    """A server on this machine.
 
-    tls: the server's side of encrypted connections.
+    Args:
+        script: What each connection follows, over and over until it raises EndOfStream.
+        tls: The server's side of encrypted connections; None encrypts nothing.
     """
     server = Server(script)
     async with (

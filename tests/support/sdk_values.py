@@ -66,7 +66,12 @@ def _never_null(kind: Any) -> Any:
 
 
 def _needed(kind: Any, *, whole: bool) -> set[str]:
-    """The fields that are never absent. whole: of an object within another, which OpenAI doesn't cut short."""
+    """The fields that are never absent.
+
+    Args:
+        kind: The type of an object.
+        whole: Whether the object is within another, where OpenAI doesn't cut it short.
+    """
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
         vendors = ("anthropic.", "openai.") if whole else ("anthropic.",)
         told = kind.__module__.startswith(vendors)  # whose replies say null for what there is not

@@ -34,27 +34,28 @@ def as_data(event: Event) -> bytes:
 class Wire(HttpKit):
     """One protocol, over HTTP.
 
-    history: the key of a request's body under which the conversation stands. secrets: what the reasoning in
-    `reasoned` carries that must come back to this provider, and go to nobody else. reasons: whether replies can
-    begin with a thought. calls_tools: whether it does that itself (emulated calls are tested with its adapter).
-    has_response_ids: whether its replies have an id of their own. fetches: whether it takes images by address.
-    knows: what the provider answers to the questions that its adapter asks by itself.
-
     Why a reply stopped may be one of the provider's own words as well, or empty, and then nothing says it.
     """
 
     adapter: type[HttpAdapter]
     history = "messages"
+    """The key of a request's body under which the conversation stands."""
     secrets: tuple[str, ...] = ()
+    """What the reasoning in `reasoned` carries that must come back to this provider, and go to nobody else."""
     reasons = True
+    """Whether replies can begin with a thought."""
     fetches = True
+    """Whether it takes images by address."""
     calls_tools = True
+    """Whether it calls tools itself. Emulated calls are tested with its adapter."""
     has_response_ids = True
+    """Whether its replies have an id of their own."""
     hello = Message.user("Hello")
     names_events = False
     """Whether a stream's events have names of their own: the type that stands in their data."""
 
     knows: ClassVar[Mapping[str, Json]] = {}
+    """What the provider answers to the questions that its adapter asks by itself."""
     _stops: ClassVar[Mapping[str, str]] = {}
 
     @property
