@@ -61,7 +61,15 @@ class Folder:
 
 
 async def assist(engine: Engine, model: str, folder: Folder, question: str, *, may_write: bool) -> None:
-    """One question and its answer, printed. may_write: what to say to a call that needs approval."""
+    """One question and its answer, printed.
+
+    Args:
+        engine: The engine.
+        model: The model that answers.
+        folder: The folder whose tools the model has.
+        question: The question.
+        may_write: The answer to a call that needs approval.
+    """
     session = engine.session(model, tools=[folder.list_files, folder.read_file, folder.write_file])
     stream = session.stream(question, max_tool_rounds=8)
     while True:
