@@ -8,7 +8,7 @@ IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-nodes test test-checkout docs cassettes lock clean
+.PHONY: demo demo-nodes test types suite-of-checkout test-checkout docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -17,13 +17,19 @@ demo: $(VENV)/demo
 demo-nodes: $(VENV)/test
 	$(BIN)/python -m examples.nodes.demo
 
-# The tests run on the wheel, as what is installed; those of the checkout itself run in it.
+# The tests run on the wheel, as what is installed; those of the checkout itself run in it, and the type checker, which
+# takes one processor, beside them. What these two say is printed when they end.
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest $(IN_PARALLEL) tests/architecture tests/book tests/package
+	$(MAKE) --jobs=2 --output-sync=target types suite-of-checkout
 	$(BIN)/python scripts/suite_from_wheel.py $(IN_PARALLEL)
+
+types:
+	$(BIN)/mypy
+
+suite-of-checkout:
+	$(BIN)/pytest $(IN_PARALLEL) tests/architecture tests/book tests/package
 
 # All tests in the checkout, as one runs them while one works.
 test-checkout: $(VENV)/test
