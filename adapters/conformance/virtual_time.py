@@ -7,12 +7,15 @@ import math
 import selectors
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
-from typing import Any, ClassVar, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import anyio
 import anyio.to_thread
+
+MARK = "WORKS_IN_THREADS"
+"""The name by which a module tells that its futures are settled by threads."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -39,12 +42,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio loop on virtual time, starting at 0. Not for sockets.
 
     While a thread works for it, no time passes; so what runs there must not wait for a timer of the loop. That
-    goes for the threads of anyio, of executors and of `AT_WORK`. The loop doesn't know when others work, and time
-    could run out over them. When one of them calls the loop, the loop raises RuntimeError.
+    goes for the threads of anyio, of executors, of aiosqlite and of plain tools. The loop doesn't know when others
+    work, and time could run out over them. When one of them calls the loop, the loop raises RuntimeError.
     """
-
-    AT_WORK: ClassVar[set[str]] = {"asyncio.futures", "aiosqlite.core"}
-    """Modules that make a future when a thread gets work, and settle it by a function of their own."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -69,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         """A future. Time waits for one that a thread will settle."""
         future = super().create_future()
-        if sys._getframe(1).f_globals.get("__name__") in self.AT_WORK:
+        if _works_in_threads(sys._getframe(1).f_globals):
             self._awaited.add(future)
             future.add_done_callback(self._awaited.discard)
         return future
@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Handle:
         """Call a function soon. For a thread whose work can't be waited for, the loop raises RuntimeError."""
         caller = threading.current_thread()
-        known = caller.name == "AnyIO worker thread" or getattr(callback, "__module__", None) in self.AT_WORK
+        known = caller.name == "AnyIO worker thread" or _works_in_threads(getattr(callback, "__globals__", {}))
         if self.is_running() and not (known or self._ending or _runs_here(self)):
             self._stranger = caller.name
         return super().call_soon_threadsafe(callback, *args, context=context)
@@ -101,6 +101,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """
         self._ending = True
         await super().shutdown_default_executor()
+
+
+def _works_in_threads(module: Mapping[str, object]) -> bool:
+    """Whether a module makes a future when a thread gets work, and settles it by a function of its own.
+
+    A module of ours says so itself.
+
+    Args:
+        module: The module's names.
+    """
+    return module.get("__name__") in ("asyncio.futures", "aiosqlite.core") or module.get(MARK) is True
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -12,9 +12,6 @@ from adapters.conformance.virtual_time import (
     backend,
     run_virtual,
 )
-from engine.tools.function import threads
-
-VirtualLoop.AT_WORK.add(threads.__name__)
 
 __all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "run_virtual", "runs_on"]
 

@@ -18,6 +18,9 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+WORKS_IN_THREADS = True
+"""Tells an event loop on virtual time that a future made here waits for a thread, over which no time may pass."""
+
 MAX_IDLE = 16
 """The number of threads that are kept for the next call."""
 
