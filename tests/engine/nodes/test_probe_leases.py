@@ -105,7 +105,13 @@ async def test_without_the_store_each_node_probes_by_itself() -> None:
 async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: str, tmp_path: Path) -> None:
     """The lease is in PostgreSQL, and nobody waits for the probe."""
     answered = asyncio.Event()
-    replies = [Say("x", pause=answered.wait)] * 4
+    waiting: list[str] = []
+
+    async def answer() -> None:
+        waiting.append("")
+        await answered.wait()
+
+    replies = [Say("x", pause=answer)] * 4
 
     async def asked(engine: Engine) -> str:
         return (await engine.generate("s:m", "Hi", fallback=["s:n"])).response.model
@@ -117,7 +123,9 @@ async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: st
         for engine in (a, b):
             engine._runtime.availability._records["s", "s:m"] = Record("s", "s:m", "unavailable", retry_at_us=0)
         calls = [asyncio.create_task(asked(engine)) for engine in (a, b, a, b)]
-        await anyio.sleep(0.5)
+        with anyio.fail_after(30):
+            while len(waiting) < len(calls):  # noqa: ASYNC110 (the providers' own waiting tells nobody)
+                await anyio.sleep(0.01)
         answered.set()
         models = await asyncio.gather(*calls)
     assert sorted(model.rpartition(":")[2] for model in models) == ["m", "n", "n", "n"]
