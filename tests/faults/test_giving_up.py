@@ -130,9 +130,11 @@ async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> 
     """Its calls fail, its provider is unavailable as adapter_crashed, others go on, a probe starts it afresh."""
     async with running(Say("never", pause=hold), Say("back"), other=[Say("fine")]) as (engine, events):
         failing = asyncio.create_task(engine.session("s:m").send("Hi"))
-        await anyio.sleep(0.05)
-        ref = engine._runtime.adapters["s"].ref
         with anyio.fail_after(30):
+            # Its events are for the end.
+            while not any(each.in_flight for each in engine.statistics().providers):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            ref = engine._runtime.adapters["s"].ref
             while engine.availability.state("s") != "unavailable":
                 if ref.running:
                     ref.tell("no adapter understands this")
