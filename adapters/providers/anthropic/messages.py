@@ -60,6 +60,7 @@ TEXT_MEDIA_TYPES = (
 )
 """Documents that go as plain text; the wire has no other name for them."""
 
+_SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
 _REASONING = ("thinking", "redacted_thinking")
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
@@ -113,7 +114,7 @@ class _Writer:
         self.error_words = "Error: " if errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        opaque = opaque_blocks(history.messages)
+        opaque = opaque_blocks(history.messages[len(history.plain) :])
         self.declined = _declined(history.messages) if opaque else {}
         self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
         self.server_calls = {
@@ -125,26 +126,27 @@ class _Writer:
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        speakers = cycle(("user", "assistant"))
-        turns: list[tuple[str, list[Json]]] = [
-            (role, [{"type": "text", "text": text}])
-            for role, text in zip(speakers, self.history.plain, strict=False)
+        said: list[list[Json]] = [[{"type": "text", "text": text}] for text in self.history.plain]
+        written: list[Json] = [
+            {"role": role, "content": content} for role, content in zip(cycle(_SPEAKERS), said, strict=False)
         ]
-        for message in self.history.messages[len(turns) :]:
+        last, last_role = (said[-1] if said else []), _SPEAKERS[len(said) % 2 - 1]
+        for message in self.history.messages[len(said) :]:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
             text = message.plain_text
             blocks: list[Json] = self._content(message) if text is None else [{"type": "text", "text": text}]
             if not blocks:
                 continue
-            if turns and turns[-1][0] == role:
-                turns[-1][1].extend(blocks)
+            if written and last_role == role:
+                last.extend(blocks)
             else:
-                turns.append((role, blocks))
-        if not turns:
+                written.append({"role": role, "content": blocks})
+                last, last_role = blocks, role
+        if not written:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
-        if turns[-1][0] == "assistant":
-            _trim_end(turns[-1][1])
-        return [{"role": role, "content": content} for role, content in turns], self.losses
+        if last_role == "assistant":
+            _trim_end(last)
+        return written, self.losses
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]

@@ -22,7 +22,7 @@ from adapters.requests.settings import check_tool_choice
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject, json_size
-from bus.values.messages import Role, ToolDefinition, plain_texts
+from bus.values.messages import Role, ToolDefinition
 from bus.values.warning_codes import WarningCode
 
 from . import wire
@@ -119,7 +119,9 @@ class _Writer:
         headers = {"anthropic-version": wire.VERSION}
         if betas:
             headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
-        history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
+        history = self.history
+        if self.losses:
+            history = msgspec.structs.replace(history, losses=history.losses + tuple(self.losses))
         history.log()
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(wire.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)
@@ -129,7 +131,7 @@ class _Writer:
         request = self.request
         return (
             bool(request.provider_options)
-            or None in plain_texts(request.messages)
+            or len(self.history.plain) < len(request.messages)
             or any(map(_FIELDS, request.tools))
         )
 

@@ -256,13 +256,14 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     usage = _with_compactions(usage, iterations)
     fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
     read = reported_count(usage.get("cache_read_input_tokens"))
-    written, written_1h = _cache_writes(usage)
+    split = _split(usage)
+    written, written_1h = _cache_writes(usage, split)
     if fresh is None and output is None and read is None and written is None:
         return None
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
     reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
-    parts = ((reasoning, output), (sum(_split(usage) or (0,)), written))
-    whole = None not in (fresh, output) and not _has_others(iterations)
+    parts = ((reasoning, output), (sum(split or (0,)), written))
+    whole = None not in (fresh, output) and not (iterations and _has_others(iterations))
     source = source_of(*parts, raw=kept, whole=whole)
     return TokenUsage(
         input_tokens=fresh or 0,
@@ -315,13 +316,13 @@ def _has_others(iterations: Sequence[JsonObject]) -> bool:
     return bool(declined) or any(entry.get("type") == "advisor_message" for entry in iterations)
 
 
-def _cache_writes(usage: JsonObject) -> tuple[int | None, int]:
-    """Tokens written to the cache, and the part of them for an hour.
+def _cache_writes(usage: JsonObject, split: tuple[int, int] | None) -> tuple[int | None, int]:
+    """Tokens written to the cache, and the part of them for an hour. `split` is what `_split` gives.
 
     A stream's final total comes without the split, which then is that of its beginning. What the total has grown
     by is taken to be for an hour only if all that was split is.
     """
-    total, split = reported_count(usage.get("cache_creation_input_tokens")), _split(usage)
+    total = reported_count(usage.get("cache_creation_input_tokens"))
     if split is None:
         return total, 0
     short, hour = split
@@ -335,8 +336,8 @@ def _split(usage: JsonObject) -> tuple[int, int] | None:
     split = usage.get("cache_creation")
     if not isinstance(split, dict):
         return None
-    short, hour = (reported_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
-    return short, hour
+    short = reported_count(split.get("ephemeral_5m_input_tokens")) or 0
+    return short, reported_count(split.get("ephemeral_1h_input_tokens")) or 0
 
 
 def _text(value: Json) -> str:
