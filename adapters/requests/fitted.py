@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Literal
@@ -203,9 +203,15 @@ class FittedHistory(msgspec.Struct, frozen=True):
         kind = kind or block_type(block)
         return Loss(self.session_id, self.home(block), kind, self.adapter, reason, block)
 
+    def with_losses(self, more: Sequence[Loss]) -> FittedHistory:
+        """The history with what was lost on the wire besides."""
+        return msgspec.structs.replace(self, losses=(*self.losses, *more)) if more else self
+
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
         """The losses, as the response reports them."""
+        if not self.losses:  # nearly always
+            return ()
         return tuple(
             CallWarning(
                 WarningCode.CONTENT_DROPPED, f"{loss.block_type} was not sent to {loss.adapter}: {loss.reason}"

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-import msgspec
-
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.http.wire_call import WireCall
 from adapters.refusals.required_capabilities import check_demands
@@ -119,9 +117,7 @@ class _Writer:
         headers = {"anthropic-version": wire.VERSION}
         if betas:
             headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
-        history = self.history
-        if self.losses:
-            history = msgspec.structs.replace(history, losses=history.losses + tuple(self.losses))
+        history = self.history.with_losses(self.losses)
         history.log()
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(wire.PATH, encode_json(body), headers, warnings, history.losses, history.tool_ids)

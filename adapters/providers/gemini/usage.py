@@ -107,8 +107,10 @@ def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
 
 def _sound_and_pictures(details: object) -> tuple[int, int]:
     """The tokens of sound and of pictures in a list of the tokens of each modality."""
+    if not isinstance(details, list):
+        return 0, 0
     counts = {"AUDIO": 0, "IMAGE": 0}
-    for part in details if isinstance(details, list) else ():
+    for part in details:
         modality = part.get("modality") if isinstance(part, dict) else None
         if isinstance(part, dict) and isinstance(modality, str) and modality in counts:
             counts[modality] += reported_count(part.get("tokenCount")) or 0

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.http.wire_call import WireCall
 from adapters.refusals.required_capabilities import check_demands
@@ -104,7 +102,7 @@ class _Writer:
         merge_options(body, dict(defaults))
         merge_own_options(body, request, _OPTIONS, self.provider)
         self._check_size(estimated_tokens, body)
-        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        history = history.with_losses(losses)
         history.log()
         headers = {"accept": NDJSON} if stream else {}
         warnings = history.warnings + tuple(self.warnings)

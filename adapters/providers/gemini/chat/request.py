@@ -80,7 +80,7 @@ class _Builder:
         target = target_of(self.provider, self.request.wire_model, self.row, keeps_own_blanks=True)
         history = fit_history(self.request, target)
         contents, losses, added = write_contents(history, self.request.wire_model, self.row)
-        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        history = history.with_losses(losses)
         self.warnings += added
         body: JsonObject = {}
         config: JsonObject = {"maxOutputTokens": self.request.max_output_tokens}

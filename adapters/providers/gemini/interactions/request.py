@@ -7,8 +7,6 @@ merged into the body, object by object, and go before our own values.
 
 from __future__ import annotations
 
-import msgspec
-
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.refusals.required_capabilities import check_demands
 from adapters.requests.effort import nearest_effort
@@ -66,7 +64,7 @@ class _Builder:
         target = target_of(self.provider, request.wire_model, self.row, takes_system=self.row.system)
         history = fit_history(request, target)
         steps, losses = write_steps(history, request.wire_model)
-        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        history = history.with_losses(losses)
         body: JsonObject = {"model": request.wire_model, "input": list[Json](steps), "store": False}
         if self.stream:
             body["stream"] = True

@@ -87,7 +87,7 @@ class _Builder:
         history = self._fit()
         tools: list[Json] = [self._tool(tool) for tool in self.request.tools]
         items, losses = write_items(history, self.name, self.free_form)
-        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        history = history.with_losses(losses)
         body: JsonObject = {"model": self.name, "input": items}
         if history.system:
             body["instructions"] = history.system

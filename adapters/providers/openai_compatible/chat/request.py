@@ -117,7 +117,7 @@ class _Builder:
         if request.has_beginning:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
-        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        history = history.with_losses(losses)
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
     def _begin_reply(self, body: JsonObject, beginning: JsonObject) -> None:
