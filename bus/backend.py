@@ -88,8 +88,10 @@ class LoopLock:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():
-                self.release()  # it had just become this task's
+            if turn in self._waiters:
+                self._waiters.remove(turn)
+            elif not turn.cancelled():  # it had just become this task's
+                self.release()
             raise
 
     def release(self) -> None:

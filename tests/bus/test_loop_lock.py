@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,6 +82,21 @@ def test_a_task_that_is_cancelled_as_it_gets_the_lock_passes_it_on() -> None:
         return got
 
     assert run_virtual(go) == ["second"]
+
+
+def test_tasks_that_gave_up_are_not_kept() -> None:
+    """However many they are while one task has the lock."""
+
+    async def go() -> int:
+        lock = LoopLock()
+        await lock.acquire()
+        for _ in range(100):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await lock.acquire()
+        return len(lock._waiters)
+
+    assert run_virtual(go) == 0
 
 
 def test_it_is_no_event_loops_own() -> None:
