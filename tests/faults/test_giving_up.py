@@ -128,12 +128,16 @@ class OnlyFirst:
 
 async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> None:
     """Its calls fail, its provider is unavailable as adapter_crashed, others go on, a probe starts it afresh."""
-    async with running(Say("never", pause=hold), Say("back"), other=[Say("fine")]) as (engine, events):
+    asked = asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await hold()
+
+    async with running(Say("never", pause=never), Say("back"), other=[Say("fine")]) as (engine, events):
         failing = asyncio.create_task(engine.session("s:m").send("Hi"))
         with anyio.fail_after(30):
-            # Its events are for the end.
-            while not any(each.in_flight for each in engine.statistics().providers):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+            await asked.wait()
             ref = engine._runtime.adapters["s"].ref
             while engine.availability.state("s") != "unavailable":
                 if ref.running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import anyio
@@ -104,11 +105,12 @@ async def test_without_the_store_each_node_probes_by_itself() -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: str, tmp_path: Path) -> None:
     """The lease is in PostgreSQL, and nobody waits for the probe."""
-    answered = asyncio.Event()
-    waiting: list[str] = []
+    all_wait, answered = asyncio.Event(), asyncio.Event()
+    steps = itertools.count(1)  # each call waits in its first until all are answered
 
     async def answer() -> None:
-        waiting.append("")
+        if next(steps) == len(calls):
+            all_wait.set()
         await answered.wait()
 
     replies = [Say("x", pause=answer)] * 4
@@ -124,8 +126,7 @@ async def test_calls_of_two_engines_probe_once_and_go_elsewhere(postgres_dsn: st
             engine._runtime.availability._records["s", "s:m"] = Record("s", "s:m", "unavailable", retry_at_us=0)
         calls = [asyncio.create_task(asked(engine)) for engine in (a, b, a, b)]
         with anyio.fail_after(30):
-            while len(waiting) < len(calls):  # noqa: ASYNC110 (the providers' own waiting tells nobody)
-                await anyio.sleep(0.01)
+            await all_wait.wait()
         answered.set()
         models = await asyncio.gather(*calls)
     assert sorted(model.rpartition(":")[2] for model in models) == ["m", "n", "n", "n"]
