@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .functions.sync_object_stream import SyncObjectStream
     from .functions.sync_stream import SyncStreamResult
     from .generation.arguments import TimeoutConfig
-    from .generation.attached import AttachedView
     from .generation.progress import UsageSoFar
-    from .generation.reading import OnUsage, ViewReader
+    from .generation.readers.attached import AttachedView
+    from .generation.readers.of_turns import OnUsage, ViewReader
     from .generation.streaming import StreamResult, TurnStream
     from .generation.view_events import (
         Finish,
@@ -128,9 +128,9 @@ else:
             ".functions.sync_object_stream": ("SyncObjectStream",),
             ".functions.sync_stream": ("SyncStreamResult",),
             ".generation.arguments": ("TimeoutConfig",),
-            ".generation.attached": ("AttachedView",),
+            ".generation.readers.attached": ("AttachedView",),
             ".generation.progress": ("UsageSoFar",),
-            ".generation.reading": ("OnUsage", "ViewReader"),
+            ".generation.readers.of_turns": ("OnUsage", "ViewReader"),
             ".generation.streaming": ("StreamResult", "TurnStream"),
             ".generation.view_events": (
                 "Finish",

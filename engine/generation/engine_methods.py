@@ -14,10 +14,10 @@ from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from .arguments import Arguments, new_turn
-from .attached import AttachedView
 from .canonical_request import complete, turn_of
 from .generate import generate_on
-from .reading import OnUsage
+from .readers.attached import AttachedView
+from .readers.of_turns import OnUsage
 from .streaming import StreamResult
 
 

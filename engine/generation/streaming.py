@@ -22,9 +22,9 @@ from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .progress import UsageSoFar
-from .reading import EventReader, LogEvent, OnUsage, ReaderOptions, TurnReader, ViewReader
+from .readers.of_turns import EventReader, LogEvent, OnUsage, ReaderOptions, TurnReader, ViewReader
+from .readers.texts import TextPieces
 from .streamed_turn import StreamedTurn
-from .texts import TextPieces
 from .view_events import ViewEvent
 
 E = TypeVar("E")

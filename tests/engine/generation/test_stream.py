@@ -14,7 +14,7 @@ from adapters import CancelledError, CanonicalRequest, Message, ServerError, Sto
 from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
 from engine import Engine, Finish, StreamAccumulator, StreamFailed, StreamResult, UsageSoFar, ViewEvent, stream
 from engine.calls.outcome import CallOutcome
-from engine.generation.reading import DELTAS_PER_ESTIMATE
+from engine.generation.readers.of_turns import DELTAS_PER_ESTIMATE
 from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
@@ -187,16 +187,23 @@ async def test_a_reader_after_the_log_was_folded_has_everything() -> None:
         assert await _types(result.reader()) == [*MERGED, "finish"]
 
 
-async def test_one_reader_for_two_tasks_is_refused_with_advice() -> None:
+@pytest.mark.parametrize("kind", ["stream", "reader", "attached"])
+async def test_one_reader_for_two_tasks_is_refused_with_advice(kind: str) -> None:
     """They would take each other's events away."""
     async with stalled("never", let=0) as (engine, _, _):
         async with engine.stream("s:m", "Hi") as result:
-            waiting = asyncio.create_task(anext(result))
+            readers = {
+                "stream": result,
+                "reader": result.reader(),
+                "attached": engine.attach(result.stream_id, view=True),
+            }
+            reader = readers[kind]
+            waiting = asyncio.create_task(_types(reader))
             await settled()
             with pytest.raises(CallboardError, match=r"reader of its own: stream\.reader\(\)"):
-                await anext(result)
+                await anext(reader)
         await asyncio.wait([waiting])
-        assert isinstance(waiting.exception(), StopAsyncIteration | CancelledError)
+        assert waiting.exception() is None or isinstance(waiting.exception(), CancelledError)
 
 
 async def test_another_loop_can_t_read_it() -> None:

@@ -6,21 +6,20 @@ Any reader starts the turn if nobody has started it, and raises at the end what 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
-from typing import Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias, TypedDict, TypeVar, Unpack
 
 from adapters import TextDelta, ThinkingDelta, ToolUseInputDelta
 from adapters.replies.whole import spelled_out
-from bus import CallboardError, StreamReader, StreamReset
+from bus import StreamReader, StreamReset
 from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
-from .progress import UsageSoFar
-from .streamed_turn import StreamedTurn
-from .texts import TextPieces
-from .view import TurnView
-from .view_events import ViewEvent
+from ..progress import UsageSoFar
+from ..streamed_turn import StreamedTurn
+from ..view import TurnView
+from ..view_events import ViewEvent
+from .reader import Reader
 
 LogEvent: TypeAlias = TurnEvent | StreamReset[TurnEvent]
 
@@ -45,7 +44,7 @@ class ReaderOptions(TypedDict, total=False):
     has said it."""
 
 
-class TurnReader(ABC, Generic[E]):
+class TurnReader(Reader[E]):
     """One reader of a stream: an async iterator of its events, made by the stream's `reader()`.
 
     It is for one task at a time. What the turn raised is raised at the end. Closing it changes nothing for the
@@ -61,15 +60,13 @@ class TurnReader(ABC, Generic[E]):
     """
 
     def __init__(self, run: StreamedTurn, owner: object = None, **options: Unpack[ReaderOptions]) -> None:
+        super().__init__()
         self._run = run
         self._owner = owner
         self._coalesce, self._min_interval = options.get("coalesce", False), options.get("min_interval", 0.0)
         self._on_usage = options.get("on_usage")
         self._until_usage = DELTAS_PER_ESTIMATE
         self._log_reader: StreamReader[TurnEvent] | None = None
-        self._ready: Sequence[E] = ()
-        self._index = 0
-        self._reading = False
         self._over = False
 
     @abstractmethod
@@ -80,61 +77,12 @@ class TurnReader(ABC, Generic[E]):
     def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
         """The events to give for some events of the log."""
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> E:
-        index = self._index
-        if index >= len(self._ready):
-            await self._refill()
-            index = 0
-        self._index = index + 1
-        return self._ready[index]
-
-    async def take(self) -> list[E]:
-        """The events that have come together.
-
-        Returns:
-            At least one event, which is waited for; an empty list when the stream is over.
-        """
-        try:
-            first = await anext(self)
-        except StopAsyncIteration:
-            return []
-        rest, self._index = self._ready[self._index :], len(self._ready)
-        return [first, *rest]
-
-    @property
-    def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece. Iterating the reader doesn't give again what the text has read."""
-        return TextPieces(self)
-
     def close(self) -> None:
         """Read no more."""
-        self._over, self._ready, self._index, self._owner = True, (), 0, None
+        super().close()
+        self._over, self._owner = True, None
         if self._log_reader is not None:
             self._log_reader.close()
-
-    async def aclose(self) -> None:
-        """The same as `close`."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def _refill(self) -> None:
-        if self._reading:
-            raise CallboardError("two tasks read here at once; give each a reader of its own: stream.reader()")
-        self._reading = True
-        try:
-            self._ready, self._index = await self._next(), 0
-        finally:
-            self._reading = False
 
     async def _next(self) -> Sequence[E]:
         """At least one event. Raises what the turn raised, then StopAsyncIteration."""
