@@ -4,9 +4,7 @@ What is known, and from where:
 
 * The fields of jobs, their statuses, 50,000 requests and 200 MB a file, `metadata` of 16 pairs: the types of
   OpenAI's own package (3.54.0, `openai.types.batch`, `batch_create_params`).
-* A line of results has ``custom_id`` and either ``response`` with ``status_code`` and ``body``, or ``error``.
-  Requests that were not answered in time stand in the error file with the code ``batch_expired``. The order of
-  lines may differ from that of the requests: developers.openai.com/api/docs/guides/batch.
+* Lines of results, and what a job that ends too late has: `adapters.protocols.batch_files`.
 * Groq: the same endpoints below ``/openai``, the same limits, ``/v1/chat/completions`` as the endpoint of lines,
   windows of ``24h`` to ``7d``: console.groq.com/docs/batch, github.com/groq/groq-api-cookbook
   (tutorials/batch-processing).
@@ -14,29 +12,23 @@ What is known, and from where:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import quote, urlencode
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
 from adapters.batches.wire import (
-    BatchLine,
     ListPage,
     Written,
-    error_of_item,
-    expired_item,
     fields_of,
-    json_lines,
 )
 from adapters.http.wire_call import WireCall, get
-from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
 from adapters.requests.encoding import encode_json
-from adapters.transport.multipart import FormPart, write_form
 from bus.values.json import Json
 
-MARK = "callboard_batch"
-"""The name of our mark among a job's metadata."""
+from .batch_files import MARK, FileBatches, mark_of, places
 
 _STATUSES: dict[str, BatchStatus] = {
     "validating": "queued",
@@ -49,7 +41,6 @@ _STATUSES: dict[str, BatchStatus] = {
     "cancelled": "cancelled",
 }
 _PAGE = 100
-_EXPIRED = "batch_expired"
 
 
 class _Counts(msgspec.Struct, gc=False):
@@ -86,43 +77,24 @@ class _List(msgspec.Struct, gc=False):
     last_id: str | None = None
 
 
-class _Response(msgspec.Struct, gc=False):
-    status_code: int | None = None
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Line(msgspec.Struct, gc=False):
-    custom_id: str
-    response: _Response | None = None
-    error: Json = None
-
-
 _decode = msgspec.json.Decoder(_Batch).decode
 _decode_list = msgspec.json.Decoder(_List).decode
-_decode_line = msgspec.json.Decoder(_Line).decode
 
 
-class OpenAIBatches(msgspec.Struct, frozen=True):
+class OpenAIBatches(FileBatches, frozen=True, kw_only=True):
     """OpenAI's batches, and servers like it."""
+
+    JOBS: ClassVar[str] = "batches"
 
     endpoint: str
     """The endpoint that all requests of a job go to, as its lines name it."""
-    path: str = "/v1"
-    """The path below which files and batches are."""
     window: str = "24h"
     """The time that a job may take, in the provider's words."""
-    codes: Mapping[str, ErrorType] = {}
-    """The exceptions for error codes."""
     limits: BatchLimits = BatchLimits(max_requests=50_000, max_bytes=200 * 1000 * 1000)
-    marks: bool = True
-    in_lines: bool = True
 
     def line(self, item: Written, model: str) -> bytes:
         body = fields_of(item.call, "stream", "stream_options")
         return encode_json({"custom_id": item.id, "method": "POST", "url": self.endpoint, "body": body})
-
-    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        return file_upload(f"{self.path}/files", lines)
 
     def create(
         self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
@@ -133,45 +105,28 @@ class OpenAIBatches(msgspec.Struct, frozen=True):
             "completion_window": self.window,
             "metadata": {MARK: mark},
         }
-        return WireCall(f"{self.path}/batches", encode_json(body))
-
-    def retrieve(self, job_id: str) -> WireCall:
-        return get(self._one(job_id))
+        return WireCall(self._jobs, encode_json(body))
 
     def read(self, body: bytes, provider: str) -> BatchJob:
         return self._job(_decode(body), provider)
 
     def latest(self, mark: str, since: int) -> WireCall:
-        return get(f"{self.path}/batches?limit={_PAGE}")
+        return get(f"{self._jobs}?limit={_PAGE}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
         page = _decode_list(body)
         last = page.last_id or (page.data[-1].id if page.data else "")
         query = urlencode({"limit": _PAGE, "after": last})
-        following = get(f"{self.path}/batches?{query}") if page.has_more and last else None
+        following = get(f"{self._jobs}?{query}") if page.has_more and last else None
         return ListPage([self._job(batch, provider) for batch in page.data], following)
-
-    def results(self, job: BatchJob) -> Sequence[WireCall]:
-        return [get(f"{self.path}/files/{quote(file_id, safe='')}/content") for file_id in job.places.values()]
-
-    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
-        return [read_line(text, provider, self.codes)]
-
-    def cancel(self, job_id: str) -> WireCall:
-        return WireCall(f"{self._one(job_id)}/cancel", b"")
-
-    def _one(self, job_id: str) -> str:
-        return f"{self.path}/batches/{quote(job_id, safe='')}"
 
     def _job(self, batch: _Batch, provider: str) -> BatchJob:
         counts = batch.request_counts or _Counts()
-        mark = (batch.metadata or {}).get(MARK)
         problems = (batch.errors.data if batch.errors is not None else None) or []
         error = None
         if batch.status == "failed":
             told: Json = {"code": problems[0].code, "message": problems[0].message} if problems else {}
-            error = error_without_status(read_error_value(told), self.codes, provider)
-        files = {"output": batch.output_file_id, "error": batch.error_file_id}
+            error = self._failure(told, provider)
         return BatchJob(
             id=batch.id,
             provider=provider,
@@ -182,28 +137,6 @@ class OpenAIBatches(msgspec.Struct, frozen=True):
             error=error,
             created_at=None if batch.created_at is None else int(batch.created_at),
             expires_at=None if batch.expires_at is None else int(batch.expires_at),
-            mark=mark if isinstance(mark, str) else None,
-            places={name: file_id for name, file_id in files.items() if file_id},
+            mark=mark_of(batch.metadata),
+            places=places(batch.output_file_id, batch.error_file_id),
         )
-
-
-def file_upload(path: str, lines: Sequence[bytes]) -> WireCall:
-    """The upload of the requests as a file of the purpose ``batch``. It costs nothing, and may be repeated."""
-    file = FormPart("file", json_lines(lines), "batch.jsonl", "application/jsonl")
-    body, media_type = write_form([FormPart("purpose", b"batch"), file])
-    return WireCall(path, body, headers={"content-type": media_type})
-
-
-def read_line(text: bytes, provider: str, codes: Mapping[str, ErrorType]) -> BatchLine:
-    """A line of results. Raises msgspec's decoding errors."""
-    line = _decode_line(text)
-    response = line.response
-    if response is not None and (response.status_code or 200) < 300:
-        return BatchLine(line.custom_id, reply=bytes(response.body))
-    if isinstance(line.error, dict) and line.error.get("code") == _EXPIRED:
-        return BatchLine(line.custom_id, error=expired_item(provider))
-    if response is not None and line.error is None:
-        told: Json = msgspec.json.decode(response.body)
-        return BatchLine(line.custom_id, error=error_of_item(told, provider, codes, response.status_code))
-    status = None if response is None else response.status_code
-    return BatchLine(line.custom_id, error=error_of_item(line.error, provider, codes, status))

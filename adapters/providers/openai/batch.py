@@ -10,5 +10,5 @@ from adapters.protocols.openai_batches import OpenAIBatches
 
 from .errors import CODES
 
-RESPONSES_BATCHES = OpenAIBatches("/v1/responses", codes=CODES)
+RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
 """Batches of OpenAI's own service, and of servers that have its Responses API and its batches."""

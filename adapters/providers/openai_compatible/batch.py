@@ -14,17 +14,18 @@ What is known of Mistral's, and from where:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from urllib.parse import quote, urlencode
+from typing import ClassVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from adapters.batches.wire import BatchLine, BatchWire, ListPage, Written, fields_of
+from adapters.batches.wire import BatchWire, ListPage, Written, fields_of
 from adapters.http.wire_call import WireCall, get
-from adapters.protocols.openai_batches import MARK, OpenAIBatches, file_upload, read_line
-from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
+from adapters.protocols.batch_files import MARK, FileBatches, mark_of, places
+from adapters.protocols.openai_batches import OpenAIBatches
 from adapters.requests.encoding import encode_json
 from bus.values.json import Json
 
@@ -67,22 +68,15 @@ _decode = msgspec.json.Decoder(_Job).decode
 _decode_list = msgspec.json.Decoder(_List).decode
 
 
-class MistralBatches(msgspec.Struct, frozen=True):
+class MistralBatches(FileBatches, frozen=True, kw_only=True):
     """Mistral's batch jobs."""
 
-    path: str = "/v1"
-    """The path below which files and jobs are."""
-    codes: Mapping[str, ErrorType] = {}
-    """The exceptions for error codes."""
+    JOBS: ClassVar[str] = "batch/jobs"
+
     limits: BatchLimits = BatchLimits(max_requests=1_000_000, max_bytes=512 * 1000 * 1000)
-    marks: bool = True
-    in_lines: bool = True
 
     def line(self, item: Written, model: str) -> bytes:
         return encode_json({"custom_id": item.id, "body": fields_of(item.call, "stream", "model")})
-
-    def upload(self, lines: Sequence[bytes], mark: str) -> WireCall | None:
-        return file_upload(f"{self.path}/files", lines)
 
     def create(
         self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
@@ -94,10 +88,7 @@ class MistralBatches(msgspec.Struct, frozen=True):
             "metadata": {MARK: mark},
             "timeout_hours": 24,
         }
-        return WireCall(f"{self.path}/batch/jobs", encode_json(body))
-
-    def retrieve(self, job_id: str) -> WireCall:
-        return get(self._one(job_id))
+        return WireCall(self._jobs, encode_json(body))
 
     def read(self, body: bytes, provider: str) -> BatchJob:
         return self._job(_decode(body), provider)
@@ -105,31 +96,16 @@ class MistralBatches(msgspec.Struct, frozen=True):
     def latest(self, mark: str, since: int) -> WireCall:
         moment = datetime.fromtimestamp(since, UTC).isoformat().replace("+00:00", "Z")
         query = urlencode({"page": 0, "page_size": _PAGE, "created_after": moment})
-        return get(f"{self.path}/batch/jobs?{query}")
+        return get(f"{self._jobs}?{query}")
 
     def read_latest(self, body: bytes, provider: str) -> ListPage:
         # The filter leaves what was created within moments of our own: one page of a hundred is enough.
         return ListPage([self._job(job, provider) for job in _decode_list(body).data or []])
 
-    def results(self, job: BatchJob) -> Sequence[WireCall]:
-        return [get(f"{self.path}/files/{quote(file_id, safe='')}/content") for file_id in job.places.values()]
-
-    def read_results(self, text: bytes, provider: str) -> Iterable[BatchLine]:
-        return [read_line(text, provider, self.codes)]
-
-    def cancel(self, job_id: str) -> WireCall:
-        return WireCall(f"{self._one(job_id)}/cancel", b"")
-
-    def _one(self, job_id: str) -> str:
-        return f"{self.path}/batch/jobs/{quote(job_id, safe='')}"
-
     def _job(self, job: _Job, provider: str) -> BatchJob:
-        mark = (job.metadata or {}).get(MARK)
         error = None
         if job.status == "FAILED":
-            told = job.errors[0] if job.errors else {}
-            error = error_without_status(read_error_value(told), self.codes, provider)
-        files = {"output": job.output_file, "error": job.error_file}
+            error = self._failure(job.errors[0] if job.errors else {}, provider)
         return BatchJob(
             id=job.id,
             provider=provider,
@@ -139,8 +115,8 @@ class MistralBatches(msgspec.Struct, frozen=True):
             failed=job.failed_requests or 0,
             error=error,
             created_at=None if job.created_at is None else int(job.created_at),
-            mark=mark if isinstance(mark, str) else None,
-            places={name: file_id for name, file_id in files.items() if file_id},
+            mark=mark_of(job.metadata),
+            places=places(job.output_file, job.error_file),
         )
 
 
@@ -156,8 +132,8 @@ def batches_of(kind: str, path: str) -> BatchWire | None:
     """
     match kind:
         case "openai":
-            return OpenAIBatches(ENDPOINT, path, codes=ERROR_CODES)
+            return OpenAIBatches(endpoint=ENDPOINT, path=path, codes=ERROR_CODES)
         case "mistral":
-            return MistralBatches(path, codes=ERROR_CODES)
+            return MistralBatches(path=path, codes=ERROR_CODES)
         case _:
             return None
