@@ -18,7 +18,6 @@ from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 
 from .batch import GeminiBatches
-from .chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .chat.request import build_request
 from .chat.response import read_reply
 from .chat.stream import GeminiNormaliser
@@ -30,6 +29,7 @@ from .interactions import response
 from .interactions.request import build_interaction
 from .interactions.stream import InteractionNormaliser
 from .interactions.wire import REVISION
+from .media import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .paths import model_name, path_of
 from .videos import GeminiVideos
 

@@ -25,9 +25,9 @@ from bus.errors import ContentFilterError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
 
-from .chat.contents import IMAGE_TYPES
 from .chat.response import STOP_REASONS
 from .errors import error_in_reply
+from .media import IMAGE_TYPES
 from .paths import model_name, path_of
 from .usage import UsageCounts
 from .wire import ABSENT, decode_json

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from adapters.requests.history import Target, ToolIdRule
 
-from .chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES
 from .data import Model
+from .media import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES
 
 TOOL_IDS = ToolIdRule(max_length=64)
 

@@ -15,13 +15,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from itertools import cycle
-from mimetypes import guess_type
-from urllib.parse import urlsplit
 
 from adapters.contract import CallWarning
 from adapters.requests.fitted import FittedHistory, Loss, left_out
 from adapters.requests.history import FAILED_SILENTLY
-from adapters.requests.media import WEB, is_remote, media_bytes, media_type_of
 from bus.errors import InvalidRequestError
 from bus.values.content import (
     AudioBlock,
@@ -40,45 +37,17 @@ from bus.values.messages import Role
 from bus.values.warning_codes import WarningCode
 
 from ..data import Model
+from ..media import NEITHER, Media, sent_medium
 from .parts import OF_A_PART, OF_TEXT, REPLY_KINDS, SIGNATURE_KIND
-
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif")
-AUDIO_TYPES = (
-    "audio/wav", "audio/x-wav", "audio/wave", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/x-aiff", "audio/aac",
-    "audio/ogg", "audio/flac", "audio/x-flac",
-)  # fmt: skip
-VIDEO_TYPES = (
-    "video/mp4", "video/mpeg", "video/quicktime", "video/avi", "video/x-flv", "video/mpg", "video/webm",
-    "video/wmv", "video/3gpp", "video/x-msvideo", "video/x-ms-wmv",
-)  # fmt: skip
-DOCUMENT_TYPES = (
-    *VIDEO_TYPES, "application/pdf", "application/json", "text/plain", "text/markdown", "text/html", "text/css",
-    "text/csv", "text/xml", "text/md", "text/x-python", "text/rtf", "text/javascript",
-)  # fmt: skip
-SCHEMES = (*WEB, "gs")
 
 NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
 """Stands for the signature of a call that Gemini did not make."""
-
-ALIASES = {
-    "audio/x-wav": "audio/wav",
-    "audio/wave": "audio/wav",
-    "audio/mpeg": "audio/mp3",
-    "audio/x-aiff": "audio/aiff",
-    "audio/x-flac": "audio/flac",
-    "application/json": "text/plain",
-    "video/x-msvideo": "video/avi",
-    "video/x-ms-wmv": "video/wmv",
-}
-"""Media types by the names that the wire has for them."""
 
 _IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 """What a result of a newer model may hold; other media follow it."""
 
 GO_ON = "Go on."
 """What the user says where the last word was the model's; an empty part is refused by some models."""
-
-Media = ImageBlock | AudioBlock | DocumentBlock
 
 
 def write_contents(
@@ -171,21 +140,16 @@ class _Writer:
             media: The medium.
             home: The block of the message that the medium is in.
         """
+        sent = sent_medium(media)
+        if sent is None:
+            self._lose(home, NEITHER)
+            return
+        of_type: JsonObject = {} if sent.media_type is None else {"mimeType": sent.media_type}
         own = self._fields(media.provider_raw, OF_A_PART)
-        if media.url is not None and is_remote(media.url, SCHEMES):
-            media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]
-            file: JsonObject = {"fileUri": media.url}
-            if media_type is not None:
-                file = {"mimeType": ALIASES.get(media_type, media_type), **file}
-            yield {"fileData": file, **own}
-            return
-        found = media_bytes(media)
-        if found is None:
-            self._lose(home, "its url is neither http(s), gs nor a data url")
-            return
-        media_type = media_type_of(media) or ""
-        encoded = b64encode(found[1]).decode()
-        yield {"inlineData": {"mimeType": ALIASES.get(media_type, media_type), "data": encoded}, **own}
+        if sent.url is not None:
+            yield {"fileData": {**of_type, "fileUri": sent.url}, **own}
+        else:
+            yield {"inlineData": {**of_type, "data": sent.data}, **own}
 
     def _fields(self, raw: ProviderRaw | None, names: Iterable[str]) -> JsonObject:
         """Of the fields that a block has for this provider, those that a request takes there."""

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from mimetypes import guess_type
-from urllib.parse import urlsplit
 
 from adapters.requests.fitted import FittedHistory, Loss
 from adapters.requests.history import FAILED_SILENTLY
-from adapters.requests.media import is_remote, media_bytes, media_type_of
 from bus.errors import InvalidRequestError
 from bus.values.content import (
     AudioBlock,
@@ -34,15 +31,13 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
-from ..chat.contents import ALIASES, SCHEMES
+from ..media import NEITHER, Media, sent_medium
 
 CONTENT_TYPES = frozenset({"text", "image", "audio", "document", "video"})
 """The types of what stands in a step's content. An opaque block of any other type is a step."""
 
 _OF_MEDIA = ("resolution", "processing", "name", "channels", "sample_rate")
 """What a host may say of a medium, in the `provider_raw` of its block."""
-
-Media = ImageBlock | AudioBlock | DocumentBlock
 
 
 def write_steps(history: FittedHistory, model: str) -> tuple[list[JsonObject], list[Loss]]:
@@ -119,20 +114,14 @@ class _Writer:
             media: The medium.
             home: The block of the message that the medium is in.
         """
+        sent = sent_medium(media)
+        if sent is None:
+            self._lose(home, NEITHER)
+            return
+        of_type: JsonObject = {} if sent.media_type is None else {"mime_type": sent.media_type}
+        source: JsonObject = {"data": sent.data} if sent.url is None else {"uri": sent.url}
         own = self._fields(media.provider_raw)
-        if media.url is not None and is_remote(media.url, SCHEMES):
-            media_type = media.media_type or guess_type(urlsplit(media.url).path)[0]
-            of_type: JsonObject = {} if media_type is None else {"mime_type": ALIASES.get(media_type, media_type)}
-            yield {"type": _kind(media, media_type), "uri": media.url, **of_type, **own}
-            return
-        found = media_bytes(media)
-        if found is None:
-            self._lose(home, "its url is neither http(s), gs nor a data url")
-            return
-        media_type = media_type_of(media) or ""
-        encoded = b64encode(found[1]).decode()
-        mime_type = ALIASES.get(media_type, media_type)
-        yield {"type": _kind(media, media_type), "data": encoded, "mime_type": mime_type, **own}
+        yield {"type": _kind(media, sent.media_type), **source, **of_type, **own}
 
     def _fields(self, raw: ProviderRaw | None) -> JsonObject:
         own = self.history.own(raw)
