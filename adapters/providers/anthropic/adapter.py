@@ -16,14 +16,14 @@ from adapters.requests.settings import SharedOptions
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
-from . import wire
 from .batch import MessageBatches
+from .chat import wire
+from .chat.messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
+from .chat.request import write_request
+from .chat.response import read_reply
+from .chat.stream import MessagesNormaliser
 from .data import REPAIRS, find_model
 from .errors import ERROR_CODES
-from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
-from .request import write_request
-from .response import read_reply
-from .stream import MessagesNormaliser
 
 
 class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):

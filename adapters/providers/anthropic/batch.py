@@ -32,7 +32,7 @@ from adapters.http.wire_call import WireCall, get
 from adapters.requests.encoding import encode_json
 from bus.values.json import Json
 
-from . import wire
+from .chat import wire
 from .errors import ERROR_CODES
 
 PATH = "/v1/messages/batches"

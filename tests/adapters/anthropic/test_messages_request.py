@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import CanonicalRequest
 from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.request import write_request
+from adapters.providers.anthropic.chat.request import write_request
 from adapters.requests.history import BEGINNING, FAILED_SILENTLY
 from bus.values.content import (
     ContentBlock,

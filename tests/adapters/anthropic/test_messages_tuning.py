@@ -8,8 +8,8 @@ import pytest
 from adapters.config import AdapterConfig
 from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic.adapter import AnthropicAdapter
+from adapters.providers.anthropic.chat.request import write_request
 from adapters.providers.anthropic.data import find_model
-from adapters.providers.anthropic.request import write_request
 from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject

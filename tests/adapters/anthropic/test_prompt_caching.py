@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from adapters.config import AdapterConfig
 from adapters.contract import CanonicalRequest
 from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.anthropic.request import write_request
+from adapters.providers.anthropic.chat.request import write_request
 from bus.errors import InvalidRequestError
 from bus.values.content import (
     ContentBlock,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
 from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.request import write_request
-from adapters.providers.anthropic.schema import fit_schema
+from adapters.providers.anthropic.chat.request import write_request
+from adapters.providers.anthropic.chat.schema import fit_schema
 from bus.errors import InvalidRequestError
 from bus.values.json import JsonObject
 from bus.values.messages import ToolDefinition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.providers.anthropic.response import token_usage
+from adapters.providers.anthropic.chat.response import token_usage
 from adapters.providers.gemini.usage import UsageCounts
 from adapters.providers.openai.chat.usage import read_usage as read_responses
 from adapters.providers.openai_compatible.chat.usage import read_usage as read_chat

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from adapters.providers.anthropic.schema import fit_schema as fit_for_anthropic
+from adapters.providers.anthropic.chat.schema import fit_schema as fit_for_anthropic
 from adapters.providers.gemini.chat.schema import fit_schema
 from adapters.schemas.sanitizer import normalise_schema
 from adapters.schemas.strict import NotStrict, to_strict

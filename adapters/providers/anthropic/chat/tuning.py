@@ -13,7 +13,7 @@ from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.values.json import Json, JsonObject
 from bus.values.warning_codes import WarningCode
 
-from .data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
+from ..data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
 
 _WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _LONGEST_USER = 256

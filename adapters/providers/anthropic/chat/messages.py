@@ -5,13 +5,8 @@ The history is fitted by `adapters.requests.history` first. What remains are thi
 * Messages are `user` or `assistant`, in turns. Tool results stand in a user message, before
   anything else in it; text after them joins that message.
 * Reasoning goes back word for word or not at all: without its signature it is worthless. What the reply showed of
-  it may be empty text; the signature carries it.
-  No message may end in it.
-* Calls of the provider's own tools come in pairs with their results, across messages; one without the other would
-  make every later request fail. Only the last turn may still be waiting for a result, and the container that it
-  waits in is named beside the messages.
-* Where a model declined and another went on, a block marks the place, and stays there. Of what came before it only
-  text and the provider's own tools with their results go back.
+  it may be empty text; the signature carries it. No message may end in it.
+* Blocks that only the provider can read go back as they came, as far as they may: see `sent_back`.
 * What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
 * Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
@@ -19,7 +14,7 @@ The history is fitted by `adapters.requests.history` first. What remains are thi
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from typing import assert_never
 
@@ -44,7 +39,8 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
-from .wire import CONTAINER, FALLBACK
+from .sent_back import own_blocks, sent_citation, without_nulls
+from .wire import CONTAINER
 
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 PDF = "application/pdf"
@@ -63,7 +59,6 @@ TEXT_MEDIA_TYPES = (
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
 _REASONING = ("thinking", "redacted_thinking")
-_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _MAX_TITLE = 500  # characters
 
 
@@ -84,22 +79,6 @@ def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> 
     return _Writer(history, errors_in_words).write()
 
 
-def open_container(history: FittedHistory) -> str | None:
-    """The container in which tools of the last turn wait to go on: the request must name it.
-
-    None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
-    """
-    for message in reversed(history.messages):
-        for block in reversed(message.content):
-            if isinstance(block, OpaqueBlock) and block.kind == CONTAINER:
-                container_id = block.provider_raw.data.get("id")
-                if isinstance(container_id, str):
-                    return container_id
-        if message.role is Role.USER:
-            break
-    return None
-
-
 def write_system(history: FittedHistory) -> str | list[Json] | None:
     """The system text: one string, or in parts if the host set a breakpoint in it."""
     if not history.system_parts:
@@ -114,15 +93,7 @@ class _Writer:
         self.error_words = "Error: " if errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        opaque = opaque_blocks(history.messages[len(history.plain) :])
-        self.declined = _declined(history.messages) if opaque else {}
-        self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
-        self.server_calls = {
-            block.provider_raw.data.get("id")
-            for block in opaque
-            if id(block) not in self.unpaired and id(block) not in self.declined
-        }
-        self.declined_calls = {block.id for block in self.declined.values() if isinstance(block, ToolUseBlock)}
+        self.own = own_blocks(history)
         self.toolsets: dict[str, Json] = {}  # of calls, by our ids: their results name them too
 
     def write(self) -> tuple[list[Json], list[Loss]]:
@@ -158,7 +129,7 @@ class _Writer:
 
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
-            case _ if id(block) in self.declined:
+            case _ if id(block) in self.own.declined:
                 self._lose(block, "the model that said it declined, and another went on")
             case TextBlock():
                 yield self._text(block)
@@ -170,7 +141,7 @@ class _Writer:
                 self._lose(block, "this protocol takes no audio")
             case ToolUseBlock():
                 yield self._tool_use(block)
-            case ToolResultBlock(tool_use_id=call_id) if call_id in self.declined_calls:
+            case ToolResultBlock(tool_use_id=call_id) if call_id in self.own.declined_calls:
                 pass  # of a call that isn't sent
             case ToolResultBlock():
                 yield self._tool_result(block)
@@ -182,11 +153,11 @@ class _Writer:
                 yield {"type": "redacted_thinking", "data": block.data}
             case OpaqueBlock() if block.kind == CONTAINER:
                 pass
-            case OpaqueBlock() if id(block) in self.unpaired:
+            case OpaqueBlock() if id(block) in self.own.unpaired:
                 reason = "a provider's tool call and its result can only be sent together"
                 self._lose(block, reason, kind=block.kind)
             case OpaqueBlock():
-                yield _without_nulls(block.provider_raw.data)
+                yield without_nulls(block.provider_raw.data)
             case _:
                 assert_never(block)
 
@@ -202,7 +173,7 @@ class _Writer:
         given = self.history.own(block.provider_raw).get("citations")
         if not isinstance(given, list) or not given:
             return {}
-        return {"citations": [_citation(citation) for citation in given if isinstance(citation, dict)]}
+        return {"citations": [sent_citation(citation) for citation in given if isinstance(citation, dict)]}
 
     def _tool_use(self, block: ToolUseBlock) -> JsonObject:
         wire_block: JsonObject = {
@@ -222,7 +193,10 @@ class _Writer:
         """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
         if not isinstance(caller, dict):
             return False
-        return "tool_id" not in caller or caller["tool_id"] in self.server_calls
+        if "tool_id" not in caller:
+            return True
+        tool_id = caller["tool_id"]
+        return isinstance(tool_id, str) and tool_id in self.own.calls
 
     def _tool_result(self, block: ToolResultBlock) -> JsonObject:
         result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
@@ -261,7 +235,7 @@ class _Writer:
                 case OpaqueBlock() if block.is_error:
                     self._lose(block, "the result of a failed tool takes text only", kind=part.kind)
                 case OpaqueBlock():
-                    parts.append(_without_nulls(part.provider_raw.data))
+                    parts.append(without_nulls(part.provider_raw.data))
                 case _:
                     assert_never(part)
         return parts
@@ -314,92 +288,8 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
     return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
 
 
-def opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
-    """The blocks of messages that only their provider can read."""
-    unusual = [message for message in messages if message.plain_text is None]
-    return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
-
-
-def _declined(messages: Iterable[Message]) -> dict[int, ContentBlock]:
-    """What a model said before it declined and another went on, as far as it may not go back; by identity."""
-    found: dict[int, ContentBlock] = {}
-    for message in messages:
-        content = message.content if message.role is Role.ASSISTANT else ()
-        places = [
-            at for at, block in enumerate(content) if isinstance(block, OpaqueBlock) and block.kind == FALLBACK
-        ]
-        before = content[: places[-1]] if places else ()
-        data = [block.provider_raw.data for block in before if isinstance(block, OpaqueBlock)]
-        answered = [fields.get("tool_use_id") for fields in data]
-        for block in before:
-            match block:
-                case ThinkingBlock() | RedactedThinkingBlock() | ToolUseBlock():
-                    found[id(block)] = block
-                case OpaqueBlock(kind=kind, provider_raw=raw) if kind == "connector_text" or (
-                    kind in _SERVER_CALLS and raw.data.get("id") not in answered
-                ):
-                    found[id(block)] = block
-                case _:
-                    pass
-    return found
-
-
-def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
-    """Opaque tool calls without a result and results without a call, by identity.
-
-    A call in the last turn still waits for its result: the reply was paused, or a tool of ours has to run first.
-    """
-    waiting: dict[str, OpaqueBlock] = {}
-    unpaired: set[int] = set()
-    for message in messages:
-        if message.role is Role.USER:
-            unpaired.update(id(block) for block in waiting.values())
-            waiting.clear()
-        for block in message.content:
-            if isinstance(block, OpaqueBlock):
-                match block.provider_raw.data:
-                    case {"type": str(kind), "tool_use_id": str(call_id)} if kind.endswith("_result"):
-                        if waiting.pop(call_id, None) is None:
-                            unpaired.add(id(block))
-                    case {"type": "server_tool_use" | "mcp_tool_use", "id": str(call_id)}:
-                        waiting[call_id] = block
-                    case _:
-                        pass
-    return frozenset(unpaired)
-
-
 def _trim_end(content: list[Json]) -> None:
     """A reply to be continued may not end in white space."""
     last = content[-1]
     if isinstance(last, dict) and last.get("type") == "text":
         last["text"] = str(last["text"]).rstrip()
-
-
-def _citation(data: JsonObject) -> JsonObject:
-    """A citation of a reply as a request takes it."""
-    return {name: value for name, value in data.items() if name != "file_id"}
-
-
-def _without_nulls(data: JsonObject) -> JsonObject:
-    """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
-    return {name: _inner(name, value) for name, value in data.items() if value is not None or name == "content"}
-
-
-def _inner(name: str, value: Json) -> Json:
-    """What a block has within it, as a request takes it: the blocks that it holds, and their citations."""
-    match name, value:
-        case "content", dict():
-            return _without_nulls(value)
-        case "content", list():
-            return [_with_citations(block) if isinstance(block, dict) else block for block in value]
-        case _:
-            return value
-
-
-def _with_citations(data: JsonObject) -> JsonObject:
-    """A block within another, its citations as a request takes them."""
-    match data.get("citations"):
-        case list(given):
-            return {**data, "citations": [_citation(one) if isinstance(one, dict) else one for one in given]}
-        case _:
-            return data

@@ -29,8 +29,8 @@ from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
 from bus.values.warning_codes import WarningCode
 
+from ..errors import ERROR_CODES
 from . import wire
-from .errors import ERROR_CODES
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "end_turn": StopReason.END_TURN,

@@ -23,11 +23,12 @@ from bus.values.json import Json, JsonObject, json_size
 from bus.values.messages import Role, ToolDefinition
 from bus.values.warning_codes import WarningCode
 
+from ..data import find_model
 from . import wire
 from .caching import TTLS, keep_latest, mark
-from .data import find_model
-from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages, write_system
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, write_messages, write_system
 from .schema import fit_schema
+from .sent_back import open_container
 from .tuning import Tuning, check_choice, output_limit
 
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
