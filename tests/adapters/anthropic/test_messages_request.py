@@ -358,6 +358,19 @@ def test_a_direct_callers_call_keeps_its_caller_after_its_turn() -> None:
     )
 
 
+def test_ids_that_are_no_text_name_nothing() -> None:
+    """A proxy may send anything; the message that holds it must not break the conversation."""
+    odd: JsonObject = {"type": "code_execution_20250825", "tool_id": ["srvtoolu_1"]}
+    blocks = (
+        opaque("server_tool_use", id=["srvtoolu_1"], name="code_execution", input={}),
+        opaque("compaction", content=None, id={"odd": True}),
+        ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1", caller=odd)),
+    )
+    wire = write(Message.user("Go"), Message.assistant(blocks), Message.tool_result("tu_1", "12"))
+    call = messages_of(wire)[1]["content"][-1]
+    assert call == {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+
+
 def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
     """A call of a tool's code is answered where it waits; a container that has expired would be refused."""
     caller: JsonObject = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
