@@ -121,7 +121,8 @@ class _Writer:
 
     def _content(self, message: Message) -> list[Json]:
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
-        while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
+        # a reply that was stopped while it was thinking
+        while written and written[-1][1].get("type") in _REASONING:
             self._lose(written.pop()[0], "what it led to was never said")
         if not written and message.role is Role.USER:
             return [{"type": "text", "text": text.text} for text in left_out(message.content)]

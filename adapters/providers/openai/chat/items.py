@@ -114,14 +114,14 @@ class _Writer:
             else {"role": "user", "content": text}
             for place, text in enumerate(history.plain)
         ]
-        self.reasoning: set[Json] = set()  # ids of the items that were written
+        self.reasoning: list[Json] = []  # ids of the items that were written
         self.free_form = free_form
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
         self.rest = history.messages[len(history.plain) :]
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
         ours = [block for block in blocks if isinstance(block, OpaqueBlock) and self._is_ours(block)]
         self.pairs = {key for block in ours for key in _pair_keys(block)}
-        self.programs = {block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM}
+        self.programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.rest:
@@ -152,7 +152,7 @@ class _Writer:
                     item = _reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
                     item.setdefault("id", _made_up_id("rs", len(self.items)))
-                    self.reasoning.add(item["id"])
+                    self.reasoning.append(item["id"])
                     self.items.append(item)
                 case TextBlock():
                     self._text(block, former)
@@ -402,11 +402,11 @@ def _is_item(block: ContentBlock) -> bool:
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
 
 
-def _pair_keys(block: OpaqueBlock) -> list[tuple[str, Json]]:
+def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
     """What the other half of a call and its output may know this half by. A search of the server's has no id."""
     data = block.provider_raw.data
-    names = _IDS.get(block.kind, ("call_id",))
-    return [(block.kind, data.get(name)) for name in names if name in data] or [(block.kind, None)]
+    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
+    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
 
 
 def _image_part(block: ImageBlock) -> JsonObject:

@@ -34,6 +34,9 @@ from bus.values.messages import Message, Role
 from ..quirks.servers import Quirks
 from .media import media_part, refusal
 
+_TEXT = {"type", "text"}
+"""The fields of a part that is text and nothing else."""
+
 
 def write_messages(
     request: CanonicalRequest,
@@ -126,7 +129,7 @@ class _Writer:
             content = before["content"]
             old: list[Json] = [_text_part(content)] if isinstance(content, str) else _as_list(content)
             before["content"] = [*old, *parts]
-        elif all(part["type"] == "text" and len(part) == 2 for part in parts):
+        elif all(part.keys() == _TEXT and part["type"] == "text" for part in parts):
             self.messages.append({"role": "user", "content": "\n\n".join(str(part["text"]) for part in parts)})
         else:
             self.messages.append({"role": "user", "content": list(parts)})
