@@ -129,10 +129,13 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot 
 
 def _long_enough_with(messages: list[Json], size: int, least: int) -> int:
     """The place of the message with which the prompt is long enough; one beyond the last if it never is."""
+    if size >= least:
+        return 0
     for place, message in enumerate(messages):
-        if size < least and isinstance(message, dict) and isinstance(content := message.get("content"), list):
-            for block in content:
-                size += _size(block)
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            text = block.get("text") if isinstance(block, dict) else None  # it nearly always has one
+            size += len(text) if isinstance(text, str) else _size(block)
         if size >= least:
             return place
     return len(messages)
@@ -160,9 +163,9 @@ def _carries(block: JsonObject) -> bool:
 
 def _size(block: Json) -> int:
     """About the bytes of a block's text."""
-    if type(block) is dict and type(text := block.get("text")) is str:  # nearly always, and a match takes its time
-        return len(text)
     match block:
+        case {"text": str(text)}:
+            return len(text)
         case {"type": "tool_result", "content": str(text)}:
             return len(text)
         case {"type": "image" | "document"}:

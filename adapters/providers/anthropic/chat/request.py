@@ -84,7 +84,7 @@ class _Writer:
 
     def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
         self.request = request
-        self.model = find_model(request.wire_model)
+        self.model = find_model(target.model)
         self.target = target
         self.stream = stream
         self.history = fit_history(request, target)
@@ -150,9 +150,11 @@ class _Writer:
         request = self.request
         check_choice(request, self.model, extra.get("thinking"))
         limit, warnings = output_limit(request, self.model, self.target.provider)
-        body: JsonObject = {"model": request.wire_model, "max_tokens": limit}
+        body: JsonObject = {"model": self.target.model, "max_tokens": limit}
         if request.tools:
-            body["tools"] = [self._tool(tool) for tool in request.tools]
+            body["tools"] = [
+                self._with_options(tool) if tool.provider_options else _tool(tool) for tool in request.tools
+            ]
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
         choice = self._tool_choice(tools if isinstance(tools, list) else [])
@@ -175,9 +177,7 @@ class _Writer:
         merge_options(body, extra)
         return body
 
-    def _tool(self, tool: ToolDefinition) -> JsonObject:
-        if not tool.provider_options:
-            return _tool(tool)
+    def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
         written = _tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
         merge_options(written, options)
