@@ -21,6 +21,30 @@ from .progress import Progress, UsageSoFar
 from .view_events import Finish, StreamFailed
 
 
+class Ownership:
+    """What a stream leaves behind when nobody has it any more: the means to cancel its turn.
+
+    It must not know the turn's task. The error of a task knows the frames that it went through, and with them
+    the stream, which would never be left then.
+
+    Args:
+        turn: The turn.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.held = True
+        """Whether leaving the stream cancels the turn."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which the turn was begun; None before."""
+        self._turn = turn
+
+    def abandon(self) -> None:
+        """Cancel the turn, as nobody can wait for it any more. Any thread may call this."""
+        if self.held and self.loop is not None and self._turn.ended_as is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
+                self.loop.call_soon_threadsafe(self._turn.cancel)
+
+
 class StreamedTurn:
     """A turn, its task once it has begun, and whether it may outlive its stream.
 
@@ -31,13 +55,11 @@ class StreamedTurn:
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
         self.turn = turn
-        self.owned = True
-        """Whether leaving the stream cancels the turn."""
+        self.ownership = Ownership(turn)
         self._runtime = runtime
         self._closed = False
         self._progress: Progress | None = None
         self._task: TaskHandle[Reply] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: anyio.Lock | None = None  # while somebody starts it
 
     async def start(self) -> TaskHandle[Reply]:
@@ -56,7 +78,7 @@ class StreamedTurn:
             if self._task is None:
                 if self._closed:
                     raise CallboardError("this stream was closed before it began; ask for another one")
-                self._loop = asyncio.get_running_loop()
+                self.ownership.loop = asyncio.get_running_loop()
                 self._task = await self._runtime.host.start_turn(self.turn)
                 self._progress = Progress(self.turn)
                 if self._closed:  # meanwhile
@@ -70,7 +92,8 @@ class StreamedTurn:
         Raises:
             WrongLoop: It was begun on another one.
         """
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+        loop = self.ownership.loop
+        if loop is not None and loop is not asyncio.get_running_loop():
             raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
 
     async def reply(self) -> Reply:
@@ -156,10 +179,3 @@ class StreamedTurn:
         with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
             with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
                 await self._task.wait()
-
-    def abandon(self) -> None:
-        """Cancel the turn, as nobody can wait for it any more. Any thread may call this."""
-        running = self._task is not None and not self._task.done
-        if self.owned and running and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
-                self._loop.call_soon_threadsafe(self.turn.cancel)

@@ -36,7 +36,7 @@ class _Stream(Generic[E]):
     def __init__(self, run: StreamedTurn, reader: TurnReader[E]) -> None:
         self._run = run
         self._reader = reader
-        self._finalizer = weakref.finalize(self, StreamedTurn.abandon, run)
+        self._finalizer = weakref.finalize(self, run.ownership.abandon)
         self._finalizer.atexit = False
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class _Stream(Generic[E]):
 
     def detach(self) -> None:
         """Let the turn run to its end, whoever leaves. It is paid for in any case."""
-        self._run.owned = False
+        self._run.ownership.held = False
 
     async def aclose(self) -> None:
         """Cancel what still runs, and wait until it has ended. A second call does nothing."""
@@ -181,7 +181,7 @@ class _Stream(Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._reader.close()
-        if self._run.owned:
+        if self._run.ownership.held:
             await self._run.close()
 
 
