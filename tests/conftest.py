@@ -22,6 +22,7 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 from .support.postgres_server import PostgresServer, shared_server, why_not
+from .support.scripted import own_types
 from .support.virtual_time import FakeClock, runs_on
 
 # Their assertions are those of the tests that share them; before any test imports them.
@@ -82,6 +83,13 @@ def postgres_dsn(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database of its own."""
     with postgres_server.clean_database() as dsn:
         yield dsn
+
+
+@pytest.fixture(autouse=True)
+def adapter_types_of_its_own() -> Iterator[None]:
+    """The types of adapters that a test makes end with it; those of its module or of a wider fixture stay."""
+    with own_types():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -122,11 +124,25 @@ def noting(asked: list[CanonicalRequest]) -> type[ScriptedAdapter]:
 
 
 def adapter_type(made: Callable[..., object]) -> str:
-    """A type name for an adapter's class, or for what makes one."""
-    name = f"Scripted{len(_TYPES)}"
-    _TYPES[name] = made
+    """A type name for an adapter's class, or for what makes one. It means something until the test ends."""
+    name = f"Scripted{next(_numbers)}"
+    _names.append(name)
     globals()[name] = made
     return f"{__name__}:{name}"
 
 
-_TYPES: dict[str, Callable[..., object]] = {}
+_numbers = itertools.count()
+_names: list[str] = []
+
+
+@contextmanager
+def own_types() -> Iterator[None]:
+    """What `adapter_type` has named within the block is forgotten after it.
+
+    It holds whole engines with their tasks, and asyncio looks at every task that there is when it closes a loop.
+    """
+    kept = len(_names)
+    yield
+    for name in _names[kept:]:
+        del globals()[name]
+    del _names[kept:]
