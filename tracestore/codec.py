@@ -69,6 +69,29 @@ def encode_event(event: Event) -> bytes:
     return encode_part(stored, event)
 
 
+def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
+    """The JSON of each event, without any content.
+
+    Nearly all are encoded in one pass, which costs a third of as many passes.
+    """
+    try:
+        texts = _encoder.encode_lines([_bare(envelope.data) for envelope in envelopes]).decode().split("\n")
+        if len(texts) == len(envelopes) + 1:  # what came from a provider as it was may hold line breaks
+            return texts[:-1]
+    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
+        pass  # one of them needs care, and has it below
+    return [encode_event(envelope.data).decode("utf-8", "replace") for envelope in envelopes]
+
+
+def _bare(event: Event) -> msgspec.Struct | msgspec.Raw:
+    """What is encoded as an event without content."""
+    if _is_stored_as_it_is(type(event)):
+        return event
+    if type(event) is SessionMessageAppended:  # two in every turn
+        return _without_content(event)
+    return msgspec.Raw(encode_event(event))
+
+
 def _without_content(event: SessionMessageAppended | SessionConfigured | ToolProgress) -> msgspec.Struct:
     match event:
         case SessionMessageAppended():

@@ -17,7 +17,7 @@ from ..refusals.edits import edited
 from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
-from ..transport.key_masking import masked, masked_headers
+from ..transport.key_masking import masked
 from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
 from ..usage.estimate import estimate_tokens
 from . import emulated_tools
@@ -197,8 +197,9 @@ class HttpCall(HttpAttempts):
         assert assembler.usage is not None
         assert assembler.stop_reason is not None
         hidden = client.secrets
-        headers = masked_headers(reply.headers, hidden) if reply is not None else {}
+        headers = reply.headers if reply is not None else {}
         response_id = assembler.response_id
+        provider_request_id = headers.get("request-id") or headers.get("x-request-id")
         return CanonicalResponse(
             request_id=self.request.request_id,
             model=f"{client.name}:{masked(assembler.model, hidden)}",
@@ -211,8 +212,8 @@ class HttpCall(HttpAttempts):
             latency_ms=self.elapsed_ms(),
             response_id=None if response_id is None else masked(response_id, hidden),
             warnings=written.warnings + tuple(assembler.warnings),
-            rate_limit=self.rate_limit if self._first_event_told else self.wire.rate_limit(headers),
-            provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
+            rate_limit=self.rate_limit if self._first_event_told else client.rate_limit(headers),
+            provider_request_id=None if provider_request_id is None else masked(provider_request_id, hidden),
             raw=None if assembler.raw is None else assembler.raw.reply(hidden),
         )
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -119,7 +119,7 @@ class TaskHandle(Generic[T]):
         self._scope = scope
         self._cancelled = False
         self._done = False
-        self._value: T | None = None
+        self._value: T  # once it is done without an error
         self._error: Exception | None = None
         self._signal: Signal | None = None
         self._coroutine: object = None
@@ -167,7 +167,7 @@ class TaskHandle(Generic[T]):
         assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
-        return cast("T", self._value)
+        return self._value
 
     def stack(self) -> list[str]:
         """The lines at which the task stands."""

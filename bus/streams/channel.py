@@ -90,7 +90,6 @@ class StreamChannel:
         Raises:
             ValueError: A log of that id exists already, or still exists.
         """
-        self._sweep()
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
         log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed)

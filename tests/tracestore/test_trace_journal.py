@@ -240,6 +240,15 @@ def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) ->
     assert b"not to be stored" not in b"".join(lines)
 
 
+@pytest.mark.parametrize("chosen", [[], *([n] for n in range(10)), list(range(10)), [0, 4, 1, 0]])
+def test_many_events_are_stored_as_each_is(chosen: list[int]) -> None:
+    """Whether they were encoded in one pass, or some of them needed care."""
+    make, events = Maker(), events_of_all_kinds()
+    texts = codec.encode_events([make(events[n]) for n in chosen])
+    assert texts == [codec.encode_event(events[n]).decode("utf-8", "replace") for n in chosen]
+    assert "not to be stored" not in "".join(texts)
+
+
 async def test_what_a_provider_sent_in_several_lines_is_one_line_of_a_file(tmp_path: Path) -> None:
     """Gemini's usage is told with line breaks in it: the end of its calls is not lost with the process."""
     make, path = Maker(), tmp_path / "trace.db.spill-run_test.jsonl"

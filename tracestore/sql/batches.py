@@ -5,7 +5,7 @@ their turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 from bus.events.codec import topic_of
 from bus.events.envelope import Envelope
 
-from ..codec import encode_event
+from ..codec import encode_events
 from ..writing.captured import CapturedMessage, CapturedSetup
 from .call_rows import IDENTITY, RUN, Values
 from .calls.columns import json_text
@@ -58,17 +58,17 @@ class Batch:
         self._sessions: Values = []
 
     @classmethod
-    def of(cls, envelopes: Iterable[Envelope]) -> Self:
+    def of(cls, envelopes: Sequence[Envelope]) -> Self:
         """A complete batch of these envelopes, for where no event loop waits."""
         batch = cls()
         batch.add(envelopes)
         batch.complete()
         return batch
 
-    def add(self, envelopes: Iterable[Envelope]) -> None:
+    def add(self, envelopes: Sequence[Envelope]) -> None:
         """Take in more envelopes, about 5 microseconds of CPU each."""
-        for envelope in envelopes:
-            self._add(envelope)
+        for envelope, text in zip(envelopes, encode_events(envelopes), strict=True):
+            self._add(envelope, text)
 
     def complete(self, clean: Callable[[str], str] | None = None) -> None:
         """Join the rows that belong together. Call it once, after the last `add` and before `write`.
@@ -121,10 +121,10 @@ class Batch:
     def _column(self, name: str) -> list[Any]:
         return self.events[STORED_COLUMNS.index(name) :: len(STORED_COLUMNS)]
 
-    def _add(self, envelope: Envelope) -> None:
+    def _add(self, envelope: Envelope, text: str) -> None:
         row: Values = list(astuple(envelope))
         data, tags = envelope.data, envelope.tags
-        row[_DATA] = encode_event(data).decode("utf-8", "replace")
+        row[_DATA] = text
         if tags is not None:
             row[_TAGS] = json_text(tags) if tags else None
         row.append(topic_of(data))

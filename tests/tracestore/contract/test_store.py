@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from bus.events.calls import LlmCallCompleted, LlmCallFailed
+from bus.events.codec import topic_of
 from bus.events.envelope import Event, UnknownEvent
 from bus.events.operation import StoreStateChanged
 from bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
 from bus.values.messages import Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, Store
-from tracestore.codec import decode_line, encode_event, encode_line
+from tracestore.codec import decode_line, encode_line
 from tracestore.sql import batches
 
 from ..trace_making import DAY_US, T0, Maker
@@ -122,9 +123,9 @@ async def test_the_loop_has_its_turn_while_a_batch_is_made(
     turn = 0
     made: Counter[int] = Counter()
 
-    def counted(event: Event) -> bytes:
+    def counted(event: Event) -> str:
         made[turn] += 1
-        return encode_event(event)
+        return topic_of(event)
 
     async def others() -> None:
         nonlocal turn
@@ -132,7 +133,7 @@ async def test_the_loop_has_its_turn_while_a_batch_is_made(
             await anyio.lowlevel.checkpoint()
             turn += 1
 
-    monkeypatch.setattr(batches, "encode_event", counted)
+    monkeypatch.setattr(batches, "topic_of", counted)
     monkeypatch.setattr(batches, "_MADE_PER_SECOND", 0)  # however slow the others are here
     async with anyio.create_task_group() as group:
         group.start_soon(others)
@@ -148,14 +149,14 @@ async def test_a_write_that_is_cancelled_while_its_batch_is_made_is_committed(
     """Cancelled between two parts of a batch, it goes on to the commit, and only then lets go."""
     made = 0
 
-    def cancelling(event: Event) -> bytes:
+    def cancelling(event: Event) -> str:
         nonlocal made
         made += 1
         if made == 40:
             write.cancel()
-        return encode_event(event)
+        return topic_of(event)
 
-    monkeypatch.setattr(batches, "encode_event", cancelling)
+    monkeypatch.setattr(batches, "topic_of", cancelling)
     batch = [make.started(f"req_{number}") for number in range(250)]
     write = asyncio.ensure_future(store.write(batch))
     await asyncio.wait([write])
