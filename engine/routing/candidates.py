@@ -39,6 +39,7 @@ from bus import (
     RoutingDecision,
 )
 from bus.errors import CancelledError, OutcomeUnknownError
+from bus.values.kept import kept
 
 from ..budgets.account import Refusal
 from ..models.entries import ModelEntry
@@ -78,7 +79,7 @@ class Named(msgspec.Struct, frozen=True, dict=True):
         return self.resolved_by != "passthrough"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The models that a caller's words mean."""
 
     requested: str
@@ -91,6 +92,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the cheapest model is wanted."""
     requires: Requirements = Requirements()
     """The abilities that the model must have."""
+
+    @kept
+    def without_alternative(self) -> RoutingDecision:
+        """The decision where the plan has one model, and takes it."""
+        (named,) = self.named
+        return self.decision(named, [Candidate(named.model, None, named.fallback_of)])
+
+    def decision(self, taken: Named, candidates: Sequence[Candidate]) -> RoutingDecision:
+        """What is told of a choice: the model that was taken, and of each other one why it was not."""
+        return RoutingDecision(
+            requested=self.requested,
+            model=taken.model,
+            provider=taken.entry.adapter,
+            resolved_by="choice" if self.chosen else taken.resolved_by,
+            candidates=tuple(candidates),
+        )
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +283,8 @@ def choose(
         NoModelAvailable: No model is available at present.
     """
     alone = len(options) == 1
+    if alone and options[0].obstacle is None and not failed:
+        return Route(plan.without_alternative, options[0])
     rejected = [_rejection(option, failed, alone=alone) for option in options]
     usable = [option for option, reason in zip(options, rejected, strict=True) if reason is None]
     lack = options[0].obstacle
@@ -287,7 +306,7 @@ def choose(
 def _decision(
     plan: Plan, options: Sequence[Option], rejected: Sequence[str | None], taken: Option, cached_at: str | None
 ) -> RoutingDecision:
-    """What is told of a choice: the model, and of each other one why it was not taken."""
+    """The decision, with the reason why each of the other models was not taken."""
     candidates = [
         Candidate(
             option.named.model,
@@ -296,14 +315,7 @@ def _decision(
         )
         for option, reason in zip(options, rejected, strict=True)
     ]
-    named = taken.named
-    return RoutingDecision(
-        requested=plan.requested,
-        model=named.model,
-        provider=named.entry.adapter,
-        resolved_by="choice" if plan.chosen else named.resolved_by,
-        candidates=tuple(candidates),
-    )
+    return plan.decision(taken.named, candidates)
 
 
 def _not_needed(taken: Option, cached_at: str | None) -> str:
