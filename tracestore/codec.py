@@ -70,10 +70,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_events(envelopes: Sequence[Envelope]) -> list[str]:
-    """The JSON of each event, without any content.
-
-    Nearly all are encoded in one pass, which costs a third of as many passes.
-    """
+    """The JSON of each event, without any content. Nearly all are encoded in one pass."""
     try:
         texts = _encoder.encode_lines([_bare(envelope.data) for envelope in envelopes]).decode().split("\n")
         if len(texts) == len(envelopes) + 1:  # what came from a provider as it was may hold line breaks
