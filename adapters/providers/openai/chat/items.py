@@ -4,8 +4,8 @@ The call is stateless (`store` is false), so the history goes along each time. W
 that a reasoning item is followed by the very item that it preceded when it was made: so a reasoning item goes back
 whole, and the items after it with their own ids; where it can't go back, the ids of the items after it stay behind
 too. Ids are never sent alone, for nothing is stored under them; a message that has none of its own gets one made
-up, because several servers refuse a message without id and status. Other items that reasoning led to can't do
-without theirs, so they stay with the model whose reasoning it was.
+up, because several servers refuse a message without id and status. What goes back of items that only OpenAI can
+read: `sent_back`.
 """
 
 from __future__ import annotations
@@ -38,52 +38,7 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
-
-COMPACTION = "compaction"
-PROGRAM, PROGRAM_OUTPUT = "program", "program_output"
-SELF_CONTAINED = frozenset(
-    {
-        IMAGE_CALL,
-        "web_search_call",
-        "file_search_call",
-        "code_interpreter_call",
-        "mcp_list_tools",
-        "mcp_call",
-        PROGRAM,
-        PROGRAM_OUTPUT,
-        "additional_tools",
-        COMPACTION,
-    }
-)
-"""Items that say all there is to say, and may go back without anything being stored."""
-
-_PAIRS = {
-    "computer_call": "computer_call_output",
-    "shell_call": "shell_call_output",
-    "local_shell_call": "local_shell_call_output",
-    "apply_patch_call": "apply_patch_call_output",
-    "tool_search_call": "tool_search_output",
-    "mcp_approval_request": "mcp_approval_response",
-}
-_OTHER_HALF = _PAIRS | {output: call for call, output in _PAIRS.items()}
-"""Items that come in pairs, a call and its output; one may go back only with the other."""
-
-_IDS = {
-    "local_shell_call": ("call_id", "id"),
-    "local_shell_call_output": ("call_id", "id"),
-    "mcp_approval_request": ("id",),
-    "mcp_approval_response": ("approval_request_id",),
-}
-"""The fields by which the halves of a pair know each other, where it isn't `call_id`."""
-
-_NEVER_NULL = {
-    IMAGE_CALL: ("error", "svg_usage"),
-    "computer_call": ("action", "actions"),
-    "mcp_call": ("status",),
-}
-"""Fields that replies may say to be null, and requests only leave out."""
-
-_HALF = "a call can't go back without its output, nor an output without its call"
+from .sent_back import HALF, NEVER_NULL, OwnItems, as_input, reasoning_item
 
 
 def write_items(
@@ -106,7 +61,6 @@ class _Writer:
     def __init__(self, history: FittedHistory, model: str, free_form: Collection[str]) -> None:
         self.history = history
         self.provider = history.adapter
-        self.model = model
         self.losses: list[Loss] = []
         self.items: list[Json] = [
             _said({"type": "output_text", "text": text, "annotations": []}, place)
@@ -119,9 +73,7 @@ class _Writer:
         self.calls: dict[str, tuple[ToolUseBlock, bool]] = {}  # and whether the call went as a free-form one
         self.rest = history.messages[len(history.plain) :]
         blocks = [block for message in self.rest if message.plain_text is None for block in message.content]
-        ours = [block for block in blocks if isinstance(block, OpaqueBlock) and self._is_ours(block)]
-        self.pairs = {key for block in ours for key in _pair_keys(block)}
-        self.programs = [block.provider_raw.data.get("call_id") for block in ours if block.kind == PROGRAM]
+        self.own_items = OwnItems([block for block in blocks if isinstance(block, OpaqueBlock)], model)
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.rest:
@@ -149,7 +101,7 @@ class _Writer:
         for block in self._pairs(message.content):
             match block:
                 case ThinkingBlock():
-                    item = _reasoning_item(self.history.own(block.provider_raw))
+                    item = reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
                     item.setdefault("id", _made_up_id("rs", len(self.items)))
                     self.reasoning.append(item["id"])
@@ -161,7 +113,7 @@ class _Writer:
                     self.calls[block.id] = block, item["type"] == CUSTOM
                     self.items.append(item)
                 case OpaqueBlock():
-                    self.items.append(_as_input(block))
+                    self.items.append(as_input(block))
                 case ImageBlock():
                     self.items.append(self._own_image(block))
                 case _:
@@ -181,7 +133,7 @@ class _Writer:
                 case ThinkingBlock():
                     reason = self._unled(block, follower)
                 case OpaqueBlock():
-                    reason = self._unreplayable(block)
+                    reason = self.own_items.why_not(block)
                 case RedactedThinkingBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
                     reason = "this protocol has no such block"
                 case ImageBlock():
@@ -201,7 +153,7 @@ class _Writer:
     def _own_image(self, block: ImageBlock) -> JsonObject:
         """The item in which the model's own image came."""
         assert block.data is not None
-        absent = _NEVER_NULL[IMAGE_CALL]
+        absent = NEVER_NULL[IMAGE_CALL]
         own = self.history.own(block.provider_raw).items()
         return {name: value for name, value in own if value is not None or name not in absent} | {
             "result": b64encode(block.data).decode()
@@ -209,44 +161,13 @@ class _Writer:
 
     def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """Why a reasoning item can't go back before that block; None if it can."""
-        item = _reasoning_item(self.history.own(block.provider_raw))
+        item = reasoning_item(self.history.own(block.provider_raw))
         if item is None:
             return "it has no encrypted content to be known by"
         led_to = follower is not None and self.history.home(follower) == self.history.home(block)
         if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
             led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
         return None if led_to else "the item that it led to is not sent"
-
-    def _unreplayable(self, block: OpaqueBlock) -> str | None:
-        """Why an item can't go back; None if it can."""
-        if not self._is_ours(block):
-            return f"the reasoning that led to it belongs to the model {block.provider_raw.model}"
-        if block.kind == PROGRAM_OUTPUT and block.provider_raw.data.get("call_id") not in self.programs:
-            return "the program that it is of is not sent"
-        if block.kind == "additional_tools" and block.provider_raw.data.get("role") != "developer":
-            return "only a developer's tools can go back"
-        if block.kind in SELF_CONTAINED:
-            return None
-        if block.kind in _OTHER_HALF:
-            return None if self._is_paired(block) else _HALF
-        return "an item of this kind can't go back while nothing is stored"
-
-    def _is_ours(self, block: OpaqueBlock) -> bool:
-        """Whether no other model's reasoning led to an item. A compaction is for all models."""
-        return block.kind == COMPACTION or block.provider_raw.model in (None, self.model)
-
-    def _caller(self, own: JsonObject) -> JsonObject:
-        """The caller of a call and of its result, unless it is a program that is not sent."""
-        caller = own.get("caller")
-        if not isinstance(caller, dict):
-            return {}
-        sent = caller.get("type") != PROGRAM or caller.get("caller_id") in self.programs
-        return {"caller": caller} if sent else {}
-
-    def _is_paired(self, block: OpaqueBlock) -> bool:
-        """Whether a call's output is there, or an output's call."""
-        other = _OTHER_HALF[block.kind]
-        return any((other, call_id) in self.pairs for _, call_id in _pair_keys(block))
 
     def _item_id(self, own: JsonObject) -> Json:
         """An item's own id, if the reasoning that led to it is sent as well."""
@@ -292,7 +213,9 @@ class _Writer:
             item["arguments"] = msgspec.json.encode(block.input).decode()
         if item_id := self._item_id(own):
             item["id"] = item_id
-        return item | {name: own[name] for name in ("namespace", "async") if name in own} | self._caller(own)
+        return (
+            item | {name: own[name] for name in ("namespace", "async") if name in own} | self.own_items.caller(own)
+        )
 
     def _result(self, block: ContentBlock) -> JsonObject:
         assert isinstance(block, ToolResultBlock)
@@ -312,7 +235,7 @@ class _Writer:
             "call_id": self.history.tool_ids[block.tool_use_id],
             "output": output,
         }
-        return add_host_fields(item | self._caller(own), self.history.own(block.provider_raw))
+        return add_host_fields(item | self.own_items.caller(own), self.history.own(block.provider_raw))
 
     def _mixed(self, role: str, blocks: tuple[ContentBlock, ...]) -> None:
         """What a user says, with items of the provider's own kinds in it: messages and items, in their order."""
@@ -325,8 +248,8 @@ class _Writer:
                 self.items.append({"role": role, "content": self._content(tuple(said))})
                 said = []
             if isinstance(block, OpaqueBlock):
-                if block.kind in _OTHER_HALF and not self._is_paired(block):
-                    self._lose(block, _HALF)
+                if self.own_items.lacks_half(block):
+                    self._lose(block, HALF)
                 else:
                     self.items.append(block.provider_raw.data)
 
@@ -374,39 +297,9 @@ def _said(part: JsonObject, place: int, item_id: Json = None) -> JsonObject:
     }
 
 
-def _reasoning_item(data: JsonObject) -> JsonObject | None:
-    """A reasoning item as it may go back; None if it has neither encrypted nor plain content."""
-    if data.get("type") != "reasoning" or not (data.get("encrypted_content") or data.get("content")):
-        return None
-    item: JsonObject = {name: value for name, value in data.items() if value is not None}
-    item.setdefault("summary", [])
-    return item
-
-
-def _as_input(block: OpaqueBlock) -> JsonObject:
-    """An item of a reply as a request takes it: some of its fields may be absent there, but not null."""
-    absent = _NEVER_NULL.get(block.kind, ())
-    item = {
-        name: value
-        for name, value in block.provider_raw.data.items()
-        if name != "created_by" and (value is not None or name not in absent)
-    }
-    action = item.get("action")
-    if block.kind == "web_search_call" and isinstance(action, dict):
-        item["action"] = {name: value for name, value in action.items() if value is not None}
-    return item
-
-
 def _is_item(block: ContentBlock) -> bool:
     """Whether a block is an item of its own, and no part of a message."""
     return isinstance(block, OpaqueBlock) and not block.kind.startswith("input_")
-
-
-def _pair_keys(block: OpaqueBlock) -> list[tuple[str, str | None]]:
-    """What the other half of a call and its output may know this half by. A search of the server's has no id."""
-    data = block.provider_raw.data
-    told = [data[name] for name in _IDS.get(block.kind, ("call_id",)) if name in data]
-    return [(block.kind, value) for value in told or [None] if value is None or isinstance(value, str)]
 
 
 def _image_part(block: ImageBlock) -> JsonObject:
