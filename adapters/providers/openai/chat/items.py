@@ -213,9 +213,8 @@ class _Writer:
             item["arguments"] = msgspec.json.encode(block.input).decode()
         if item_id := self._item_id(own):
             item["id"] = item_id
-        return (
-            item | {name: own[name] for name in ("namespace", "async") if name in own} | self.own_items.caller(own)
-        )
+        item |= {name: own[name] for name in ("namespace", "async") if name in own}
+        return item | self.own_items.caller(own)
 
     def _result(self, block: ContentBlock) -> JsonObject:
         assert isinstance(block, ToolResultBlock)
