@@ -1,23 +1,13 @@
-"""The house: no circle of files, no crowded folder, no function that is too long to be held in mind."""
+"""The structure of the rooms: no circle of files, and every package states its subject."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from statistics import median, quantiles
-
-import pytest
 
 from .test_imports import PACKAGES, ROOT, imports, modules
-
-MOST_FILES = 14
-"""In one folder, `__init__.py` counted."""
-
-LONGEST_FUNCTION = 60
-USUAL_FUNCTION = 18
-"""Nine of ten functions are not longer. Docstrings don't count; nested functions count for themselves, too."""
 
 Graph = Mapping[str, frozenset[str]]
 
@@ -97,42 +87,12 @@ def test_nothing_below_the_engine_imports_it() -> None:
     assert wrong == []
 
 
-FOLDERS = sorted({path.parent for package in PACKAGES for path in modules(package)})
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_a_folder_holds_one_subject(folder: Path) -> None:
-    """At most fourteen files, and its `__init__` says what they are about."""
-    assert len(list(folder.glob("*.py"))) <= MOST_FILES
-    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
-    assert said, "a folder without a sentence about it"
-
-
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """The functions of a file with their length in lines, from `def` to the end, without docstrings."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            said = first if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else None
-            docstring = 0 if said is None else (said.end_lineno or said.lineno) - said.lineno + 1
-            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
-
-
-def test_functions_can_be_held_in_mind(capsys: pytest.CaptureFixture[str]) -> None:
-    """None is longer than sixty lines, and nine of ten have eighteen at most; the table is printed."""
-    found = {
-        package: [
-            (length, f"{path.relative_to(ROOT)}:{name}")
-            for path in modules(package)
-            for name, length in functions(path)
-        ]
+def test_every_package_states_its_subject() -> None:
+    """The docstring of each `__init__` says what the folder holds."""
+    silent = [
+        str(path.parent.relative_to(ROOT))
         for package in PACKAGES
-    }
-    with capsys.disabled():
-        print("\nlines of a function: median, nine of ten, longest")  # noqa: T201
-        for package, lengths in found.items():
-            only, (most, where) = [length for length, _ in lengths], max(lengths)
-            print(f"  {package:<12}{median(only):>3.0f}{quantiles(only, n=10)[-1]:>5.0f}{most:>5}  {where}")  # noqa: T201
-    everywhere = [each for lengths in found.values() for each in lengths]
-    assert [place for length, place in everywhere if length > LONGEST_FUNCTION] == []
-    assert quantiles([length for length, _ in everywhere], n=10)[-1] <= USUAL_FUNCTION
+        for path in modules(package)
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+    assert silent == []
