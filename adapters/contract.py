@@ -301,7 +301,8 @@ class ProviderAdapter(Protocol):
     event loop. A call only ever raises AdapterError (with its subclasses), besides the loop's cancellation.
 
     These methods are optional: `initialize()`, awaited before the first call, `health_check()` and `statistics()`,
-    see `health`, and `usage_so_far()`, see `MeteredAdapter`.
+    see `health`, and `usage_so_far()`, see `MeteredAdapter`. An adapter that calls `on_attempt` sets
+    `reports_attempts = True`. Without it, the engine records the start of each call before it asks the adapter.
     """
 
     name: str

@@ -76,6 +76,7 @@ class HttpAdapter:
 
     wire_type: type[ChatWire]
     """The provider's protocol."""
+    reports_attempts = True
 
     def __init__(
         self,

@@ -45,6 +45,8 @@ class JobAsAnswer(msgspec.Struct, frozen=True):
 class _BatchCall(CallEvents):
     """A call that is told when it is over. Its start and its end are published together."""
 
+    sends = False
+
     def __init__(self, runtime: Runtime, plan: BatchPlan, request_id: str, caused_by: str | None) -> None:
         context = CallContext(
             runtime=runtime,

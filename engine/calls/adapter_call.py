@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from adapters.actor import CallHandle
+from adapters.actor import AdapterActor, CallHandle
 from adapters.usage.estimate import upper_end
 from bus import ActorRef
 from bus.errors import CancelledError
@@ -68,6 +68,9 @@ class AdapterCall(CallEvents):
         slots = self._running.slots
         await self._slot_and_turn(slots)
         try:
+            actor = self._running.ref.actor
+            if isinstance(actor, AdapterActor) and not getattr(actor.made, "reports_attempts", False):
+                self.record_ahead()
             handle = start(self._running.ref)
             try:
                 return await wait(handle)

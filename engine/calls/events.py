@@ -119,6 +119,8 @@ class CallEvents:
 
     operation = "chat"
     """The kind of call, in OpenTelemetry's word for it."""
+    sends = True
+    """Whether an attempt sends a request. False for calls that only record the end of a job."""
     most_output: int | None = 0
     """The number of tokens that the model may write; None without a limit."""
     began_us: int | None = None
@@ -133,6 +135,7 @@ class CallEvents:
     reserved: Amount | None = None
     """The most that each attempt can cost, once it is reserved; None without budgets."""
     _resent = False
+    _recorded_ahead = False
     _last_error: AdapterError | None = None
     _prices: PriceTable | None = None
     _permit: Permit | None = None
@@ -183,6 +186,10 @@ class CallEvents:
         """
         if self.over:
             return None
+        if isinstance(report, AttemptStarted) and self._recorded_ahead:
+            self._recorded_ahead = False
+            self._key = report.key
+            return None if self._permit is None else self._permit.report(report)
         if self.attempts_before:
             report = msgspec.structs.replace(report, attempt=report.attempt + self.attempts_before)
         if (
@@ -193,7 +200,16 @@ class CallEvents:
             self._last_error.retryable = False  # as there is no money for it
             raise self._last_error
         self._note_attempt(report)
+        if self.sends and isinstance(report, AttemptStarted):
+            # The adapter sends the request next. If this process dies then, the call must still have a row.
+            self.context.runtime.host.secure_now()
         return None if self._permit is None else self._permit.report(report)
+
+    def record_ahead(self) -> None:
+        """Record the start of the first attempt for an adapter that may not report its attempts."""
+        self._note_attempt(AttemptStarted(1))
+        self._recorded_ahead = True
+        self.context.runtime.host.secure_now()
 
     def _reservation(self) -> str | None:
         """The name of what is reserved for the current attempt; None if nothing is."""
@@ -214,8 +230,6 @@ class CallEvents:
                 self._attempt_us = self.began_us or self.context.runtime.clock.now_us()
                 self._prices = self.context.runtime.prices
                 self._publish(self._started(report))
-                if self.reserved is not None or self.context.runtime.node is not None:
-                    self.context.runtime.host.secure_now()  # no crash may make a call that was sent cost nothing
             case AttemptResent():
                 self._resent = True
             case AttemptAccepted():

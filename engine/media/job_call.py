@@ -36,6 +36,7 @@ class JobCall(CallEvents):
     """The end of a job as a call. Its start and its end are published together; it has lasted since `begin`."""
 
     operation = "video"
+    sends = False
 
     def __init__(self, runtime: Runtime, origin: JobOrigin) -> None:
         context = CallContext(
