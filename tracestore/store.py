@@ -33,6 +33,7 @@ from .rows import (
     StoredJob,
 )
 from .spending import Spending, SpendingQuery
+from .sql.lost_runs import Delivered
 
 
 class Opening(Protocol):
@@ -85,11 +86,14 @@ class Writing(Protocol):
         """
         ...
 
-    async def close_lost_runs(self, prices: PriceTable | None = None) -> list[str]:
+    async def close_lost_runs(
+        self, prices: PriceTable | None = None, delivered: Delivered | None = None
+    ) -> list[str]:
         """End the calls and the runs of processes that died. Starting writers do it.
 
         Args:
             prices: The prices for the tokens that those calls may have used. Without a table they are unpriced.
+            delivered: Returns the output that readers in other processes have of a call.
 
         Returns:
             The names of those runs.

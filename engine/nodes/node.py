@@ -23,6 +23,7 @@ from tracestore.postgres.nodes.database import SharedDatabase
 from tracestore.postgres.nodes.ledger import PostgresLedger
 from tracestore.postgres.nodes.ownership import PostgresOwnership
 from tracestore.postgres.nodes.probes import PostgresProbes
+from tracestore.sql.lost_runs import LostCall
 
 from ..budgets.budget import Budget
 from ..opening import server_store
@@ -115,6 +116,18 @@ class Node:
             if store is not None:
                 self.bridge = self._bridge(self.broker, store)
                 self.parts = [*self.parts, self.bridge]
+
+    async def delivered(self, call: LostCall) -> int:
+        """The output tokens that readers on other nodes have of a call whose process died; 0 if unknown."""
+        if self.frames is None or self.broker is None or not call.turn_id:
+            return 0
+        try:
+            with anyio.move_on_after(PART_SECONDS):
+                await self.broker.reached()
+                return await self.frames.delivered(call.turn_id, call.message_id)
+        except OSError as error:
+            _log.warning("delivered_output_unknown", request_id=call.request_id, error=str(error))
+        return 0
 
     def follow(self, writer: WriterCore) -> None:
         """Have what the trace writer commits go out to other processes."""

@@ -273,7 +273,11 @@ class Life:
             from tracestore import TraceWriter, WriterCore
 
             core = self.writer = WriterCore.for_bus(
-                runtime.store, bus, capture=runtime.capture, prices=runtime.prices
+                runtime.store,
+                bus,
+                capture=runtime.capture,
+                prices=runtime.prices,
+                delivered=None if runtime.node is None else runtime.node.delivered,
             )
             if runtime.node is not None:
                 runtime.node.follow(core)
@@ -281,6 +285,8 @@ class Life:
         if (shipper := runtime.shipper) is not None:
             from tracestore.shipping.actor import ShippingActor
 
+            if runtime.node is not None:
+                shipper.use_delivered(runtime.node.delivered)
             await root.start_child(ChildSpec("trace shipper", lambda: ShippingActor(shipper), on_limit="stop"))
         if runtime.node is not None:
             await runtime.node.start(root)

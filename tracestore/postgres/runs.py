@@ -26,7 +26,7 @@ from bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.connection import SqlValue, Statements
-from ..sql.lost_runs import END_IN_ORDER, close_run
+from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..writing.spill import is_unwritten
 from .database import Database
 
@@ -77,6 +77,7 @@ class Runs:
         self._held: set[str] = set()
         self._leased: set[str] = set()  # of these the database knows
         self._prices: PriceTable | None = None
+        self._delivered: Delivered | None = None
         self._looks = False  # whether lost runs are looked for
         self._keeper: asyncio.Task[None] | None = None
 
@@ -96,11 +97,12 @@ class Runs:
             statements.run(_LEASE, (run_id, self.lease_seconds, socket.gethostname()))
         return lambda: self._leased.update(new)
 
-    async def close_lost(self, prices: PriceTable | None = None) -> list[str]:
+    async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
         """End the runs whose processes are gone, now and from now on.
 
         Args:
             prices: The prices of the usage of their calls; None leaves the costs unknown.
+            delivered: Returns what readers have of a call.
 
         Returns:
             The ids of the runs that were ended now.
@@ -108,7 +110,7 @@ class Runs:
         Raises:
             StoreError: A run can't be ended. The runs before it are ended.
         """
-        self._prices, self._looks = prices, True
+        self._prices, self._delivered, self._looks = prices, delivered, True
         self._keep()
         closed = []
         for (run_id,) in await self._database.read(f"{LOST} ORDER BY r.id", (self.lease_seconds,)):
@@ -123,12 +125,13 @@ class Runs:
     async def _close(self, run_id: str) -> int | None:
         """End a run, unless it has a lease again. Returns the number of calls that got an end."""
         now, prices = self._clock.now_us(), self._prices
+        said = await delivered_of(self._database, run_id, self._delivered)
 
         def work(statements: Statements) -> int | None:
             if not statements.run(f"{LOST} AND r.run_id = ?", (self.lease_seconds, run_id)):
                 return None
             statements.run("DELETE FROM run_leases WHERE run_id = ?", (run_id,))
-            return close_run(statements, run_id, now, prices)
+            return close_run(statements, run_id, now, prices, said)
 
         return await self._database.write(work)
 
@@ -173,7 +176,7 @@ class Runs:
             try:
                 await self._renew()
                 if self._looks and renewals % _RENEWALS == 0:
-                    await self.close_lost(self._prices)
+                    await self.close_lost(self._prices, self._delivered)
             except StoreError as error:
                 _log.warning("leases_not_renewed", error=str(error))
 

@@ -25,6 +25,7 @@ from ..rows import FoundMessage
 from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import SqlValue, Statements, Unstorable
+from ..sql.lost_runs import Delivered
 from ..sql.run_numbers import RunNumbers, RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
@@ -140,9 +141,11 @@ class PostgresStore(SqlStore):
     def hold_run(self, run_id: str) -> None:
         self._living.hold(run_id)
 
-    async def close_lost_runs(self, prices: PriceTable | None = None) -> list[str]:
+    async def close_lost_runs(
+        self, prices: PriceTable | None = None, delivered: Delivered | None = None
+    ) -> list[str]:
         await self._open_at_last()
-        return await self._living.close_lost(prices)
+        return await self._living.close_lost(prices, delivered)
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         if not envelopes:

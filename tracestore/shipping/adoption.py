@@ -15,6 +15,7 @@ import msgspec
 from bus.errors import StoreError
 
 from ..prices.table import PriceTable
+from ..sql.lost_runs import Delivered
 from ..sqlite.files import remove_quietly
 from ..sqlite.store import TraceStore
 from ..writing.adoption import adopt_leftovers
@@ -48,6 +49,8 @@ class LookForFiles:
         self._own = own.absolute()
         self._target = target
         self._prices = prices
+        self.delivered: Delivered | None = None
+        """Returns the output that readers in other processes have of a lost call."""
         self._look_at = 0.0
 
     def register(self) -> None:
@@ -107,7 +110,7 @@ class LookForFiles:
         if not turn.take():
             return False
         async with TraceStore(path) as store:
-            await take_over(store, self._prices)
+            await take_over(store, self._prices, self.delivered)
         return True
 
     def _place(self, path: Path) -> Path:
@@ -117,8 +120,8 @@ class LookForFiles:
         return self._folder / f"{name}.json"
 
 
-async def take_over(store: TraceStore, prices: PriceTable | None) -> None:
+async def take_over(store: TraceStore, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
     """Write into an open trace file what dead processes left beside it, and end their runs. Raises StoreError."""
     if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
         raise StoreError(f"what dead processes left beside {store.path} can't be written now")
-    await store.close_lost_runs(prices)
+    await store.close_lost_runs(prices, delivered)

@@ -19,6 +19,7 @@ from bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.connection import Unstorable
+from ..sql.lost_runs import Delivered
 from .adoption import LookForFiles
 from .course import Ask, Course, Rest, Send, ShippingOptions
 from .marks import Mark, Turn, first_mark, mark_path, write_mark
@@ -365,6 +366,11 @@ class TraceShipper:
         )
 
     # -- Files of dead processes
+
+    def use_delivered(self, delivered: Delivered) -> None:
+        """Set the function that returns the output which readers in other processes have of a lost call."""
+        if self._files is not None:
+            self._files.delivered = delivered
 
     async def _adopt(self) -> None:
         assert self._files is not None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
 from bus.events.calls import LlmCallFailed
 from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
@@ -9,13 +13,28 @@ from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from ..prices.table import PriceTable
 from .batches import Batch
 from .calls.columns import tags_of
-from .connection import Row, Statements
+from .connection import Database, Row, Statements
 from .run_numbers import RunSpan
 
 PROCESS_LOST = "process_lost"
 """The error class of a call whose process died. No adapter raises it, so it is not a value of `ErrorClass`."""
 
 _MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
+
+
+class LostCall(msgspec.Struct, frozen=True):
+    """A call whose process died before the call ended."""
+
+    request_id: str
+    attempt: int
+    turn_id: str
+    """The id of the turn and of its stream; empty for a call without a turn."""
+    message_id: str
+    """The id of the message that the call was writing; empty without one."""
+
+
+Delivered = Callable[[LostCall], Awaitable[int]]
+"""Returns the output tokens of a lost call that readers in other processes have; 0 if there are none."""
 
 
 def _goes_on(call: str) -> str:
@@ -45,9 +64,41 @@ _CALLS_WITHOUT_END = f"""
 """
 """The calls that end with their process."""
 
+_STREAMS_WITHOUT_END = f"""
+    SELECT request_id, attempt, turn_id, message_id
+      FROM calls
+     WHERE run = (SELECT id FROM runs WHERE run_id = ? AND ended_us IS NULL)
+       AND status = 'started' AND message_id IS NOT NULL AND NOT {_goes_on("calls")}
+     ORDER BY id
+"""
 
-def close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:
+
+async def delivered_of(database: Database, run_id: str, delivered: Delivered | None) -> dict[tuple[str, int], int]:
+    """The output tokens that readers have of a lost run's calls, by request and attempt. Raises StoreError."""
+    if delivered is None:
+        return {}
+    found: dict[tuple[str, int], int] = {}
+    for request_id, attempt, turn_id, message_id in await database.read(_STREAMS_WITHOUT_END, (run_id,)):
+        if tokens := await delivered(LostCall(request_id, attempt, turn_id or "", message_id)):
+            found[request_id, attempt] = tokens
+    return found
+
+
+def close_run(
+    statements: Statements,
+    run_id: str,
+    now_us: int,
+    prices: PriceTable | None,
+    delivered: Mapping[tuple[str, int], int] | None = None,
+) -> int:
     """End one lost run, unless another process has done it meanwhile.
+
+    Args:
+        statements: The transaction.
+        run_id: The run.
+        now_us: The time, in microseconds since the Unix epoch.
+        prices: The prices of what the calls used; None leaves the costs unknown.
+        delivered: The output tokens that readers have, by request and attempt.
 
     Returns:
         The number of calls that got an end.
@@ -65,7 +116,7 @@ def close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTab
         return 0
     ((number, last_us, seq, mono_ns),) = found
     ends = [
-        _end_of(row, run_id, seq + place, last_us, mono_ns or 0, prices)
+        _end_of(row, run_id, seq + place, last_us, mono_ns or 0, prices, delivered or {})
         for place, row in enumerate(statements.run(_CALLS_WITHOUT_END, (number,)), 1)
     ]
 
@@ -79,10 +130,19 @@ def close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTab
     return len(ends)
 
 
-def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int, prices: PriceTable | None) -> Envelope:
+def _end_of(
+    row: Row,
+    run_id: str,
+    seq: int,
+    last_us: int,
+    mono_ns: int,
+    prices: PriceTable | None,
+    delivered: Mapping[tuple[str, int], int],
+) -> Envelope:
     session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
     began_us, provider, model, sent, priced_as = about
-    usage = None if sent is None else TokenUsage(sent, source=UsageSource.ESTIMATED)
+    said = delivered.get((request_id, attempt), 0)
+    usage = None if sent is None and not said else TokenUsage(sent or 0, said, source=UsageSource.ESTIMATED)
     cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
     if usage is not None and prices is not None:
         cost = prices.price(model, usage, began_us, priced_as=priced_as)

@@ -7,8 +7,8 @@ an end gets an end, and the run is marked, in one transaction. Readers never do 
 something else.
 
 The usage of such a call is estimated from the input that its start reports, and priced for the time of the call.
-Nobody knows the output that the provider had written by then. If the start reports no input, nothing is known of
-the usage.
+Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more. If
+the start reports no input and no reader has output, the usage is unknown.
 
 The end of such a call is an `llm.call_failed` of class `PROCESS_LOST`. It belongs to the lost run, at the run's
 next number, last moment and last monotonic time. So (run, seq) stays unique, since the only process that gave
@@ -27,7 +27,7 @@ from bus.errors import StoreError
 from bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.lost_runs import END_IN_ORDER, close_run
+from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..writing.spill import is_unwritten
 from .database import Database
 from .files import RunLock, free_run_lock, remove_named_locks, run_locks
@@ -58,11 +58,12 @@ class Runs:
                 self._held.pop(run_id).close()
             self.hold(run_id)
 
-    async def close_lost(self, prices: PriceTable | None = None) -> list[str]:
+    async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
         """End the runs whose processes are gone.
 
         Args:
             prices: The prices of the usage of their calls; None leaves the costs unknown.
+            delivered: Returns what readers have of a call.
 
         Returns:
             The ids of these runs.
@@ -76,16 +77,17 @@ class Runs:
             with free_run_lock(path, run_id) as lock:
                 if lock is None or is_unwritten(path, run_id):
                     continue
-                calls = await self._close(run_id, prices)
+                calls = await self._close(run_id, prices, delivered)
                 lock.remove()
             closed.append(run_id)
             _log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
         await self._remove_strays()
         return closed
 
-    async def _close(self, run_id: str, prices: PriceTable | None) -> int:
+    async def _close(self, run_id: str, prices: PriceTable | None, delivered: Delivered | None) -> int:
         now = self._clock.now_us()
-        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices))
+        said = await delivered_of(self._database, run_id, delivered)
+        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
 
     async def _remove_strays(self) -> None:
         """Lock files of processes that died before they had written anything, or after all was done."""

@@ -19,6 +19,7 @@ from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCo
 from ..rows import FoundMessage
 from ..sql.batches import Batch
 from ..sql.connection import SqlValue, Statements
+from ..sql.lost_runs import Delivered
 from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
@@ -82,8 +83,10 @@ class TraceStore(SqlStore):
     def hold_run(self, run_id: str) -> None:
         self._file.hold_run(run_id)
 
-    async def close_lost_runs(self, prices: PriceTable | None = None) -> list[str]:
-        return await self._file.close_lost_runs(prices)
+    async def close_lost_runs(
+        self, prices: PriceTable | None = None, delivered: Delivered | None = None
+    ) -> list[str]:
+        return await self._file.close_lost_runs(prices, delivered)
 
     async def write(self, envelopes: Sequence[Envelope]) -> None:
         await self._file.write(envelopes)

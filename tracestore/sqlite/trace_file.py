@@ -22,6 +22,7 @@ from ..prices.table import PriceTable
 from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import Unstorable
+from ..sql.lost_runs import Delivered
 from ..sql.run_numbers import RunNumbers
 from ..sql.uninterrupted import uninterrupted
 from .database import Database
@@ -82,14 +83,14 @@ class TraceFile:
             self._anew = True
             raise
 
-    async def close_lost_runs(self, prices: PriceTable | None) -> list[str]:
+    async def close_lost_runs(self, prices: PriceTable | None, delivered: Delivered | None) -> list[str]:
         """End the calls and the runs of processes that died.
 
         Returns:
             The ids of those runs.
         """
         try:
-            return await self._living.close_lost(prices)
+            return await self._living.close_lost(prices, delivered)
         finally:
             self.numbers.forget()  # should more come of one of those, it is open again
 

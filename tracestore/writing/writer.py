@@ -40,6 +40,7 @@ from bus.events.operation import PricingProgress, StoreStateChanged
 from bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.lost_runs import Delivered
 from ..store import Store
 from .adoption import adopt_leftovers
 from .captured import Capture
@@ -138,6 +139,7 @@ class WriterCore:
         options: WriterOptions | None = None,
         capture: Capture | None = None,
         prices: PriceTable | None = None,
+        delivered: Delivered | None = None,
     ) -> WriterCore:
         """The writer of one bus and one store. It subscribes at once, so nothing published from now on is missed.
 
@@ -149,6 +151,7 @@ class WriterCore:
             options: The bounds and the patience of the writer.
             capture: As for the class.
             prices: The prices for calls of processes that died, see `TraceStore.close_lost_runs`.
+            delivered: The output that readers have of such calls.
 
         Raises:
             StoreError: This run is being written already.
@@ -163,7 +166,7 @@ class WriterCore:
             source,
             spill_path=spill_path(store.path, bus.run_id),
             database_path=store.path,
-            close_lost=partial(store.close_lost_runs, prices),
+            close_lost=partial(store.close_lost_runs, prices, delivered),
             on_state=bus.publish,
             options=options,
             capture=capture,

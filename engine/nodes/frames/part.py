@@ -65,9 +65,24 @@ class Frames:
         Raises:
             OSError: The broker can't be asked for them.
         """
+        return await self._kept(self._subjects.of_session(session_id))
+
+    async def delivered(self, stream_id: str, message_id: str) -> int:
+        """The output tokens that the kept frames hold of a message; 0 without any.
+
+        Raises:
+            OSError: The broker can't be asked for them.
+        """
+        for turn in (await self._kept(self._subjects.of_stream(stream_id))).turns:
+            for message in (*turn.left, *turn.appended.values()):
+                if message.id == message_id and message.metadata is not None:
+                    return message.metadata.usage.output_tokens
+        return 0
+
+    async def _kept(self, subject: str) -> Retained:
         frames: list[Frame] = []
         assembly = Assembly()
-        async for payload in self._broker.kept(self._subjects.of_session(session_id)):
+        async for payload in self._broker.kept(subject):
             try:
                 frame = assembly.frame(payload)
             except UnreadableFrame:

@@ -106,6 +106,7 @@ class Broker:
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._waiting_bytes = 0
         self._more = asyncio.Event()
+        self._reached = asyncio.Event()
         self._reconnects = 0
         self._connected_at: float | None = None
 
@@ -148,6 +149,12 @@ class Broker:
             await self._client.flush(seconds)
             # The client's ping overtakes what waits in the client, and goes out with it. The next one follows it.
             await self._client.flush(seconds)
+
+    async def reached(self) -> None:
+        """Return when the broker is connected."""
+        while not self.connected:
+            self._reached.clear()
+            await self._reached.wait()
 
     async def let_go(self) -> None:
         """Return when what was published is with the operating system, which sends it whatever becomes of this
@@ -335,5 +342,6 @@ class Broker:
     def _tell(self) -> None:
         self._changed(connected=True)
         self._connected_at = asyncio.get_running_loop().time()
+        self._reached.set()
         for callback in self._callbacks:
             callback()

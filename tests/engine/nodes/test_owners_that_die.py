@@ -143,6 +143,29 @@ async def test_without_a_broker_what_was_not_shipped_is_missing_and_the_rest_goe
 
 
 @with_nats
+async def test_a_killed_nodes_call_counts_the_output_that_readers_elsewhere_got(
+    postgres_dsn: str, nats: str, tmp_path: Path
+) -> None:
+    """The call is counted with the tokens of the text that the next owner of the session keeps."""
+    with node_at_work(postgres_dsn, nats, tmp_path) as node:
+        session_id = await node.word("session")
+        async with other(postgres_dsn, nats, tmp_path) as engine:
+            await node.streams(20)
+            node.send(signal.SIGKILL)
+            node.process.wait()
+            session = await engine.resume(session_id)
+            kept = session.messages[-1]
+            assert kept.metadata is not None
+            assert engine._runtime.node is not None
+            async with TraceStore(tmp_path / "a.db") as file:
+                await file.close_lost_runs(delivered=engine._runtime.node.delivered)
+                (lost,) = [call for call in await file.calls() if call.status == "failed"]
+    assert lost.error_class == "process_lost"
+    assert lost.usage is not None
+    assert lost.usage.output_tokens == kept.metadata.usage.output_tokens > 0
+
+
+@with_nats
 async def test_a_suspended_node_that_wakes_writes_nothing_more_into_the_session(
     postgres_dsn: str, nats: str, tmp_path: Path
 ) -> None:
