@@ -99,6 +99,7 @@ class Node:
             self.probes = ProbeLeases(self.id, probes, availability, bus, clock)
             self.parts = [*self.parts, self.ownership, self.probes]
         self._trace = store if store is not None and server_store(store) is not None else self._other_trace()
+        self._waited = False
         self.broker: Broker | None = None
         """The connection to the broker; None without one."""
         self.frames: Frames | None = None
@@ -121,9 +122,12 @@ class Node:
         """The output tokens that readers on other nodes have of a call whose process died; 0 if unknown."""
         if self.frames is None or self.broker is None or not call.turn_id:
             return 0
+        if not (self.broker.connected or self._waited):
+            with anyio.move_on_after(PART_SECONDS):  # runs are ended while the node still starts
+                await self.broker.reached()
+            self._waited = True
         try:
             with anyio.move_on_after(PART_SECONDS):
-                await self.broker.reached()
                 return await self.frames.delivered(call.turn_id, call.message_id)
         except OSError as error:
             _log.warning("delivered_output_unknown", request_id=call.request_id, error=str(error))

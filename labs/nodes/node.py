@@ -163,6 +163,7 @@ def engine_of(name: str, trace: Path, given: Mapping[str, str]) -> Engine:
 async def main(name: str, trace: Path) -> None:
     async with engine_of(name, trace, os.environ) as engine:
         node = Node(engine)
+        await engine._host.settle()  # a node that stops immediately has ended the calls of a killed one
         tell(0, ready=os.getpid())
         async with anyio.create_task_group() as group:
             while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
