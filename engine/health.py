@@ -276,7 +276,7 @@ async def _content(facts: FileFacts) -> list[Check]:
     if not facts.size:
         return [Check("store", True, f"{path} is empty; the first call fills it")]
     try:
-        async with store_to_read(path) as store:
+        async with store_to_read(path, take_in=False) as store:
             journal = _journal(await store.journal_mode())
             checks = [await _quick_check(store, facts), journal]
             return [*checks, *_condition(await store.condition())] if checks[0].ok else checks

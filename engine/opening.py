@@ -37,13 +37,18 @@ def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
     return tracestore.TraceStore(store, clock=clock) if isinstance(store, Path | str) else store
 
 
-def store_to_read(place: TracePlace) -> Store:
-    """A store that only reads the trace at a place, which must exist. It is not open yet."""
+def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
+    """A store that only reads the trace at a place, which must exist. It is not open yet.
+
+    Args:
+        place: The place.
+        take_in: Whether the store shows what dead processes left beside it.
+    """
     if isinstance(place, StoreAddress):
         from tracestore import PostgresStore
 
-        return PostgresStore.open_readonly(place.dsn)
-    return tracestore.TraceStore.open_readonly(place)
+        return PostgresStore.open_readonly(place.dsn, take_in=take_in)
+    return tracestore.TraceStore.open_readonly(place, take_in=take_in)
 
 
 def place_to_read(store: Store | None) -> TracePlace | Store | None:

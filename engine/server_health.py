@@ -32,7 +32,7 @@ async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
     if not facts.schema_version:
         return [Check("store", True, f"{server}, no trace in schema {facts.schema} yet; the first call makes it")]
     try:
-        async with store.open_readonly(store.dsn, schema=store.schema) as reader:
+        async with store.open_readonly(store.dsn, schema=store.schema, take_in=False) as reader:
             condition = await reader.condition()
             nodes = await reader.nodes()
     except StoreError as error:

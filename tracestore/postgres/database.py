@@ -19,7 +19,7 @@ Every failure is a `StoreError` that names the database. A failure that may pass
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.errors import StoreError
@@ -99,6 +99,8 @@ class Database:
             for number in range(1 if single else _READERS)
         ]
         self.is_open = False
+        self.before_reading: Callable[[], Awaitable[None]] | None = None
+        """Called before each question, if it is set."""
 
     async def open(self) -> None:
         """Let the database be used. Raises StoreError if it can't be reached."""
@@ -116,6 +118,8 @@ class Database:
     async def read(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
         """Return all rows of one statement that writes nothing."""
         self._check_open()
+        if self.before_reading is not None:
+            await self.before_reading()
         with translated_errors(self.name):
             link = self._reader()
             return await self._bounded(link, link.statement(lambda statements: statements.run(sql, parameters)))
@@ -123,6 +127,8 @@ class Database:
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, on one state of the database."""
         self._check_open()
+        if self.before_reading is not None:
+            await self.before_reading()
         with translated_errors(self.name):
             link = self._reader()
             return await self._bounded(link, link.snapshot(work))

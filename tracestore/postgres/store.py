@@ -13,6 +13,7 @@ from typing import Self
 import anyio
 
 from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import StoreError
 from bus.events.envelope import Envelope
 
 from ..filters import CallFilter, SearchFilter
@@ -31,6 +32,16 @@ from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
+from ..writing.adoption import (
+    BATCH_EVENTS,
+    NOTHING_WAITS,
+    LateEvents,
+    adopt_leftovers,
+    left_over,
+    waiting_beside,
+    warn_of,
+)
+from ..writing.spill import waiting_files
 from .clean import clean_envelope, clean_text
 from .connection import name_of
 from .database import EVER_US, SCHEMA, Database
@@ -57,6 +68,7 @@ class PostgresStore(SqlStore):
         clock: The clock for what the store says of itself, such as when a repricing began.
         readonly: Whether the database is only read.
         lease_seconds: The time for which a run counts as living after its process last said so.
+        take_in: Whether the store stores the events that dead processes of this machine left beside `path`.
 
     Raises:
         StoreError: This is no DSN, or the driver is not installed.
@@ -72,6 +84,7 @@ class PostgresStore(SqlStore):
         clock: Clock = SYSTEM_CLOCK,
         readonly: bool = False,
         lease_seconds: float = LEASE_SECONDS,
+        take_in: bool = True,
     ) -> None:
         self._database: Database = Database(dsn, schema=schema, readonly=readonly)
         self._clock = clock
@@ -82,11 +95,21 @@ class PostgresStore(SqlStore):
         self._repricing = anyio.Lock()  # two of one host go one after the other, and the later one is current
         self._wanted = False  # between `open` and `close`, whether the database could be opened or not
         self._months: set[int] = set()  # days whose partitions are there
+        self._takes_in = take_in
+        self._waiting = NOTHING_WAITS
+        self._seen: frozenset[Path] = frozenset()  # files beside `path` that could not be taken in
+        self._looking = anyio.Lock()
 
     @classmethod
-    def open_readonly(cls, dsn: str, *, schema: str = SCHEMA) -> Self:
-        """A store that only reads a trace that exists; others may be writing to it. Not yet open."""
-        return cls(dsn, schema=schema, readonly=True)
+    def open_readonly(cls, dsn: str, *, schema: str = SCHEMA, take_in: bool = True) -> Self:
+        """A store that only reads a trace that exists; others may be writing to it. Not yet open.
+
+        Args:
+            dsn: The database, as for the class.
+            schema: The schema of the tables.
+            take_in: Whether it stores the events that dead processes of this machine left, if this user may write.
+        """
+        return cls(dsn, schema=schema, readonly=True, take_in=take_in)
 
     @property
     def path(self) -> Path:
@@ -116,6 +139,52 @@ class PostgresStore(SqlStore):
         """True if it was made by `open_readonly`."""
         return self._database.readonly
 
+    @property
+    def waiting(self) -> LateEvents:
+        """The events of dead processes of this machine that the database could not take in."""
+        return self._waiting
+
+    async def __aenter__(self) -> Self:
+        """Open the store, and store what dead processes of this machine left beside `path`.
+
+        `open` leaves those events to the writer that an engine starts.
+        """
+        await self.open()
+        if self._takes_in and not self.readonly:
+            await self._take_in()
+        return self
+
+    async def _take_in(self, *, needed: bool = False) -> None:
+        """Store what dead processes left. If that fails, raise StoreError if it is `needed`, or else warn.
+
+        Rows of a database can't be merged in memory, so a reader that may not write shows the trace without them.
+        """
+        async with self._looking:
+            found = await waiting_beside(self._path) if waiting_files(self._path) else NOTHING_WAITS
+            seen = frozenset(found.files)
+            if seen and (needed or seen != self._seen):
+                await self._adopted()
+                found = await waiting_beside(self._path)
+                if found and not needed:
+                    warn_of(found, f"{self.name} can't be written by this user now")
+            self._waiting, self._seen = found, frozenset(found.files)
+        if found and needed:
+            raise left_over(found)
+
+    async def _adopted(self) -> None:
+        try:
+            if not self.readonly:
+                await adopt_leftovers(self._path, self.write, own=None, batch_events=BATCH_EVENTS)
+                return
+            writer = PostgresStore(self.dsn, schema=self.schema, path=self._path, clock=self._clock)
+            await writer.open()
+            try:
+                await writer._adopted()
+            finally:
+                await writer.close()
+        except StoreError:
+            return  # the caller finds the files where they were
+
     async def open(self) -> None:
         self._wanted = True
         async with self._opening:
@@ -129,9 +198,13 @@ class PostgresStore(SqlStore):
             except BaseException:
                 await self._database.close()
                 raise
+        if self.readonly and self._takes_in:
+            await self._take_in()
+            self._database.before_reading = self._take_in
 
     async def close(self) -> None:
         self._wanted = False
+        self._database.before_reading = None
         try:
             await self._living.end_all()
         finally:
@@ -191,6 +264,8 @@ class PostgresStore(SqlStore):
     ) -> SqlResult:
         from .free_sql import select
 
+        if self.readonly and self._takes_in:
+            await self._take_in()
         return await select(self._database, statement, parameters, limit=limit, seconds=seconds)
 
     async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
@@ -232,12 +307,14 @@ class PostgresStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
+        await self._take_in(needed=True)
         return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
+        await self._take_in(needed=True)
         return await self._database.write(lambda statements: forget_content(statements, before_us, now))
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
@@ -265,6 +342,8 @@ class PostgresStore(SqlStore):
         from .upkeep.pruning import ServerPruning
 
         moment = None if before is None else to_us(before)
+        if not dry_run:
+            await self._take_in()
         try:
             return await ServerPruning(self._database, progress).run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
         finally:

@@ -17,6 +17,7 @@ from ..sql.projection import Projection, joined
 from ..sql.upkeep.erasures import erased_since, erasures_after, next_boundary
 from ..sql.upkeep.expiry import references_in
 from ..sqlite.database import Database
+from ..sqlite.late_events import WholeTrace
 from ..sqlite.schema.migrations import migrate
 from .packing import EVENT_COLUMNS, SEQ, SESSION, TOPIC, TS_US, packed
 from .recent import Recent, Written, matching, read_of
@@ -35,13 +36,15 @@ _ERASURES_AT_ONCE = 200
 class Source:
     """The reading end of a trace file, which somebody else writes.
 
+    It takes in what dead processes left beside the file. In an engine, the engine's writer does that.
+
     Args:
         path: The file.
-        recent: What is kept of the batches that this process writes to it.
+        recent: What is kept of the batches that this process writes to it, if an engine does.
     """
 
     def __init__(self, path: Path, recent: Recent | None = None) -> None:
-        self._database = Database(path, readonly=True)
+        self._database = WholeTrace(path) if recent is None else Database(path, readonly=True)
         self.recent = recent or Recent()
         """What was written to the file in this process."""
 

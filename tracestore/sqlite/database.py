@@ -88,6 +88,7 @@ class Database:
         self._file_lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
         self.at_rest = False  # read as a file that never changes
+        self._copy: Path | None = None  # read in place of the file
 
     @property
     def name(self) -> str:
@@ -130,9 +131,13 @@ class Database:
 
         if not self.readonly:
             self._file_lock = FileLock(self.path) if needs_file_lock() else None
-        self.at_rest = self.readonly and is_at_rest(self.path)
+        self.at_rest = self._copy is None and self.readonly and is_at_rest(self.path)
         connection = aiosqlite.connect(
-            uri(self.path, "ro" if self.readonly else "rw", immutable=self.at_rest),
+            uri(
+                self._copy or self.path,
+                "ro" if self.readonly else "rw",
+                immutable=self.at_rest or self._copy is not None,
+            ),
             uri=True,
             isolation_level=None,
             factory=connection_type(),
@@ -144,7 +149,7 @@ class Database:
             self._connection = connection
             self._file = _identity(self.path)
             stop_at_exit(connection)
-            await self.read(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            await self._read(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             if not self.readonly:
                 await self._locked(_make_shrinkable)
             await prepare(self)
@@ -189,6 +194,9 @@ class Database:
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """Return all rows of one statement that writes nothing."""
+        return await self._read(sql, parameters)
+
+    async def _read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         with translated(self.path):
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 

@@ -99,14 +99,18 @@ class HeldFile:
         self.descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
         _held.add(self)
 
-    def try_lock(self) -> bool:
-        """Take the lock at once, or return False."""
+    def try_lock(self, *, shared: bool = False) -> bool:
+        """Take the lock without waiting, or return False.
+
+        Args:
+            shared: Whether others may take the lock in the same way. Two probes then never exclude each other.
+        """
         try:
             import fcntl
         except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
             return True
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

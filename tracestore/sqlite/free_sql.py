@@ -9,12 +9,12 @@ from bus.errors import StoreError
 
 from ..reports import SqlResult
 from ..sql.connection import SqlValue
-from .database import Database
+from .late_events import WholeTrace
 from .schema.migrations import check
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
-    """Run one statement on a connection of its own that can't write.
+    """Run one statement on a connection of its own that can't write. It sees the events of dead processes, too.
 
     Args:
         path: The trace file.
@@ -29,7 +29,7 @@ async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit:
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
-    database = Database(path, readonly=True)
+    database = WholeTrace(path)
     await database.open(check)
     try:
         columns, rows = await database.select(sql, parameters, limit=limit + 1, seconds=seconds)

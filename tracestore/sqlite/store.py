@@ -24,8 +24,11 @@ from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
+from ..writing.adoption import NOTHING_WAITS, LateEvents, left_over, waiting_beside, warn_of
+from ..writing.spill import waiting_files
 from .database import Database, Durability
 from .files import named_lock
+from .late_events import WholeTrace, take_in
 from .trace_file import TraceFile
 
 
@@ -38,6 +41,8 @@ class TraceStore(SqlStore):
             fails.
         clock: The clock for what the file says of itself, such as when a repricing began.
         readonly: Whether the file is only read, as by `open_readonly`.
+        take_in: Whether the store shows the events that dead processes left beside the file. A reader that may
+            write stores them; otherwise it merges them into a temporary copy.
 
     Raises:
         ValueError: There is no such durability.
@@ -50,16 +55,30 @@ class TraceStore(SqlStore):
         durability: Durability = "normal",
         clock: Clock = SYSTEM_CLOCK,
         readonly: bool = False,
+        take_in: bool = True,
     ) -> None:
-        self._database: Database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
+        place = Path(path).expanduser()
+        self._database: Database = (
+            WholeTrace(place)
+            if readonly and take_in
+            else Database(place, durability=durability, readonly=readonly)
+        )
+        self._takes_in = take_in and not readonly
+        self._waiting = NOTHING_WAITS
         self._clock = clock
         self._file = TraceFile(self._database, clock)
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
     @classmethod
-    def open_readonly(cls, path: Path | str) -> Self:
-        """A store that only reads a file that exists; another process may be writing to it. Not yet open."""
-        return cls(path, readonly=True)
+    def open_readonly(cls, path: Path | str, *, take_in: bool = True) -> Self:
+        """A store that only reads a file that exists; another process may be writing to it. Not yet open.
+
+        Args:
+            path: The file.
+            take_in: Whether the store shows the events that dead processes left beside the file. If the file can
+                be written, that stores them.
+        """
+        return cls(path, readonly=True, take_in=take_in)
 
     @property
     def path(self) -> Path:
@@ -74,8 +93,35 @@ class TraceStore(SqlStore):
         """True if it was made by `open_readonly`."""
         return self._database.readonly
 
+    @property
+    def waiting(self) -> LateEvents:
+        """The events of dead processes that this store does not show, because it could not take them in."""
+        return self._database.waiting if isinstance(self._database, WholeTrace) else self._waiting
+
     async def open(self) -> None:
         await self._file.open()
+
+    async def __aenter__(self) -> Self:
+        """Open the store, and store what dead processes left beside the file.
+
+        `open` leaves those events to the writer that an engine starts.
+        """
+        await self.open()
+        if self._takes_in:
+            await self._take_in()
+        return self
+
+    async def _take_in(self, *, needed: bool = False) -> None:
+        """Store what dead processes left. If that fails, raise StoreError if it is `needed`, or else warn."""
+        found = await waiting_beside(self.path) if waiting_files(self.path) else NOTHING_WAITS
+        if found:
+            await take_in(self.path)
+            found = await waiting_beside(self.path)
+        self._waiting = found
+        if found and needed:
+            raise left_over(found)
+        if found:
+            warn_of(found, "the trace or the files beside it can't be written")
 
     async def close(self) -> None:
         await self._file.close()
@@ -123,12 +169,14 @@ class TraceStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
+        await self._take_in(needed=True)
         return await delete_session(self._database, session_id, self._clock.now_us())
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
+        await self._take_in(needed=True)
         return await self._database.write(lambda statements: forget_content(statements, before_us, now))
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
@@ -154,6 +202,8 @@ class TraceStore(SqlStore):
         from .upkeep.pruning import FilePruning
 
         moment = None if before is None else to_us(before)
+        if not dry_run:
+            await self._take_in()
         pruning = FilePruning(self._database, progress)
         try:
             return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
@@ -164,6 +214,7 @@ class TraceStore(SqlStore):
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         from .upkeep.backup import backup
 
+        await self._take_in()
         await backup(self.path, path, progress)
 
     async def reprice(

@@ -1,19 +1,24 @@
-"""What earlier processes could not write any more, written by the next one."""
+"""Events that earlier processes could not write any more, written by the next one, or counted."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from bus.errors import StoreError
 from bus.events.envelope import Envelope
 from bus.log import Log
 
-from .spill import leftovers, read_leftover
+from .spill import leftovers, read_leftover, remove_leftover, sealed_files
 
 _log = Log("tracestore.writer")
+
+BATCH_EVENTS = 256
+"""The number of events that a reader or a command stores in one transaction."""
 
 
 async def adopt_leftovers(
@@ -48,9 +53,60 @@ async def adopt_leftovers(
                     break
                 await write(batch)
                 offset, events = end, events + len(batch)
-            path.unlink(missing_ok=True)
+            await anyio.to_thread.run_sync(remove_leftover, path)
             _log.info("spill_adopted", file=str(path), events=events)
         except (StoreError, OSError) as error:
             _log.warning("spill_not_adopted", file=str(path), error=str(error))
             return False
     return True
+
+
+class LateEvents(msgspec.Struct, frozen=True):
+    """The events of dead processes that a reader could not show."""
+
+    events: int = 0
+    """The number of events that could be counted."""
+    files: tuple[Path, ...] = ()
+    """Their files. Of a file that may not be opened, the events are not counted."""
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+
+NOTHING_WAITS = LateEvents()
+
+
+async def waiting_beside(database: Path) -> LateEvents:
+    """The events of dead processes that wait beside a trace, and their files."""
+
+    def count() -> LateEvents:
+        files = leftovers(database)
+        return LateEvents(sum(map(_events_in, files)), (*files, *sealed_files(database)))
+
+    return await anyio.to_thread.run_sync(count)
+
+
+def _events_in(path: Path) -> int:
+    with contextlib.suppress(OSError), path.open("rb") as lines:
+        return sum(line.endswith(b"\n") for line in lines)
+    return 0
+
+
+def warn_of(waiting: LateEvents, why: str) -> None:
+    """Log how many events a reader doesn't show, and where they are."""
+    _log.warning(
+        "late_events_not_shown",
+        events=waiting.events,
+        files=[str(path) for path in waiting.files],
+        why=why,
+        note="the next engine that starts on this trace stores them",
+    )
+
+
+def left_over(waiting: LateEvents) -> StoreError:
+    """The error of a deletion that would miss what waits in files beside a trace."""
+    files = ", ".join(str(path) for path in waiting.files)
+    return StoreError(
+        f"nothing was deleted: {files} may hold content of processes that died, and can't be stored now; "
+        "make the files and the trace writable, and try again"
+    )

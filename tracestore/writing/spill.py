@@ -8,8 +8,10 @@ write the same event twice. So a file is removed only after all its events are c
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +25,10 @@ _log = Log("tracestore.spill")
 
 _READ_BYTES = 256 * 1024
 _PEEK_BYTES = 4 * 1024 * 1024
+
+_LOCK_ATTEMPTS = 20
+_LOCK_PAUSE_SECONDS = 0.001
+"""The time between two attempts to lock a file of one's own. A probe by a reader is shorter."""
 
 
 class LineFile:
@@ -59,8 +65,7 @@ class LineFile:
     def open(self) -> int:
         """Its descriptor."""
         if self._file is None:
-            self._file = HeldFile(self.path, os.O_RDWR | os.O_CREAT)
-            self._file.try_lock()
+            self._file = _locked(self.path)
             # Whatever isn't ours to read any more is cut off: an interrupted write, or a file of the same name.
             self.size = min(self.size, os.fstat(self._file.descriptor).st_size)
             os.ftruncate(self._file.descriptor, self.size)
@@ -79,6 +84,23 @@ class LineFile:
             self._file = None
             if not self.size:
                 remove_quietly(self.path)
+
+
+def _locked(path: Path) -> HeldFile:
+    """The file at a path with its lock on it, made if it is missing.
+
+    A reader that looks for files of dead processes holds the lock for some microseconds, and may have removed the
+    empty file before it was locked.
+    """
+    for attempt in range(_LOCK_ATTEMPTS):
+        file = HeldFile(path, os.O_RDWR | os.O_CREAT)
+        locked = file.try_lock()
+        if locked and file.is_at(path):
+            return file
+        file.close()
+        if attempt and not locked:
+            time.sleep(_LOCK_PAUSE_SECONDS)
+    raise OSError(errno.EBUSY, "another process holds its lock", str(path))
 
 
 class SpillFile:
@@ -169,21 +191,69 @@ def is_unwritten(database: Path, run_id: str) -> bool:
 
 def leftovers(database: Path) -> list[Path]:
     """The files of writers that don't live any more, the oldest writer's first, and each one's in their order."""
-    found = []
-    for path in database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"):
-        try:
-            file = HeldFile(path, os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            if file.try_lock():
-                found.append(path)
-        finally:
-            file.close()
+    found = [path for path in waiting_files(database) if not _is_held(path)]
     oldest: dict[str, float] = {}
     for path in found:
         oldest[_run_of(path)] = min(_modified(path), oldest.get(_run_of(path), math.inf))
     return sorted(found, key=lambda path: (oldest[_run_of(path)], _run_of(path), _first_seq(path), path.name))
+
+
+def waiting_files(database: Path) -> list[Path]:
+    """The spill files and journals beside a database, of living and dead writers."""
+    return list(database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"))
+
+
+def sealed_files(database: Path) -> list[Path]:
+    """The files with something in them that this process may not open. Their writers may live."""
+    return [path for path in waiting_files(database) if _size(path) and not _may_open(path)]
+
+
+def _may_open(path: Path) -> bool:
+    try:
+        _opened(path).close()
+    except OSError:
+        return not path.exists()
+    return True
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process writes a file, or it can't be opened."""
+    try:
+        file = _opened(path)
+    except OSError:
+        return True
+    try:
+        return not file.try_lock(shared=True)
+    finally:
+        file.close()
+
+
+def _opened(path: Path) -> HeldFile:
+    """An existing file. On read-only media it can be locked as well. Raises OSError."""
+    try:
+        return HeldFile(path, os.O_RDWR)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return HeldFile(path, os.O_RDONLY)
+
+
+def remove_leftover(path: Path) -> None:
+    """Remove a file of a dead writer, after all that is in it was committed.
+
+    Raises:
+        OSError: The folder can't be written.
+    """
+    try:
+        file = _opened(path)
+    except FileNotFoundError:
+        return
+    try:
+        # A writer that has just made the file holds no lock yet. It makes another if this one is gone.
+        if file.try_lock():
+            path.unlink(missing_ok=True)
+    finally:
+        file.close()
 
 
 def _run_of(path: Path) -> str:
