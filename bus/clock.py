@@ -6,13 +6,8 @@ A clock never waits: waiting is anyio's, and tests run it on a virtual-time loop
 from __future__ import annotations
 
 import os
-import threading
 import time
-from functools import cache
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from ulid import ULID
+from typing import Protocol
 
 
 class Clock(Protocol):
@@ -27,7 +22,10 @@ class Clock(Protocol):
         ...
 
     def new_id(self, prefix: str) -> str:
-        """A new identifier ``<prefix>_<ulid>``. It is unique, and sortable by the time at which it was made."""
+        """A new identifier ``<prefix>_<ulid>``.
+
+        It is unique, nobody can guess it, and it sorts by the millisecond in which it was made.
+        """
         ...
 
     def random(self) -> float:
@@ -52,16 +50,11 @@ class SystemClock:
         return random.random()
 
 
-@cache
-def _ulid() -> type[ULID]:
-    from ulid import ULID  # here, not above: it costs 20 ms of import that many programs never need
-
-    return ULID
-
-
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
-_RANDOM_BITS = 80
+_RANDOM_LETTERS = 16
+_AT_ONCE = 256
+_LETTER_OF_BYTE = bytes(ord(_LETTERS[byte & 31]) for byte in range(256))
 
 
 def letters(number: int, count: int) -> str:
@@ -72,41 +65,40 @@ def letters(number: int, count: int) -> str:
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    The library makes the first of each second, which here has 1,024 ms, because two letters hold ten bits. Those
-    after it have their own time, and count its random part up, as the library does within a millisecond: that is a
-    tenth of the cost, and a call has two.
+    Each one has 80 random bits of its own from the operating system. So nobody can guess one from another, and an
+    id can stand in an address. The random letters of 256 ids are made together, because a system call for each
+    would cost more than the rest. Ids sort by the millisecond in which they were made. Within a millisecond they
+    have no order.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._second = 0
-        self._random = 0
-        self._second_letters = ""
-        self._random_letters = ""  # without the last two
+        self._second = (0, "")  # 1,024 ms, because two letters hold ten bits; and its letters
+        self._random: list[str] = []  # each is used once
 
     def next(self) -> str:
-        """A new one. Of one process they sort in the order in which they were made."""
-        with self._lock:
-            now = time.time_ns() // 1_000_000
-            self._random += 1
-            if now >> 10 != self._second or not self._random & 1023:
-                now = self._begin(now)
-            random = self._random_letters + _PAIRS[self._random & 1023]
-            return self._second_letters + _PAIRS[now & 1023] + random
-
-    def _begin(self, now: int) -> int:
-        if now >> 10 != self._second or self._random >> _RANDOM_BITS:
-            number = int.from_bytes(_ulid()().bytes, "big")
-            now, self._random = number >> _RANDOM_BITS, number & (1 << _RANDOM_BITS) - 1
-            self._second = now >> 10
-            self._second_letters = letters(self._second, 8)
-        self._random_letters = letters(self._random >> 10, 14)
-        return now
+        """A new one."""
+        now = time.time_ns() // 1_000_000
+        second, written = self._second
+        if now >> 10 != second:
+            second, written = self._second = (now >> 10, letters(now >> 10, 8))
+        try:
+            return (
+                written + _PAIRS[now & 1023] + self._random.pop()
+            )  # one step, so that no two threads get the same
+        except IndexError:
+            first, *others = _random_letters()
+            self._random.extend(others)
+            return written + _PAIRS[now & 1023] + first
 
     def forget(self) -> None:
-        """Let the library make the next one: another process goes on from the same number."""
-        self._lock = threading.Lock()
-        self._second = 0
+        """Drop the random letters that are made: after a fork, another process has the same."""
+        self._random = []
+
+
+def _random_letters() -> list[str]:
+    """The random parts of many identifiers. A random byte gives five random bits, which are one letter."""
+    text = os.urandom(_RANDOM_LETTERS * _AT_ONCE).translate(_LETTER_OF_BYTE).decode("ascii")
+    return [text[start : start + _RANDOM_LETTERS] for start in range(0, len(text), _RANDOM_LETTERS)]
 
 
 _ulids = Ulids()

@@ -25,6 +25,10 @@ from .log import ReaderStatistics, StreamLog, StreamReader, StreamReset, Unfold
 __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamInfo", "StreamLog", "StreamReader", "StreamReset"]
 
 
+OWNER_TAG = "owner"
+"""The tag of a session or a call that says who owns its streams, see `Engine.attach`."""
+
+
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
     """A snapshot of a channel."""
 
@@ -84,15 +88,19 @@ class StreamChannel:
         self._closed_bytes = 0
         self._evicted = 0
 
-    def open(self, stream_id: str) -> StreamLog[TurnEvent]:
+    def open(self, stream_id: str, owner: str | None = None) -> StreamLog[TurnEvent]:
         """A new log.
+
+        Args:
+            stream_id: The id of the stream.
+            owner: The owner that `attach` must name; None for a stream without one.
 
         Raises:
             ValueError: A log of that id exists already, or still exists.
         """
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
-        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed)
+        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed, owner=owner)
         self._open[stream_id] = log
         return log
 
@@ -104,6 +112,8 @@ class StreamChannel:
         coalesce: bool = False,
         min_interval: float = 0.0,
         unfold: Unfold[TurnEvent] | None = None,
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> StreamReader[TurnEvent]:
         """A reader of a stream that is running or over. When the reader leaves, nothing happens to the stream.
 
@@ -113,12 +123,17 @@ class StreamChannel:
             coalesce: As for `StreamLog.reader`.
             min_interval: As for `StreamLog.reader`, in seconds.
             unfold: As for `StreamLog.reader`.
+            owner: The owner that the stream must have; None for a stream without one.
+            any_owner: Whether to read the stream whoever owns it.
 
         Raises:
-            UnknownStream: No log of that id exists, or its time is over.
+            UnknownStream: No log of that id exists, its time is over, or it has another owner.
             ValueError: `from_seq` is negative or beyond the end.
         """
-        return self.log(stream_id).reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
+        log = self.log(stream_id)
+        if log.owner != owner and not any_owner:
+            raise unknown_stream(stream_id)
+        return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
     def log(self, stream_id: str) -> StreamLog[TurnEvent]:
         """The log of a stream that is running or over.
@@ -134,10 +149,7 @@ class StreamChannel:
         if (closed := self._folded.get(stream_id)) is not None:
             self._folded.move_to_end(stream_id)
             return closed.log
-        raise UnknownStream(
-            f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
-            "Take the finished message from its session instead"
-        )
+        raise unknown_stream(stream_id)
 
     def discard(self, stream_id: str) -> None:
         """Forget a log, open or closed. Its readers still read what it has. An unknown id does nothing."""
@@ -204,6 +216,14 @@ class StreamChannel:
         log.fold()
         self._closed_bytes += log.size - closed.bytes
         closed.bytes = log.size
+
+
+def unknown_stream(stream_id: str) -> UnknownStream:
+    """The error for a stream that is not there, and for one of another owner: the two must not differ."""
+    return UnknownStream(
+        f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
+        "Take the finished message from its session instead"
+    )
 
 
 def _info(log: StreamLog[TurnEvent], state: Literal["open", "kept", "folded"]) -> StreamInfo:

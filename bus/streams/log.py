@@ -76,10 +76,18 @@ class StreamLog(Generic[T]):
     Args:
         stream_id: The id of the stream; the id of every frame begins with it.
         on_close: A function that is called once, when the log is closed.
+        owner: The owner, whom `StreamChannel.attach` compares with the reader's; None without one.
     """
 
-    def __init__(self, stream_id: str, *, on_close: Callable[[StreamLog[T]], None] | None = None) -> None:
+    def __init__(
+        self,
+        stream_id: str,
+        *,
+        on_close: Callable[[StreamLog[T]], None] | None = None,
+        owner: str | None = None,
+    ) -> None:
         self.stream_id = stream_id
+        self.owner = owner
         self._on_close = on_close
         self._events: list[T] = []
         self._base = 0

@@ -46,6 +46,7 @@ from bus import (
     TurnStatus,
 )
 from bus.errors import CancelledError, ConfigurationError
+from bus.streams.channel import OWNER_TAG
 from bus.streams.events import StepFinish, TurnComplete, UserMessage
 from bus.trace_context import current_trace
 from bus.values.warning_codes import WarningCode
@@ -203,7 +204,7 @@ class Turn(TurnContext):
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.queue.append(self)
-        self.log = self.runtime.streams.open(self.id)
+        self.log = self.runtime.streams.open(self.id, state.tags.get(OWNER_TAG))
         if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
             frames.sender.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))

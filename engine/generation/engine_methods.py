@@ -102,11 +102,20 @@ class GenerationMethods:
         coalesce: bool = False,
         min_interval: float = 0.0,
         view: Literal[False] = False,
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> StreamReader[TurnEvent]: ...
 
     @overload
     def attach(
-        self, stream_id: str, *, coalesce: bool = False, min_interval: float = 0.0, view: Literal[True]
+        self,
+        stream_id: str,
+        *,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        view: Literal[True],
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> AttachedView: ...
 
     def attach(
@@ -117,8 +126,14 @@ class GenerationMethods:
         coalesce: bool = False,
         min_interval: float = 0.0,
         view: bool = False,
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> StreamReader[TurnEvent] | AttachedView:
         """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
+
+        If a session or a call has the tag ``owner``, its streams have that owner. Such a stream is read with the
+        same `owner` only. For any other owner, and for none, the stream is unknown. Set the tag where users of a
+        web application send stream ids, and pass the id of the user who sent the request.
 
         A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
         earlier events gets a StreamReset instead.
@@ -133,23 +148,42 @@ class GenerationMethods:
             min_interval: Seconds from one batch of events to the next.
             view: Whether to give the events that `stream` gives, with a start and an end for everything, and a
                 `text_stream`; always from the first event on.
+            owner: The value that the tag ``owner`` of the stream's session or call must have. None stands for a
+                stream without that tag.
+            any_owner: Whether to read the stream whoever owns it. It is for the operator, not for users.
 
         Raises:
-            UnknownStream: The turn has been over for too long.
+            UnknownStream: The turn has been over for too long, or the stream has another owner.
             ValueError: `from_seq` is beyond the end, or is given besides `view`.
             WrongLoop: The engine belongs to another event loop.
         """
         if view:
             if from_seq != 0:
                 raise ValueError("a view begins at the first event: leave from_seq= out, or view=")
-            return AttachedView(self.attach(stream_id, coalesce=coalesce, min_interval=min_interval))
+            return AttachedView(
+                self.attach(
+                    stream_id, coalesce=coalesce, min_interval=min_interval, owner=owner, any_owner=any_owner
+                )
+            )
         runtime = self._runtime
         runtime.host.require_loop()
         streams, frames = runtime.streams, runtime.frames
         if frames is not None and (stream_id not in streams or stream_id in frames.mirrors):
             return frames.mirrors.attach(
-                stream_id, from_seq, runtime.host.start, coalesce=coalesce, min_interval=min_interval
+                stream_id,
+                from_seq,
+                runtime.host.start,
+                coalesce=coalesce,
+                min_interval=min_interval,
+                owner=owner,
+                any_owner=any_owner,
             )
         return streams.attach(
-            stream_id, from_seq=from_seq, coalesce=coalesce, min_interval=min_interval, unfold=spelled_out
+            stream_id,
+            from_seq=from_seq,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            unfold=spelled_out,
+            owner=owner,
+            any_owner=any_owner,
         )

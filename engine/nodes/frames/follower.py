@@ -83,6 +83,8 @@ class Stored(msgspec.Struct, frozen=True):
 
     events: tuple[TurnEvent, ...]
     """The events of its messages in whole pieces, and its end."""
+    owner: str | None = None
+    """The tag ``owner`` of the turn's session; None if it has none."""
 
 
 StoreAnswer: TypeAlias = Stored | Ending | Literal["alive", "nothing", "no answer"]
@@ -183,20 +185,20 @@ class Follower:
         self._phase, self._next, self._due = "following", "owner", now + self._timing.retry
         lost = now - self._owner_at >= self._timing.patience
         match answer:
-            case Stored(events=events):
+            case Stored(events=events, owner=owner):
                 end = events[-1]
                 if isinstance(end, TurnComplete) and end.status == "outcome_unknown" and self.mirror.next_seq:
                     self.mirror.end(Ending(end.status, end.error))  # what came stays as its readers have it
                 else:
-                    self.mirror.complete(events)
+                    self.mirror.complete(events, owner)
             case Ending():
                 self.mirror.end(answer)
             case "alive":
                 self._known = True
             case "no answer" if not self._known and lost:
-                self.mirror.give_up(_unknown(self.mirror.log.stream_id))
+                self.mirror.give_up(unknown_anywhere(self.mirror.log.stream_id))
             case "nothing" if not self._known and now >= self._unknown_at:
-                self.mirror.give_up(_unknown(self.mirror.log.stream_id))
+                self.mirror.give_up(unknown_anywhere(self.mirror.log.stream_id))
             case "nothing" if lost:
                 self.mirror.end(Ending("outcome_unknown", "its node does not answer any more"))
             case _:
@@ -221,7 +223,8 @@ class Follower:
         return AskOwner(mirror.next_seq, mirror.node)
 
 
-def _unknown(stream_id: str) -> UnknownStream:
+def unknown_anywhere(stream_id: str) -> UnknownStream:
+    """The error for a stream that no node has, and for one of another owner: the two must not differ."""
     return UnknownStream(
         f"no stream {stream_id!r}: no node has it, and nothing is stored of it. "
         "Take the finished message from its session instead"

@@ -89,4 +89,12 @@ class Framer:
             first_seq += count
 
     def _frame(self, first_seq: int, next_seq: int) -> Frame:
-        return Frame(self.log.stream_id, self.session_id, self._node, self.epoch, first_seq, next_seq)
+        return Frame(
+            self.log.stream_id,
+            self.session_id,
+            self._node,
+            self.epoch,
+            first_seq,
+            next_seq,
+            owner=self.log.owner,
+        )

@@ -77,7 +77,7 @@ class Mirror:
         if frame.ending is not None:
             self.end(frame.ending)
             return True
-        self.node = frame.node
+        self.node, self.log.owner = frame.node, frame.owner
         before = self.next_seq
         self.expect(frame.next_seq)
         self._hold(frame)
@@ -95,9 +95,10 @@ class Mirror:
             self.log.extend(closing_events((*self.log.snapshot, *self.log.since(0)), ending))
             self.log.close()
 
-    def complete(self, events: Sequence[TurnEvent]) -> None:
+    def complete(self, events: Sequence[TurnEvent], owner: str | None = None) -> None:
         """End the stream with the whole of it, as it was found elsewhere: readers of a part of it begin anew."""
         if not self.over:
+            self.log.owner = owner
             *content, end = events
             if content:
                 snapshot = cast("tuple[TurnEvent, ...]", fold(content))

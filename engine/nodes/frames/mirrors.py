@@ -143,6 +143,8 @@ class Mirrors:
         *,
         coalesce: bool = False,
         min_interval: float = 0.0,
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> RemoteReader:
         """A reader of a stream that this engine's streams don't have, or that is being mirrored.
 
@@ -152,6 +154,8 @@ class Mirrors:
             start: A function that starts the engine.
             coalesce: As for `StreamLog.reader`.
             min_interval: As for `StreamLog.reader`.
+            owner: As for `StreamChannel.attach`.
+            any_owner: As for `StreamChannel.attach`.
 
         Raises:
             ValueError: `from_seq` is negative.
@@ -163,7 +167,15 @@ class Mirrors:
         if mirrored is None:
             mirrored = self._mirrored[stream_id] = _Mirrored(stream_id, self._streams)
         begin = partial(self._begin, mirrored, start)
-        return RemoteReader(mirrored, from_seq, begin, coalesce=coalesce, min_interval=min_interval)
+        return RemoteReader(
+            mirrored,
+            from_seq,
+            begin,
+            coalesce=coalesce,
+            min_interval=min_interval,
+            owner=owner,
+            any_owner=any_owner,
+        )
 
     def __len__(self) -> int:
         """The number of streams that are being mirrored."""

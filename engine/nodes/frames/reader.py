@@ -9,6 +9,8 @@ from adapters.replies.whole import spelled_out
 from bus import ReaderStatistics, StreamLog, StreamReader
 from bus.streams.events import TurnEvent
 
+from .follower import unknown_anywhere
+
 
 class Filling(Protocol):
     """A log that is being filled from elsewhere."""
@@ -26,7 +28,7 @@ class RemoteReader(StreamReader[TurnEvent]):
     """A reader of a log that is filled from elsewhere. It begins with the first read.
 
     What `attach` would raise for a stream of this node is raised by the first read: UnknownStream if no node has
-    the stream and nothing is stored of it, and ValueError if `from_seq` is beyond the end.
+    the stream and nothing is stored of it, or it has another owner, and ValueError if `from_seq` is beyond the end.
 
     Args:
         filling: The log, and what is known of it.
@@ -34,6 +36,8 @@ class RemoteReader(StreamReader[TurnEvent]):
         begin: A function that has the log filled.
         coalesce: As for `StreamLog.reader`.
         min_interval: As for `StreamLog.reader`.
+        owner: As for `StreamChannel.attach`.
+        any_owner: As for `StreamChannel.attach`.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class RemoteReader(StreamReader[TurnEvent]):
         *,
         coalesce: bool = False,
         min_interval: float = 0.0,
+        owner: str | None = None,
+        any_owner: bool = False,
     ) -> None:
         start = 0 if from_seq == "tail" else from_seq
         if start < 0:
@@ -53,6 +59,8 @@ class RemoteReader(StreamReader[TurnEvent]):
         self._begin = begin
         self._tail = from_seq == "tail"
         self._placed = False
+        self._owner = owner
+        self._any_owner = any_owner
 
     async def _refill(self) -> None:
         if not self._placed:
@@ -67,6 +75,8 @@ class RemoteReader(StreamReader[TurnEvent]):
             await self._filling.settled()
             self._cursor = log.next_seq
             self.seq = self._cursor - 1
+        if not self._any_owner:
+            await self._check_owner()
         while self._cursor > log.next_seq and not log.closed and not self._closed:
             await log._changed()
         if self._filling.stored and self._cursor > 0:
@@ -77,6 +87,15 @@ class RemoteReader(StreamReader[TurnEvent]):
                 f"stream {self.stream_id} has events 0 to {log.next_seq - 1}; from_seq={self._cursor}"
             )
         self._placed = True
+
+    async def _check_owner(self) -> None:
+        """Raise UnknownStream if the stream has another owner. The first frame with events says whose it is."""
+        log = self._log
+        while not log.next_seq and not log.closed and not self._closed:
+            await log._changed()
+        if log.error is None and log.next_seq and log.owner != self._owner:
+            self.close()
+            raise unknown_anywhere(self.stream_id)
 
     def statistics(self) -> ReaderStatistics:
         """A snapshot of how far this reader is."""

@@ -21,6 +21,7 @@ from bus.values.usage import TokenUsage, UsageSource
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN
 from .mirror import Mirror
+from .stream_ids import begun_us
 from .wire.frame import Beginning, Ending, Frame
 from .wire.packed import Packed, unpack_message
 
@@ -76,8 +77,8 @@ class Retained(msgspec.Struct, frozen=True):
     @property
     def opening(self) -> bytes:
         """The latest setup of the session; empty if none was kept."""
-        found = [(turn.epoch, turn.stream_id, turn.opening) for turn in self.turns if turn.opening]
-        return max(found)[2] if found else b""
+        last = self._last(turn for turn in self.turns if turn.opening)
+        return last.opening if last is not None else b""
 
     def beyond(self, stored: int) -> tuple[Message, ...]:
         """The messages that follow on so many stored ones, without a gap."""
@@ -90,18 +91,28 @@ class Retained(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> RetainedTurn | None:
         """The last turn, if its own node has not said its end."""
-        last = max(self.turns, key=lambda turn: (turn.epoch, turn.stream_id), default=None)
+        last = self._last(self.turns)
         return last if last is not None and not last.finished else None
+
+    @staticmethod
+    def _last(turns: Iterable[RetainedTurn]) -> RetainedTurn | None:
+        # of one epoch the last in order: `max` takes the first of equal ones
+        return max(reversed(tuple(turns)), key=lambda turn: turn.epoch, default=None)
 
 
 def retained(frames: Iterable[Frame]) -> Retained:
-    """What frames of one session say."""
+    """What frames of one session say.
+
+    Turns are in the order of their beginning: by the millisecond in their ids, then by the
+    number of messages before them, then as their first frames came.
+    """
     by_stream: dict[str, _Turn] = {}
     for frame in frames:
         if frame.stream_id not in by_stream:
             by_stream[frame.stream_id] = _Turn(frame.stream_id)
         by_stream[frame.stream_id].take(frame)
-    return Retained(tuple(by_stream[stream_id].told() for stream_id in sorted(by_stream)))
+    turns = [turn.told() for turn in by_stream.values()]
+    return Retained(tuple(sorted(turns, key=lambda turn: (begun_us(turn.stream_id) or 0, turn.history or 0))))
 
 
 class _Turn:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from adapters.replies.whole import content_events
 from bus import Envelope, Log, Message, Role, SessionMessageAppended, SessionTurnCompleted, StoreError
+from bus.streams.channel import OWNER_TAG
 from bus.streams.events import MessageComplete, MessageStart, StepFinish, TurnComplete, TurnEvent, UserMessage
 from bus.values.usage import StopReason, TokenUsage, UsageSource
 from tracestore import CallFilter, Store
@@ -58,9 +59,9 @@ class StoredTurns:
         """What is known of a turn, see `mirrors.TurnSource`."""
         try:
             store = await self._trace()
-            events = await stored_events(store, stream_id, session_id)
-            if events:
-                return Stored(events)
+            found = await stored_turn(store, stream_id, session_id)
+            if found is not None:
+                return found
             if not node:
                 return "nothing"
             return await self._endings.ending_of(stream_id, session_id, node, epoch) or "alive"
@@ -69,8 +70,8 @@ class StoredTurns:
             return "no answer"
 
 
-async def stored_events(store: Store, stream_id: str, session_id: str = "") -> tuple[TurnEvent, ...]:
-    """The events of a turn that is over, its messages in whole pieces; nothing if it isn't stored.
+async def stored_turn(store: Store, stream_id: str, session_id: str = "") -> Stored | None:
+    """The events of a turn that is over, its messages in whole pieces; None if it isn't stored.
 
     A turn has two ends if its node died between its end and the shipment of that, and no frame told of it: what
     others have decided meanwhile, and said to readers, stands.
@@ -89,16 +90,20 @@ async def stored_events(store: Store, stream_id: str, session_id: str = "") -> t
         calls = await store.calls(CallFilter(turn_id=stream_id, since=since), limit=1)
         session_id = (calls[0].session_id if calls else None) or ""
     if not session_id:
-        return ()
+        return None
     history = await store.events(session_id=session_id, topic="session.*", since=since, limit=None)
     own = [envelope for envelope in history if envelope.turn_id == stream_id]
     ends = [envelope.data for envelope in own if isinstance(envelope.data, SessionTurnCompleted)]
     if not ends:
-        return ()
+        return None
     said = {message.id: message for message in await store.messages(session_id) if message.id is not None}
     spelled = tuple(_spelled(own, said))
     end = next((each for each in ends if each.status == "outcome_unknown"), ends[-1])
-    return (*spelled, TurnComplete(end.status, end.error)) if spelled else ()
+    if not spelled:
+        return None
+    saved = await store.saved_session(session_id)
+    owner = None if saved is None else saved.tags.get(OWNER_TAG)
+    return Stored((*spelled, TurnComplete(end.status, end.error)), owner)
 
 
 def _spelled(own: Iterable[Envelope], said: dict[str, Message]) -> Iterator[TurnEvent]:

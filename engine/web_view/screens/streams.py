@@ -55,7 +55,11 @@ async def stream(subject: Subject, request: Request) -> Response:
     shown = subject.shows_live_content and "content" in visitor.scopes
     try:
         reader = subject.engine.attach(
-            stream_id, from_seq=_next_seq(request, stream_id), coalesce=True, min_interval=EVERY_SECONDS
+            stream_id,
+            from_seq=_next_seq(request, stream_id),
+            coalesce=True,
+            min_interval=EVERY_SECONDS,
+            any_owner=True,
         )
     except (UnknownStream, ValueError) as error:
         raise Refused(404, str(error)) from None

@@ -133,6 +133,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """The messages that entered the history meanwhile."""
     ending: Ending | None = None
     """The end of the turn, said by a node that is not its owner. Such a frame has no events."""
+    owner: str | None = None
+    """The tag ``owner`` of the stream; None if it has none, and in a frame with an ending."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):

@@ -261,3 +261,26 @@ async def test_of_a_session_that_is_deleted_no_frame_is_kept(nats: NatsServer) -
                     await anyio.sleep(0.01)
         await owner.delete_session(sessions[0].id)
         assert [len((await frames.retained(session.id)).turns) for session in sessions] == [0, 1]
+
+
+async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServer) -> None:
+    """While it is said, when it is over, from its first event and from a later one; the mirror is shared."""
+    gate = Gate(20)
+    async with nodes(nats, 2, Say(*WORDS, pause=gate.step)) as (owner, other):
+        async with owner.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:
+            turn.detach()
+        stream_id = turn.stream_id
+        reader = other.attach(stream_id, owner="ada")
+        await anext(reader)
+        for from_seq in (0, 5, "tail"):
+            for options in ({}, {"owner": "bob"}):
+                with anyio.fail_after(20), pytest.raises(UnknownStream):
+                    await anext(other.attach(stream_id, from_seq=from_seq, **options))  # type: ignore[call-overload]
+        gate.open()
+        rest = [event async for event in reader]
+        assert isinstance(rest[-1], TurnComplete)
+        await owner.aclose()
+        for options in ({}, {"owner": "bob"}):
+            with anyio.fail_after(20), pytest.raises(UnknownStream):
+                await anext(other.attach(stream_id, **options))  # type: ignore[call-overload]
+        assert [event async for event in other.attach(stream_id, owner="ada")][1:] == rest

@@ -197,3 +197,15 @@ def test_what_a_first_turn_said_is_not_missing_when_frames_have_it() -> None:
     assert in_its_first_turn(saved, retained([])).missing == (NOTHING_SAID,)
     later = retained(frames(TextDelta("a", 0, "msg_re"), history=2))
     assert in_its_first_turn(saved, later).missing == (NOTHING_SAID,)
+
+
+@pytest.mark.parametrize("first_frames_first", [True, False])
+def test_turns_of_one_millisecond_are_in_the_order_of_their_histories(first_frames_first: bool) -> None:
+    """The random part of a stream's id says nothing of the order."""
+    begun = "trn_01HZZZZZZZ"
+    reply = Message(Role.ASSISTANT, "Hello", id="msg_re")
+    one = frames(END, stream_id=begun + "Z" * 16, history=0, appended=(HI, reply))
+    two = frames(MessageStart("msg_2"), stream_id=begun + "0" * 16, history=2)
+    kept = retained([*one, *two] if first_frames_first else [*two, *one])
+    assert [turn.history for turn in kept.turns] == [0, 2]
+    assert kept.unfinished is kept.turns[1]

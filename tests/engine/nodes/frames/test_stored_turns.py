@@ -9,7 +9,7 @@ import pytest
 
 from bus import SessionTurnCompleted, StreamReset, TextDelta, TurnComplete, UnknownStream
 from engine import Engine
-from engine.nodes.frames.stored import stored_events
+from engine.nodes.frames.stored import stored_turn
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import keeping
 from tests.support.nats_server import NatsServer
@@ -41,11 +41,14 @@ async def test_a_stored_turn_has_the_events_of_its_messages(tmp_path: Path) -> N
         stream_id, types = await a_turn(engine)
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
-            events = await stored_events(store, stream_id)
+            found = await stored_turn(store, stream_id)
+            assert found is not None
+            assert found.owner is None
+            events = found.events
             assert [event.type for event in events] == types
             assert [event.text for event in events if isinstance(event, TextDelta)] == ["Let me see.", "Three"]
             assert events[-1] == TurnComplete("completed")
-            assert await stored_events(store, "trn_other") == ()
+            assert await stored_turn(store, "trn_other") is None
 
 
 async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
@@ -58,7 +61,9 @@ async def test_an_end_that_others_have_decided_stands(tmp_path: Path) -> None:
             await turn.message()
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
-            assert (await stored_events(store, turn.stream_id))[-1] == TurnComplete("outcome_unknown", "gone")
+            found = await stored_turn(store, turn.stream_id)
+            assert found is not None
+            assert found.events[-1] == TurnComplete("outcome_unknown", "gone")
 
 
 async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> None:
@@ -68,7 +73,7 @@ async def test_without_content_nothing_is_stored_of_a_stream(tmp_path: Path) -> 
             await turn.message()
         await engine.flush()
         async with TraceStore(tmp_path / "t.db") as store:
-            assert await stored_events(store, turn.stream_id) == ()
+            assert await stored_turn(store, turn.stream_id) is None
 
 
 @on_server
@@ -101,3 +106,15 @@ async def test_a_stream_without_frames_and_owner_is_read_from_the_store(
                 assert end == TurnComplete("completed")
             with pytest.raises(UnknownStream):
                 await anext(reader.attach("trn_01ARZ3NDEKTSV4RRFFQ69G5FAV"))
+
+
+async def test_a_stored_turn_has_the_owner_of_its_session(tmp_path: Path) -> None:
+    """So a reader on another node gets it by the same owner only."""
+    async with keeping(tmp_path / "t.db", Say("Hi")) as engine:
+        async with engine.session("s:m", tags={"owner": "ada"}).stream("Hi") as turn:
+            await turn.message()
+        await engine.flush()
+        async with TraceStore(tmp_path / "t.db") as store:
+            found = await stored_turn(store, turn.stream_id)
+            assert found is not None
+            assert found.owner == "ada"
