@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import anyio
 import msgspec
@@ -489,8 +491,9 @@ class Turn(TurnContext):
                     self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
+        usage = reduce(add, (step.usage for step in self.steps)) if self.steps else None
         for step in self.steps:
-            step.message.ended(self.status, undelivered)
+            step.message.ended(self.status, undelivered, usage=usage, cost=self.cost)
         if not self._ended_elsewhere:
             self._publish_end(error)
 
