@@ -83,7 +83,14 @@ if TYPE_CHECKING:
         BatchSubmitting,
     )
     from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-    from .events.calls import LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted
+    from .events.calls import (
+        CallContent,
+        LlmCallAccepted,
+        LlmCallCompleted,
+        LlmCallFailed,
+        LlmCallGuarded,
+        LlmCallStarted,
+    )
     from .events.catalogue import CatalogueEvent
     from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
     from .events.envelope import Envelope, Event, UnknownEvent
@@ -248,6 +255,7 @@ else:
             ),
             ".events.budgets": ("BudgetLow", "BudgetRefused", "BudgetReserved", "BudgetSettled"),
             ".events.calls": (
+                "CallContent",
                 "LlmCallAccepted",
                 "LlmCallCompleted",
                 "LlmCallFailed",
@@ -369,6 +377,7 @@ __all__ = [
     "BudgetSettled",
     "Bus",
     "BusStatistics",
+    "CallContent",
     "CallWarning",
     "CallboardError",
     "CancelledError",

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+
 from ..values.call_settings import CallSettings
-from ..values.messages import RoutingDecision
+from ..values.content import ContentBlock
+from ..values.messages import Message, RoutingDecision, ToolDefinition
 from ..values.usage import Cost, StopReason, TokenUsage
 from .envelope import Event
 
@@ -17,7 +23,18 @@ class _CallEvent(Event, frozen=True, kw_only=True):
     """The model as routed, ``provider:name``."""
 
 
-class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_started"):
+class CallContent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The content of a request, by reference, for an observer in the same process."""
+
+    messages: Sequence[Message]
+    """The whole conversation that was sent."""
+    system_prompt: str | None = None
+    """The system text; None if there is none."""
+    tools: Sequence[ToolDefinition] = ()
+    """The tools that the model may call."""
+
+
+class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_started"):
     """An attempt is about to be sent.
 
     An operation other than ``chat`` has no stop reason of its own; ``end_turn`` stands for it. A call of the
@@ -52,6 +69,18 @@ class LlmCallStarted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_starte
     key: str | None = None
     """The name of the key that is sent, never its value; None for the adapter's own key, which has no name."""
 
+    # The content is no field, so that no codec, store or journal can write it.
+    @property
+    def content(self) -> CallContent | None:
+        """The content of the request. None for an event that was stored, or that came from another process."""
+        content: CallContent | None = self.__dict__.get("content_")
+        return content
+
+    def with_content(self, content: CallContent) -> LlmCallStarted:
+        """Attach the content of the request, for observers in this process. Returns the same event."""
+        self.__dict__["content_"] = content
+        return self
+
 
 class LlmCallAccepted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_accepted"):
     """The provider makes the reply in the background from here on.
@@ -84,7 +113,23 @@ class LlmCallGuarded(_CallEvent, frozen=True, kw_only=True, tag="llm.call_guarde
     """The reason of a stop, in the guardrail's words."""
 
 
-class LlmCallCompleted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_completed"):
+class _EndOfCall(_CallEvent, frozen=True, kw_only=True, dict=True, gc=True):
+    """An end of an attempt, with the reply for observers in this process."""
+
+    @property
+    def reply(self) -> Sequence[ContentBlock] | None:
+        """The content of the reply, or the part that arrived. None for an event that was stored, or that came from
+        another process."""
+        reply: Sequence[ContentBlock] | None = self.__dict__.get("reply_")
+        return reply
+
+    def with_reply(self, reply: Sequence[ContentBlock]) -> Self:
+        """Attach the content of the reply, for observers in this process. Returns the same event."""
+        self.__dict__["reply_"] = reply
+        return self
+
+
+class LlmCallCompleted(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_completed"):
     """The attempt ended well, and with it the call.
 
     Both times begin with the call, so that waiting for a slot and earlier attempts are included.
@@ -114,7 +159,7 @@ class LlmCallCompleted(_CallEvent, frozen=True, kw_only=True, tag="llm.call_comp
     """Whether the attempt's request was sent twice, see `AttemptResent`."""
 
 
-class LlmCallFailed(_CallEvent, frozen=True, kw_only=True, tag="llm.call_failed"):
+class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, tag="llm.call_failed"):
     """The attempt failed or was cancelled."""
 
     error_class: str

@@ -61,12 +61,28 @@ class StreamInfo(msgspec.Struct, frozen=True):
     """A rough number of the bytes of memory that the log uses."""
     readers: tuple[ReaderStatistics, ...]
     """The snapshots of its readers."""
+    session_id: str | None = None
+    """The session of the stream's turn; None for a turn without a session."""
+    model: str | None = None
+    """The model that the turn asked for, in words; None if it is not known here."""
+    began_us: int = 0
+    """When the stream was opened here, in microseconds since the epoch, UTC."""
+    ended_us: int | None = None
+    """When the stream ended, in the same unit; None while it is open."""
+
+
+class _Opened(msgspec.Struct):
+    session_id: str | None
+    model: str | None
+    began_us: int
 
 
 class _Closed(msgspec.Struct):
     log: StreamLog[TurnEvent]
     closed_ns: int
     bytes: int
+    opened: _Opened
+    ended_us: int
 
 
 class StreamChannel:
@@ -83,17 +99,27 @@ class StreamChannel:
         self._retain_ns = int(retain_seconds * 1e9)
         self._max_bytes = max_bytes
         self._open: dict[str, StreamLog[TurnEvent]] = {}
+        self._opened: dict[str, _Opened] = {}  # of the open ones
         self._kept: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
         self._folded: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their last use
         self._closed_bytes = 0
         self._evicted = 0
 
-    def open(self, stream_id: str, owner: str | None = None) -> StreamLog[TurnEvent]:
-        """A new log.
+    def open(
+        self,
+        stream_id: str,
+        owner: str | None = None,
+        *,
+        session_id: str | None = None,
+        model: str | None = None,
+    ) -> StreamLog[TurnEvent]:
+        """Open a new log.
 
         Args:
             stream_id: The id of the stream.
             owner: The owner that `attach` must name; None for a stream without one.
+            session_id: The session of the turn, for `streams()`.
+            model: The model that the turn asked for, in words, for `streams()`.
 
         Raises:
             ValueError: A log of that id exists already, or still exists.
@@ -102,6 +128,7 @@ class StreamChannel:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
         log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed, owner=owner)
         self._open[stream_id] = log
+        self._opened[stream_id] = _Opened(session_id, model, self._clock.now_us())
         return log
 
     def attach(
@@ -154,6 +181,7 @@ class StreamChannel:
     def discard(self, stream_id: str) -> None:
         """Forget a log, open or closed. Its readers still read what it has. An unknown id does nothing."""
         self._open.pop(stream_id, None)
+        self._opened.pop(stream_id, None)
         for entries in (self._kept, self._folded):
             if (closed := entries.pop(stream_id, None)) is not None:
                 self._closed_bytes -= closed.bytes
@@ -166,9 +194,9 @@ class StreamChannel:
         """A snapshot of each stream, the open ones first, each kind in the order of its beginning or its end."""
         self._sweep()
         return (
-            *(_info(log, "open") for log in self._open.values()),
-            *(_info(closed.log, "kept") for closed in self._kept.values()),
-            *(_info(closed.log, "folded") for closed in self._folded.values()),
+            *(_info(log, "open", self._opened[each]) for each, log in self._open.items()),
+            *(_info(each.log, "kept", each.opened, each.ended_us) for each in self._kept.values()),
+            *(_info(each.log, "folded", each.opened, each.ended_us) for each in self._folded.values()),
         )
 
     def statistics(self) -> StreamChannelStatistics:
@@ -192,7 +220,10 @@ class StreamChannel:
     def _closed(self, log: StreamLog[TurnEvent]) -> None:
         if self._open.pop(log.stream_id, None) is None:
             return  # it was discarded
-        self._kept[log.stream_id] = _Closed(log, self._clock.monotonic_ns(), log.size)
+        opened = self._opened.pop(log.stream_id)
+        self._kept[log.stream_id] = _Closed(
+            log, self._clock.monotonic_ns(), log.size, opened, self._clock.now_us()
+        )
         self._closed_bytes += log.size
         self._sweep()
 
@@ -226,6 +257,21 @@ def unknown_stream(stream_id: str) -> UnknownStream:
     )
 
 
-def _info(log: StreamLog[TurnEvent], state: Literal["open", "kept", "folded"]) -> StreamInfo:
+def _info(
+    log: StreamLog[TurnEvent],
+    state: Literal["open", "kept", "folded"],
+    opened: _Opened,
+    ended_us: int | None = None,
+) -> StreamInfo:
     readers = tuple(reader.statistics() for reader in log.readers)
-    return StreamInfo(log.stream_id, state, log.next_seq, log.size, readers)
+    return StreamInfo(
+        log.stream_id,
+        state,
+        log.next_seq,
+        log.size,
+        readers,
+        session_id=opened.session_id,
+        model=opened.model,
+        began_us=opened.began_us,
+        ended_us=ended_us,
+    )

@@ -41,7 +41,7 @@ from adapters.actor import AdapterActor, CallHandle, start_call
 from adapters.contract import MeteredAdapter, ProviderAdapter
 from adapters.replies.whole import whole_events
 from adapters.usage.unfinished import NOTHING_USED
-from bus import ActorRef, LlmCallCompleted, StreamLog
+from bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
 from bus.values.call_settings import CallSettings
@@ -118,6 +118,10 @@ class Call(AdapterCall):
     def settings(self) -> CallSettings | None:
         return settings_of(self._server, self.request)
 
+    def content(self) -> CallContent:
+        request = self.request
+        return CallContent(messages=request.messages, system_prompt=request.system_prompt, tools=request.tools)
+
     def cancel(self) -> None:
         """Ask the call to end; `run()` then raises CancelledError. A second call does nothing."""
         self._cancelled = True
@@ -161,6 +165,7 @@ class Call(AdapterCall):
                 error.content, error.usage = response.content, response.usage
                 raise error
             end = self.completed(response, cost, response.stop_reason, response.raw_stop_reason)
+            end.with_reply(response.content)
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
             end = failure

@@ -26,6 +26,7 @@ from adapters import (
 )
 from adapters.usage.unfinished import NOTHING_USED, usage_of_failure
 from bus import (
+    CallContent,
     Cost,
     CostSource,
     LlmCallAccepted,
@@ -385,7 +386,7 @@ class CallEvents:
 
     def _started(self, report: AttemptStarted) -> LlmCallStarted:
         routing = self.context.routing
-        return LlmCallStarted(
+        started = LlmCallStarted(
             provider=routing.provider,
             model=routing.model,
             requested_model=routing.requested,
@@ -401,6 +402,12 @@ class CallEvents:
             reserved_tokens=None if self.reserved is None else self.reserved.tokens,
             key=report.key,
         )
+        content = self.content()
+        return started if content is None else started.with_content(content)
+
+    def content(self) -> CallContent | None:
+        """The content of the request, for observers in this process; None for a call that is no conversation."""
+        return None
 
     def settings(self) -> CallSettings | None:
         """The settings that the start of the call tells."""
@@ -430,7 +437,7 @@ class CallEvents:
         routing = self.context.routing
         cost = None if error.usage is None else self.cost_of(error.usage)
         error.cost = cost_without_usage(error) if cost is None else cost
-        return LlmCallFailed(
+        failed = LlmCallFailed(
             provider=routing.provider,
             model=routing.model,
             error_class=error.error_class,
@@ -450,6 +457,7 @@ class CallEvents:
             resent=self._resent,
             key=self._key,
         )
+        return failed.with_reply(error.content) if error.content else failed
 
     def cost_of(self, usage: TokenUsage) -> Cost:
         """The cost of an attempt with this usage. An attempt that was never sent needs no price."""

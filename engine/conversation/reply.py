@@ -50,13 +50,17 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The reply as plain values: text, status, model, usage, cost, calls, warnings. Money is exact text."""
         return in_plain_values(
             text=self.text,
-            reasoning=self.thinking or None,
+            content=self.content,
+            thinking=self.thinking,
             status=self.status,
-            stop_reason=self.metadata.stop_reason,
+            stop_reason=self.stop_reason,
+            raw_stop_reason=self.raw_stop_reason,
             model=self.model,
             usage=self.usage,
             cost=self.cost,
-            tool_calls=self.tool_uses,
+            total_usage=self.total_usage,
+            total_cost=self.total_cost,
+            tool_uses=self.tool_uses,
             warnings=self.warnings,
             raw=self.raw,
             provider_details=self.metadata.provider_details,
@@ -66,11 +70,40 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
         """The reply in a notebook."""
         return in_markdown(self.text, self.model, self.usage, self.cost)
 
-    def ended(self, status: TurnStatus, undelivered: tuple[Message, ...] = ()) -> None:
-        """Note how the reply's turn ended. That is no field: neither stored with the message nor compared."""
-        self.__dict__["_status"] = status
+    def ended(
+        self,
+        status: TurnStatus,
+        undelivered: tuple[Message, ...] = (),
+        *,
+        usage: TokenUsage | None = None,
+        cost: Cost | None = None,
+    ) -> None:
+        """Note how the reply's turn ended. These are not fields: they are not stored and not compared.
+
+        Args:
+            status: How the turn ended.
+            undelivered: The steering messages that the model did not get.
+            usage: The tokens of all steps of the turn; None leaves those of this reply.
+            cost: The cost of all calls of the turn; None leaves that of this reply.
+        """
+        noted = self.__dict__
+        noted["_status"] = status
         if undelivered:
-            self.__dict__["_undelivered"] = undelivered
+            noted["_undelivered"] = undelivered
+        if usage is not None:
+            noted["_total_usage"] = usage
+        if cost is not None:
+            noted["_total_cost"] = cost
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """The reason why the reply ended."""
+        return self.metadata.stop_reason
+
+    @property
+    def raw_stop_reason(self) -> str | None:
+        """The provider's own word for the stop reason; None if the provider sent none."""
+        return self.metadata.raw_stop_reason
 
     @property
     def model(self) -> str:
@@ -79,8 +112,20 @@ class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
 
     @property
     def usage(self) -> TokenUsage:
-        """All tokens of the call."""
+        """All tokens of the call; `total_usage` has the tokens of the whole turn."""
         return self.metadata.usage
+
+    @property
+    def total_usage(self) -> TokenUsage:
+        """The tokens of all steps of the turn. For a message of a resumed session, the tokens of its call."""
+        total: TokenUsage = self.__dict__.get("_total_usage", self.usage)
+        return total
+
+    @property
+    def total_cost(self) -> Cost:
+        """The cost of all calls of the turn. For a message of a resumed session, the cost of its call."""
+        total: Cost = self.__dict__.get("_total_cost", self.cost)
+        return total
 
     @property
     def cost(self) -> Cost:

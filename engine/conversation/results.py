@@ -7,13 +7,22 @@ from operator import add
 
 import msgspec
 
-from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
+from adapters import (
+    CallWarning,
+    CanonicalResponse,
+    ContentBlock,
+    Message,
+    StopReason,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from bus import Cost, RoutingDecision, TurnStatus
 from bus.values.cost_sum import CostSum
 from bus.values.json import JsonObject
 from bus.values.shown import Shown, short
 
-from ..presented import in_markdown, in_plain_values
+from ..presented import in_markdown, in_plain_values, renamed
 from .reply import Reply
 
 
@@ -35,14 +44,31 @@ class StepResult(Shown, frozen=True, kw_only=True):
         return self.response.text
 
     @property
+    def content(self) -> tuple[ContentBlock, ...]:
+        """The blocks of the reply, in order."""
+        return self.message.content
+
+    @property
+    def thinking(self) -> str:
+        """The visible reasoning; empty if there is none."""
+        return self.response.thinking
+
+    @property
+    def tool_uses(self) -> tuple[ToolUseBlock, ...]:
+        """The tool calls that the reply asks for, in order."""
+        return self.response.tool_uses
+
+    @property
     def reasoning(self) -> str | None:
-        """The visible reasoning; None if there is none."""
-        return self.response.thinking or None
+        """Deprecated: use `thinking`."""
+        renamed("reasoning", "thinking")
+        return self.thinking or None
 
     @property
     def tool_calls(self) -> tuple[ToolUseBlock, ...]:
-        """The tool calls that the reply asks for, in their order."""
-        return self.response.tool_uses
+        """Deprecated: use `tool_uses`."""
+        renamed("tool_calls", "tool_uses")
+        return self.tool_uses
 
     @property
     def stop_reason(self) -> StopReason:
@@ -58,6 +84,16 @@ class StepResult(Shown, frozen=True, kw_only=True):
     def usage(self) -> TokenUsage:
         """The tokens of the reply."""
         return self.response.usage
+
+    @property
+    def total_usage(self) -> TokenUsage:
+        """The tokens of the step, the same as `usage`. `Reply` and `GenerateResult` have this name for a turn."""
+        return self.usage
+
+    @property
+    def total_cost(self) -> Cost:
+        """The cost of the step, the same as `cost`."""
+        return self.cost
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
@@ -104,13 +140,17 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
         """
         return in_plain_values(
             text=self.text,
-            reasoning=self.reasoning,
+            content=self.content,
+            thinking=self.thinking,
             status=self.status,
             stop_reason=self.stop_reason,
+            raw_stop_reason=self.raw_stop_reason,
             model=self.message.model,
             usage=self.total_usage,
             cost=self.total_cost,
-            tool_calls=self.tool_calls,
+            total_usage=self.total_usage,
+            total_cost=self.total_cost,
+            tool_uses=self.tool_uses,
             warnings=self.warnings,
             messages=self.messages,
         )
@@ -121,14 +161,31 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps[-1].text
 
     @property
+    def content(self) -> tuple[ContentBlock, ...]:
+        """The blocks of the last reply, in order."""
+        return self.steps[-1].content
+
+    @property
+    def thinking(self) -> str:
+        """The visible reasoning of the last reply; empty if there is none."""
+        return self.steps[-1].thinking
+
+    @property
+    def tool_uses(self) -> tuple[ToolUseBlock, ...]:
+        """The tool calls of the last reply, in order."""
+        return self.steps[-1].tool_uses
+
+    @property
     def reasoning(self) -> str | None:
-        """The visible reasoning; None if there is none."""
-        return self.steps[-1].reasoning
+        """Deprecated: use `thinking`."""
+        renamed("reasoning", "thinking")
+        return self.thinking or None
 
     @property
     def tool_calls(self) -> tuple[ToolUseBlock, ...]:
-        """The calls of the last reply."""
-        return self.steps[-1].tool_calls
+        """Deprecated: use `tool_uses`."""
+        renamed("tool_calls", "tool_uses")
+        return self.tool_uses
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import anyio
 import msgspec
@@ -204,7 +206,12 @@ class Turn(TurnContext):
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.queue.append(self)
-        self.log = self.runtime.streams.open(self.id, state.tags.get(OWNER_TAG))
+        self.log = self.runtime.streams.open(
+            self.id,
+            state.tags.get(OWNER_TAG),
+            session_id=state.id or None,
+            model=in_words(self.model),
+        )
         if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
             frames.sender.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
@@ -490,8 +497,9 @@ class Turn(TurnContext):
                     self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
+        usage = reduce(add, (step.usage for step in self.steps)) if self.steps else None
         for step in self.steps:
-            step.message.ended(self.status, undelivered)
+            step.message.ended(self.status, undelivered, usage=usage, cost=self.cost)
         if not self._ended_elsewhere:
             self._publish_end(error)
 

@@ -136,7 +136,7 @@ class ObjectTask(Generic[T]):
 
 
 def _open_calls(turn: Turn) -> str:
-    names = ", ".join(call.name for call in turn.steps[-1].tool_calls)
+    names = ", ".join(call.name for call in turn.steps[-1].tool_uses)
     return (
         f"it calls {names}, and the turn ended with {turn.status}; give max_tool_rounds, and tools that can be run"
     )

@@ -196,7 +196,7 @@ async def test_all_five_roles_become_what_the_provider_has(wire: Wire) -> None:
     """System, developer, user, assistant and tool, with the provider's own id of the call."""
     async with asking(wire, wire.whole("A", 1, "tools"), wire.whole("Done")) as at:
         called = await at.engine.generate(at.model, "U", max_tool_rounds=0)
-        (call,) = called.tool_calls
+        (call,) = called.tool_uses
         conversation = [
             Message(Role.SYSTEM, (TextBlock("S"),)),
             Message(Role.DEVELOPER, (TextBlock("D"),)),

@@ -60,7 +60,7 @@ async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
     """As part of the output, which is billed whole."""
     async with asking(wire, thoughtful(wire, streamed=streamed)) as at:
         result = await at.ask(streamed=streamed, reasoning_effort="high")
-    assert (result.text, result.reasoning) == ("42", "Let me see")
+    assert (result.text, result.thinking) == ("42", "Let me see")
     assert result.usage.output_tokens == 70
     assert result.usage.reasoning_tokens == 50
     assert result.usage.total_tokens - result.usage.total_input_tokens == 70
@@ -71,7 +71,7 @@ async def test_what_is_not_reported_is_not_guessed() -> None:
     """Anthropic doesn't always say how many of the tokens were thinking."""
     async with asking(ANTHROPIC, ANTHROPIC._whole(ANTHROPIC.body("42", 0, "end", "Let me see"))) as at:
         result = await generate(at.model, "?", engine=at.engine, reasoning_effort="high")
-    assert (result.reasoning, result.usage.reasoning_tokens, result.usage.output_tokens) == ("Let me see", None, 7)
+    assert (result.thinking, result.usage.reasoning_tokens, result.usage.output_tokens) == ("Let me see", None, 7)
 
 
 @pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
@@ -106,7 +106,7 @@ async def played(wire: Wire, found: list[Exchange]) -> None:
 
     async def check(at: Asked, exchange: Exchange) -> None:
         result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
-        assert (result.reasoning or "") == exchange.oracle["thinking_text"], exchange.case["id"]
+        assert result.thinking == exchange.oracle["thinking_text"], exchange.case["id"]
         assert result.usage.reasoning_tokens == reasoning_of(exchange.oracle["usage"]), exchange.case["id"]
         assert (result.usage.reasoning_tokens or 0) <= result.usage.output_tokens
 

@@ -54,9 +54,9 @@ async def test_an_active_tool_is_run_and_the_model_answers(wire: Wire) -> None:
     first, last = result.steps
     assert (result.text, result.status) == ("It is empty.", "completed")
     assert (first.text, last.text) == ("Let me see.", "It is empty.")
-    assert [(call.name, call.input) for call in first.tool_calls] == [CALLS[0]]
+    assert [(call.name, call.input) for call in first.tool_uses] == [CALLS[0]]
     assert results(result) == [("of a.txt", False)]
-    assert (last.tool_calls, last.tool_results) == ((), ())
+    assert (last.tool_uses, last.tool_results) == ((), ())
     assert (first.stop_reason, last.stop_reason) == (StopReason.TOOL_USE, StopReason.END_TURN)
     assert [step.usage.total_tokens for step in result.steps] == [19, 19]
     assert result.total_usage.total_tokens == 38
@@ -68,7 +68,7 @@ async def test_calls_of_a_passive_tool_are_returned(wire: Wire) -> None:
     async with asking(wire, wire.whole("Let me see.", 2, "tools")) as at:
         result = await generate(at.model, "What is in a.txt?", tools=PASSIVE, engine=at.engine, max_tool_rounds=9)
         assert len(at.transport.requests) == 1
-    assert (result.status, [(call.name, call.input) for call in result.tool_calls]) == (
+    assert (result.status, [(call.name, call.input) for call in result.tool_uses]) == (
         "awaiting_tools",
         list(CALLS),
     )
@@ -93,7 +93,7 @@ async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> No
         )
         assert len(at.transport.requests) == requests
     assert (result.status, len(result.steps), len(ran)) == ("max_tool_rounds", requests, rounds)
-    assert [call.name for call in result.tool_calls] == ["read_file"]
+    assert [call.name for call in result.tool_uses] == ["read_file"]
 
 
 @each_provider
@@ -263,7 +263,7 @@ async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
         assert len(result.steps) == len(loop.exchanges)
         for step, exchange in zip(result.steps, loop.exchanges, strict=True):
             wanted = [(call["name"], call["arguments"] or {}) for call in exchange.oracle["tool_calls"]]
-            assert [(call.name, call.input) for call in step.tool_calls] == wanted
+            assert [(call.name, call.input) for call in step.tool_uses] == wanted
 
     await most_agree(loops(wire, lambda loop: not loop.streamed), check)
 

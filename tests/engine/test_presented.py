@@ -9,8 +9,9 @@ import pytest
 
 from adapters import ImageBlock, Message, TextBlock
 from bus.values.shown import ITEMS, TEXT
+from engine.presented import plain
 from tests.support.engines import running
-from tests.support.scripted import Say
+from tests.support.scripted import ADD, Say
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +32,44 @@ async def test_the_repr_of_a_result_fits_a_screen() -> None:
     for part in ("29,880 more", "status='completed'", "model='s:m'", "steps=<1>", "messages=<2>"):
         assert part in shown
     assert max(len(repr(each)) for each in (result.message, result.response, result.steps[0])) < 3000
+
+
+TOTALS = ("total_usage", "total_cost")
+SHARED = ("text", "content", "thinking", "tool_uses", "stop_reason", "raw_stop_reason", *TOTALS)
+
+
+async def test_a_reply_a_result_and_a_step_share_their_names() -> None:
+    """Code that reads one reads the others, as attributes and as a dict. Totals are those of the whole turn."""
+    replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})], thinking="Hm"), Say("Three.", thinking="So")]
+    async with running(*replies, *replies) as (engine, _):
+        result = await engine.generate("s:m", "1 + 2?", tools=[ADD])
+        reply = await engine.session("s:m", tools=[ADD]).send("1 + 2?")
+    for name in SHARED:
+        assert getattr(reply, name) == getattr(result, name), name
+    assert {name: getattr(result.steps[-1], name) for name in SHARED[:6]} == {
+        name: getattr(result, name) for name in SHARED[:6]
+    }
+    assert (result.thinking, [call.name for call in result.steps[0].tool_uses]) == ("So", ["add"])
+    assert reply.total_usage == result.steps[0].usage + result.steps[1].usage != reply.usage
+    ours, theirs = reply.to_dict(), result.to_dict()
+    assert set(theirs) - {"messages"} == set(ours)
+    assert {name: ours[name] for name in SHARED} == {name: theirs[name] for name in SHARED}
+
+
+async def test_the_earlier_names_of_a_result_work_and_warn() -> None:
+    """`reasoning` and `tool_calls` of a result and a step are aliases."""
+    async with running(Say("Hello", thinking="Hm")) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+    for each in (result, result.steps[0]):
+        with pytest.warns(DeprecationWarning, match="use thinking"):
+            assert each.reasoning == "Hm"
+        with pytest.warns(DeprecationWarning, match="use tool_uses"):
+            assert each.tool_calls == ()
+
+
+def test_content_with_half_a_surrogate_pair_becomes_plain_values() -> None:
+    """A broken tokenizer may send one, and a log must still get its dict."""
+    assert plain(TextBlock("a\ud83d")) == {"type": "text", "text": "a\ud83d", "provider_raw": None}
 
 
 async def test_what_is_under_way_says_which_it_is() -> None:

@@ -41,6 +41,7 @@ class Say:
         fails: The failure that ends it; None if it doesn't fail.
         pause: What is waited for before each step.
         usage: What it reports to have used.
+        thinking: What it thinks first.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Say:
         fails: Exception | None = None,
         pause: Callable[[], Awaitable[object]] | None = None,
         usage: TokenUsage = USAGE,
+        thinking: str = "",
     ) -> None:
         self.reply = ScriptedReply(
             text=fragments,
+            thinking=(thinking,) if thinking else (),
             calls=tuple(ScriptedCall(name, arguments) for name, arguments in calls),
             usage=usage,
             raises=fails,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -30,9 +31,10 @@ from bus import (
     ToolUseBlock,
     UsageSource,
 )
+from bus.events.codec import decode_envelope, encode_envelope
 from tests.support.engines import running
 from tests.support.present import present
-from tests.support.scripted import Say
+from tests.support.scripted import ADD, CALLS_ADD, Say
 from tracestore import StoredEvents, TraceStore
 from tracestore.export import OtelExporter
 
@@ -348,6 +350,76 @@ def test_content_is_exported_only_when_it_is_asked_for() -> None:
         {"type": "text", "content": "a secret answer"},
         {"type": "tool_call", "id": "tu_1", "name": "look", "arguments": {"at": "it"}},
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("in_session", [False, True], ids=["plain", "session"])
+async def test_the_span_of_a_call_has_the_whole_request_and_its_reply(in_session: bool, streamed: bool) -> None:
+    """With content, each step's span has the system text, all messages, the tools, and what the model said."""
+    collector = Collector(content=True)
+    async with running(CALLS_ADD, Say("It is 3.")) as (engine, events), anyio.create_task_group() as group:
+        group.start_soon(collector.exporter.run, events)
+        if in_session:
+            session = engine.session("s:m", system_prompt="Be brief.", tools=[ADD])
+            await (session.stream("1 + 2?").message() if streamed else session.send("1 + 2?"))
+        elif streamed:
+            await engine.stream("s:m", "1 + 2?", system_prompt="Be brief.", tools=[ADD]).result()
+        else:
+            await engine.generate("s:m", "1 + 2?", system_prompt="Be brief.", tools=[ADD])
+        events.close()
+    first, second = [span for span in collector.spans if span.name == "chat m"]
+    assert [content_of(first, "input.messages")[0], content_of(first, "system_instructions")] == [
+        {"role": "user", "parts": [{"type": "text", "content": "1 + 2?"}]},
+        [{"type": "text", "content": "Be brief."}],
+    ]
+    (tool,) = content_of(first, "tool.definitions")
+    assert (tool["type"], tool["name"], tool["description"]) == ("function", "add", "Adds two numbers")
+    (reply,) = content_of(first, "output.messages")
+    assert (reply["role"], reply["finish_reason"]) == ("assistant", "tool_call")
+    assert [part["type"] for part in reply["parts"]] == ["text", "tool_call"]
+    assert [each["role"] for each in content_of(second, "input.messages")] == ["user", "assistant", "tool"]
+    assert content_of(second, "output.messages") == [
+        {"role": "assistant", "parts": [{"type": "text", "content": "It is 3."}], "finish_reason": "stop"}
+    ]
+    turns = [span for span in collector.spans if span.name == "invoke_agent"]
+    assert all(content_of(turn, "system_instructions")[0]["content"] == "Be brief." for turn in turns)
+
+
+def content_of(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
+    """One of the conventions' JSON attributes of a span."""
+    found: list[dict[str, Any]] = msgspec.json.decode(str((span.attributes or {})[f"gen_ai.{name}"]))
+    return found
+
+
+async def test_a_call_that_fails_shows_its_request_and_the_part_of_the_reply_that_arrived() -> None:
+    """A failed attempt is where its prompt is wanted most."""
+    collector = Collector(content=True)
+    fails = Say("Half of", fails=ServerError("no", retryable=False))
+    async with running(fails) as (engine, events), anyio.create_task_group() as group:
+        group.start_soon(collector.exporter.run, events)
+        with pytest.raises(ServerError):
+            await engine.session("s:m").stream("Go on").message()
+        events.close()
+    span = collector.span("chat m")
+    assert content_of(span, "input.messages")[0]["parts"][0]["content"] == "Go on"
+    (reply,) = content_of(span, "output.messages")
+    assert (reply["parts"], reply["finish_reason"]) == ([{"type": "text", "content": "Half of"}], "error")
+
+
+async def test_the_content_of_a_call_is_in_no_event_that_is_written() -> None:
+    """Neither without content on the spans, nor in an event's JSON, nor after a round trip."""
+    silent = Collector()
+    async with running(Say("a secret answer")) as (engine, events):
+        await engine.generate("s:m", "a secret question", system_prompt="a secret rule")
+        events.close()
+        seen = [envelope async for envelope in events]
+    silent.handle(*seen)
+    assert "secret" not in "".join(span.to_json() for span in silent.spans)
+    ends = [each for each in seen if each.topic.startswith("llm.")]
+    assert any(getattr(each.data, "content", None) for each in ends)
+    assert "secret" not in "".join(encode_envelope(each).decode() for each in ends)
+    again = [decode_envelope(encode_envelope(each)).data for each in ends]
+    assert [getattr(each, "content", None) or getattr(each, "reply", None) for each in again] == [None] * len(ends)
 
 
 def shape(collector: Collector) -> list[object]:

@@ -1,9 +1,10 @@
 """Calls as a table for other programs: CSV, JSON lines or Parquet, with one row for each attempt.
 
 Calls are read in pages and written at once. So an export of millions of calls takes no more memory than one page.
-New columns are only ever added at the end. Times are both microseconds UTC and ISO text. Money is a whole number
-of nano-USD and, beside it, the exact decimal text of US dollars, and never a float. An unknown value is empty,
-never zero.
+New columns are only ever added at the end. Each time has two columns: microseconds UTC, and a moment. Each cost
+has two columns: a whole number of nano-USD, and an exact decimal of US dollars. Money is never a float. In CSV and
+JSON lines a moment is ISO text, and US dollars are decimal text. In Parquet they are `timestamp(us, UTC)` and
+`decimal128(28, 9)`, so that a query can compare and add them. An unknown value is empty, never zero.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 Cell: TypeAlias = str | int | float | bool | None
-Kind: TypeAlias = Literal["text", "int", "seconds", "bool"]
+Kind: TypeAlias = Literal["text", "int", "seconds", "bool", "moment", "usd"]
 Column: TypeAlias = "tuple[str, Kind, Callable[[CallRow], Cell]]"
 
 
@@ -49,14 +50,6 @@ def _own(name: str) -> Callable[[CallRow], Cell]:
     def read(row: CallRow) -> Cell:
         value: Cell = getattr(row, name)
         return value
-
-    return read
-
-
-def _moment(name: str) -> Callable[[CallRow], Cell]:
-    def read(row: CallRow) -> Cell:
-        us: int | None = getattr(row, name)
-        return None if us is None else iso_moment(us)
 
     return read
 
@@ -82,8 +75,6 @@ def _cost(which: Callable[[CallRow], Cost | None], part: str) -> Callable[[CallR
         cost = which(row)
         if cost is None:
             return None
-        if part == "usd":
-            return None if cost.nano_usd is None else exact_usd(cost.nano_usd)
         value = getattr(cost, part)
         return str(value) if part == "source" else value
 
@@ -93,7 +84,7 @@ def _cost(which: Callable[[CallRow], Cost | None], part: str) -> Callable[[CallR
 def _costs(prefix: str, which: Callable[[CallRow], Cost | None]) -> list[Column]:
     return [
         (f"{prefix}nano_usd", "int", _cost(which, "nano_usd")),
-        (f"{prefix}usd", "text", _cost(which, "usd")),
+        (f"{prefix}usd", "usd", _cost(which, "nano_usd")),
         (f"{prefix}source", "text", _cost(which, "source")),
         (f"{prefix}pricing_version", "text", _cost(which, "pricing_version")),
         (f"{prefix}reason", "text", _cost(which, "reason")),
@@ -113,8 +104,8 @@ COLUMNS: Final[tuple[Column, ...]] = (
     *_texts("run_id", "request_id"),
     *_ints("attempt"),
     *_texts("session_id", "turn_id", "message_id", "caused_by"),
-    ("started", "text", _moment("started_us")),
-    ("finished", "text", _moment("finished_us")),
+    ("started", "moment", _own("started_us")),
+    ("finished", "moment", _own("finished_us")),
     *_ints("started_us", "finished_us", "first_token_ms", "latency_ms"),
     *_texts("status", "operation", "key", "reason", "provider", "model", "requested_model", "served_model"),
     ("streamed", "bool", _own("streamed")),
@@ -140,7 +131,10 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ("tags", "text", _json("tags")),
     ("warnings", "text", _json("warnings")),
 )
-"""Name, kind and where it comes from. Tags and warnings are JSON."""
+"""Name, kind and source of each column. A moment is read in microseconds, US dollars in nano-USD.
+
+Tags and warnings are JSON.
+"""
 
 
 def exact_usd(nano_usd: int) -> str:
@@ -220,13 +214,28 @@ def _writer(format: Format, file: IO[bytes]) -> AbstractContextManager[_Writer]:
             return _parquet(file)
 
 
+def _as_text(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """The rows with moments and US dollars as text, for the formats that have no type for them."""
+    writers = [_TEXT_OF.get(kind) for _, kind, _ in COLUMNS]
+    return [
+        [
+            cell if write is None or not isinstance(cell, int) else write(cell)
+            for write, cell in zip(writers, row, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+_TEXT_OF: Final[dict[Kind, Callable[[int], str]]] = {"moment": iso_moment, "usd": exact_usd}
+
+
 class _Csv:
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._rows = csv.writer(text, lineterminator="\n")
         self._rows.writerow([name for name, _, _ in COLUMNS])
 
     def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-        self._rows.writerows([[_csv_cell(cell) for cell in row] for row in rows])
+        self._rows.writerows([[_csv_cell(cell) for cell in row] for row in _as_text(rows)])
 
 
 def _csv_cell(cell: Cell) -> Cell:
@@ -257,13 +266,17 @@ class _JsonLines:
         self._encoder = msgspec.json.Encoder()
 
     def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-        objects = [dict(zip(self._names, row, strict=True)) for row in rows]
+        objects = [dict(zip(self._names, row, strict=True)) for row in _as_text(rows)]
         self._file.write(self._encoder.encode_lines(objects))
 
 
 @contextmanager
 def _jsonl(file: IO[bytes]) -> Iterator[_JsonLines]:
     yield _JsonLines(file)
+
+
+def _in_dollars(cells: Sequence[Cell]) -> list[Decimal | None]:
+    return [None if cell is None else Decimal(cell).scaleb(-9) for cell in cells]
 
 
 @contextmanager
@@ -280,6 +293,8 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         "int": pyarrow.int64(),
         "seconds": pyarrow.float64(),
         "bool": pyarrow.bool_(),
+        "moment": pyarrow.timestamp("us", tz="UTC"),
+        "usd": pyarrow.decimal128(28, 9),  # all of a 64-bit number of nano-USD, and sums of a billion of them
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])
 
@@ -295,7 +310,10 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
         def flush(self) -> None:
             if self._rows:
                 columns = zip(*self._rows, strict=True)
-                arrays = [pyarrow.array(cells, field.type) for cells, field in zip(columns, schema, strict=True)]
+                arrays = [
+                    pyarrow.array(_in_dollars(cells) if kind == "usd" else cells, types[kind])
+                    for cells, (_, kind, _) in zip(columns, COLUMNS, strict=True)
+                ]
                 parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
                 self._rows = []
 

@@ -17,8 +17,11 @@ or turn is no error.
 
 **Metrics** carry the present time, whatever the time of the events. For a replay of old events, leave them out.
 
-**Content** is left out unless `content` asks for it. Then the span of a turn has its messages, the span of a tool
-its arguments and its result, and errors have their text. A replay has no content, because events are stored
+**Content** is left out unless `content` asks for it. Then the span of each attempt has the whole request and the
+reply, where the conventions put them and viewers such as Phoenix look: `gen_ai.system_instructions`,
+`gen_ai.input.messages`, `gen_ai.tool.definitions` and `gen_ai.output.messages`. The span of a turn has the system
+text and the messages that the turn added. The span of a tool has its arguments and its result. Errors have their
+text. Content is available only in the process that makes the calls. A replay has none, because events are stored
 without it.
 """
 
@@ -149,6 +152,9 @@ class OtelExporter:
 
     def _call_started(self, envelope: Envelope, data: LlmCallStarted) -> None:
         attributes = otel_names.of_call(envelope, data, self._names) | otel_names.of_start(data)
+        if self._content and data.content is not None:
+            attributes |= otel_names.of_content(data.content)
+            self._instruct_turn(envelope, attributes)
         links = self._links(envelope, data.reason)
         self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent)
 
@@ -166,6 +172,8 @@ class OtelExporter:
         replies = found.attributes["gen_ai.operation.name"] in otel_names.CONVERSATIONS
         ended = otel_names.of_end(data, replies=replies)
         found.span.set_attributes(ended)
+        if self._content and data.reply is not None:
+            found.span.set_attribute("gen_ai.output.messages", otel_names.reply_json(data.reply, data))
         failed = isinstance(data, LlmCallFailed)
         if isinstance(data, LlmCallFailed) and data.error_class != ErrorClass.CANCELLED:
             self._mark_failed(found.span, data.message)
@@ -176,6 +184,12 @@ class OtelExporter:
             self._ended[envelope.run_id, envelope.request_id] = (found.span.get_span_context(), failed)
             if len(self._ended) > _ENDED_KEPT:
                 self._ended.popitem(last=False)
+
+    def _instruct_turn(self, envelope: Envelope, attributes: otel_names.Attributes) -> None:
+        """Give the turn of a call the call's system text, because no event of the turn has it."""
+        turn = self._open.get(_turn_key(envelope))
+        if turn is not None and (said := attributes.get(otel_names.SYSTEM_INSTRUCTIONS)) is not None:
+            turn.span.set_attribute(otel_names.SYSTEM_INSTRUCTIONS, said)
 
     def _links(self, envelope: Envelope, reason: str) -> tuple[Link, ...]:
         from opentelemetry.trace import Link

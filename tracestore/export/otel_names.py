@@ -15,11 +15,12 @@ from typing import TypeAlias
 import msgspec
 
 from adapters.provider import providers, vendors
-from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope
 from bus.values.call_settings import CallSettings
 from bus.values.content import (
     AudioBlock,
+    ContentBlock,
     DocumentBlock,
     ImageBlock,
     TextBlock,
@@ -28,7 +29,7 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from bus.values.messages import Message, Role, ToolDefinition
 from bus.values.usage import Cost, StopReason, TokenUsage
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
@@ -46,6 +47,8 @@ FIRST_CHUNK_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0),
 )
+
+SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
 
 CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
 CONVERSATIONS = (CHAT, "generate_content")
@@ -219,6 +222,38 @@ def input_json(messages: Sequence[Message]) -> str:
 def output_json(messages: Sequence[Message]) -> str:
     """What a model said, as the conventions' JSON, where each message says why it ended."""
     return _json([{**_message(message), "finish_reason": _finish_reason(message)} for message in messages])
+
+
+def of_content(content: CallContent) -> Attributes:
+    """The content of a request: its messages, its system text, and the tools that the model may call."""
+    attributes: Attributes = {"gen_ai.input.messages": input_json(content.messages)}
+    if content.system_prompt:
+        attributes[SYSTEM_INSTRUCTIONS] = system_json(content.system_prompt)
+    if content.tools:
+        attributes["gen_ai.tool.definitions"] = _json([_definition(tool) for tool in content.tools])
+    return attributes
+
+
+def system_json(text: str) -> str:
+    """A system text as the conventions' JSON."""
+    return _json([{"type": "text", "content": text}])
+
+
+def reply_json(content: Sequence[ContentBlock], data: LlmCallCompleted | LlmCallFailed) -> str:
+    """The reply of one attempt, or the part that arrived, as the conventions' JSON."""
+    if isinstance(data, LlmCallCompleted):
+        reason = _FINISH_REASONS.get(data.stop_reason, str(data.stop_reason))
+    else:
+        reason = "error"
+    parts = [_part(block) for block in content]
+    return _json([{"role": str(Role.ASSISTANT), "parts": parts, "finish_reason": reason}])
+
+
+def _definition(tool: ToolDefinition) -> JsonObject:
+    described: JsonObject = {"type": "function", "name": tool.name}
+    if tool.description:
+        described["description"] = tool.description
+    return {**described, "parameters": tool.input_schema}
 
 
 def value_json(value: Json) -> str:

@@ -12,11 +12,15 @@ from bus import StoreError
 from tracestore import CallFilter, CallRow, PriceTable, Store
 
 from ..answers import Refused, answer
+from ..sign_in import Visitor
 from ..subject import Subject
 from .events import envelope_seen
+from .rows import attempt_seen, message_seen, turns_seen
 
 MOST_CALLS = 500
 MOST_VERSIONS = 6
+MOST_MESSAGES = 40
+"""The number of messages of a prompt, the latest ones, that a call's page shows."""
 
 
 def call_filter(request: Request) -> CallFilter:
@@ -52,7 +56,7 @@ async def calls(subject: Subject, request: Request) -> Response:
     limit = min(_number(request.query_params.get("limit", "100")), MOST_CALLS)
     await subject.flush()
     async with subject.reading() as store:
-        return answer([_without_raw(row) for row in await store.calls(where, limit)])
+        return answer([attempt_seen(row) for row in await store.calls(where, limit)])
 
 
 async def call(subject: Subject, request: Request) -> Response:
@@ -62,6 +66,7 @@ async def call(subject: Subject, request: Request) -> Response:
         Refused: There is no such call.
     """
     request_id = request.path_params["id"]
+    visitor: Visitor = request.state.visitor
     await subject.flush()
     async with subject.reading() as store:
         attempts = sorted(await store.calls(CallFilter(request_id=request_id)), key=lambda row: row.attempt)
@@ -70,13 +75,40 @@ async def call(subject: Subject, request: Request) -> Response:
         own = None if subject.engine is None else subject.engine.prices
         tables = await _tables(store, attempts, own)
         events = await store.events(request_id=request_id, limit=200)
+        turns = await turns_seen(store, attempts[-1:])
+        prompt = await _prompt(store, attempts[-1], "content" in visitor.scopes)
     return answer(
         {
-            "attempts": [_without_raw(row) for row in attempts],
+            "attempts": [attempt_seen(row) for row in attempts],
             "bills": [[_bill(row, table) for table in tables] for row in attempts],
             "events": [envelope_seen(each) for each in events],
+            "turn": turns[0] if turns else None,
+            "prompt": prompt,
         }
     )
+
+
+async def _prompt(store: Store, row: CallRow, shown: bool) -> dict[str, object] | None:
+    """The messages that the call was sent, and its reply, as far as they were captured.
+
+    Returns:
+        None if the call has no session, if its content was not captured, or if its turn is not in the history.
+    """
+    saved = None if row.session_id is None else await store.saved_session(row.session_id)
+    if saved is None:
+        return None
+    made = [each.metadata.request_id if each.metadata is not None else None for each in saved.messages]
+    if row.request_id not in made:
+        return None
+    at = made.index(row.request_id)
+    sent = saved.messages[:at]
+    return {
+        "shown": shown,
+        "system_prompt": saved.setup.system_prompt if shown and saved.setup is not None else None,
+        "left_out": max(0, len(sent) - MOST_MESSAGES),
+        "messages": [message_seen(each, shown) for each in sent[-MOST_MESSAGES:]],
+        "reply": message_seen(saved.messages[at], shown),
+    }
 
 
 async def _tables(store: Store, attempts: Sequence[CallRow], own: PriceTable | None) -> list[PriceTable]:
@@ -116,10 +148,3 @@ def _bill(row: CallRow, table: PriceTable) -> dict[str, object]:
         "row": None if found.row is None else found.row.model,
         "note": None if found.row is None else found.row.note,
     }
-
-
-def _without_raw(row: CallRow) -> CallRow:
-    """The row without the provider's own usage object, which may be anything."""
-    if row.usage is None or row.usage.raw is None:
-        return row
-    return msgspec.structs.replace(row, usage=msgspec.structs.replace(row.usage, raw=None))

@@ -13,6 +13,12 @@ from tracestore import CallFilter, CallRow, Store
 from ..access import body_of
 from ..answers import EventStream, Refused, answer, as_json, frame
 from ..subject import Subject
+from .rows import attempt_in_brief
+
+LATEST = 100
+"""The number of calls, the latest that began, among which those are found that ended last."""
+
+RECENT = 20
 
 ROWS = 100
 """The number of turns and calls that are described; the others are only counted."""
@@ -106,27 +112,14 @@ async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     sums = await store.costs(CallFilter(since=midnight), ())
     own = None if subject.engine is None else subject.engine.bus.run_id
     begun = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
-    recent = await store.calls(limit=20)
+    recent = [row for row in await store.calls(limit=LATEST) if row.status != "started"]
+    recent.sort(key=_ended_us, reverse=True)
     return {
         "today": sums[0] if sums else None,
-        "others": [_brief(row) for row in begun if row.run_id != own],
-        "recent": [_brief(row) for row in recent if row.status != "started"],
+        "others": [attempt_in_brief(row) for row in begun if row.run_id != own],
+        "recent": [attempt_in_brief(row) for row in recent[:RECENT]],
     }
 
 
-def _brief(row: CallRow) -> dict[str, object]:
-    return {
-        "request_id": row.request_id,
-        "session_id": row.session_id,
-        "model": row.model,
-        "status": row.status,
-        "attempt": row.attempt,
-        "operation": row.operation,
-        "started_us": row.started_us,
-        "latency_ms": row.latency_ms,
-        "first_token_ms": row.first_token_ms,
-        "error_class": row.error_class,
-        "output_tokens": None if row.usage is None else row.usage.output_tokens,
-        "nano_usd": None if row.cost is None else row.cost.nano_usd,
-        "unknown": row.unknown,
-    }
+def _ended_us(row: CallRow) -> int:
+    return row.finished_us or (row.started_us or 0) + (row.latency_ms or 0) * 1000

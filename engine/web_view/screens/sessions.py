@@ -6,17 +6,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import Message, SessionModelChanged
+from bus import SessionModelChanged
 from tracestore import CallFilter, SavedSession, SessionRow
 
 from ..access import body_of
 from ..answers import Refused, answer
 from ..sign_in import Visitor
 from ..subject import Subject
-from .streams import block_seen
+from .rows import attempt_in_brief, message_seen, turns_seen
 
 MOST_SESSIONS = 300
 MOST_MESSAGES = 500
+MOST_TURNS = 10
+"""The number of turns, the latest ones, whose waterfall is shown."""
 
 
 class Preview(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +64,8 @@ async def session(subject: Subject, request: Request) -> Response:
         saved = await store.saved_session(session_id)
         calls = await store.calls(CallFilter(session_id=session_id), 200)
         swaps = await store.events(session_id=session_id, topic=SessionModelChanged.topic_of(), limit=200)
+        latest = list({row.turn_id: row for row in calls if row.turn_id is not None}.values())[:MOST_TURNS]
+        turns = await turns_seen(store, latest)
     if saved is None and not calls:
         raise Refused(404, "the trace has no such session")
     content = "content" in visitor.scopes
@@ -75,7 +79,8 @@ async def session(subject: Subject, request: Request) -> Response:
             "system_prompt": _prompt(saved) if content else None,
             "missing": () if saved is None else saved.missing,
             "swaps": [{"ts_us": each.ts_us, **msgspec.to_builtins(each.data)} for each in swaps],
-            "calls": [_call(row) for row in calls],
+            "calls": [attempt_in_brief(row) for row in calls],
+            "turns": turns,
         }
     )
 
@@ -85,29 +90,7 @@ def _prompt(saved: SavedSession | None) -> str | None:
 
 
 def _messages(saved: SavedSession | None, content: bool) -> list[object]:
-    return [] if saved is None else [_message(each, content) for each in saved.messages[-MOST_MESSAGES:]]
-
-
-def _message(message: Message, content: bool) -> dict[str, object]:
-    made = message.metadata
-    blocks = [block_seen(block) for block in message.content]
-    return {
-        "id": message.id,
-        "role": message.role,
-        "steers": message.steers,
-        "content": blocks if content else [{"kind": block["kind"]} for block in blocks],
-        "model": None if made is None else made.model,
-        "request_id": None if made is None else made.request_id,
-        "stop_reason": None if made is None else made.stop_reason,
-        "nano_usd": None if made is None else made.cost.nano_usd,
-        "warnings": () if made is None else made.warnings,
-    }
-
-
-def _call(row: object) -> dict[str, object]:
-    names = ("request_id", "attempt", "status", "model", "started_us", "latency_ms", "error_class", "turn_id")
-    cost = getattr(row, "cost", None)
-    return {name: getattr(row, name) for name in names} | {"nano_usd": None if cost is None else cost.nano_usd}
+    return [] if saved is None else [message_seen(each, content) for each in saved.messages[-MOST_MESSAGES:]]
 
 
 async def models(subject: Subject, request: Request) -> Response:

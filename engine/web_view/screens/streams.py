@@ -28,6 +28,7 @@ from bus import (
 from ..answers import EventStream, Refused, answer, as_json, frame
 from ..sign_in import Visitor
 from ..subject import Subject
+from .rows import block_seen
 
 EVERY_SECONDS = 0.05
 """The time between two lots of a stream for one page."""
@@ -137,19 +138,3 @@ def _end(event: MessageComplete, shown: bool) -> dict[str, object]:
         "usage": msgspec.structs.replace(event.usage, raw=None),
         "final_content": content,
     }
-
-
-def block_seen(block: msgspec.Struct) -> dict[str, object]:
-    """A block of content without its bytes: a picture is told by its size."""
-    found: dict[str, object] = {"kind": type(block).__name__.removesuffix("Block").lower()}
-    for name in block.__struct_fields__:
-        value = getattr(block, name)
-        if isinstance(value, bytes):
-            found["bytes"] = len(value)
-        elif name not in ("provider_raw", "raw", "signature") and value is not None:
-            found[name] = [block_seen(each) for each in value] if _is_parts(value) else value
-    return found
-
-
-def _is_parts(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, msgspec.Struct) for each in value)

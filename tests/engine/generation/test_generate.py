@@ -29,7 +29,7 @@ async def test_a_prompt_is_answered() -> None:
         *("Hello", "completed"),
         *("end_turn", "end_turn"),
     )
-    assert (result.usage.input_tokens, result.total_usage, result.reasoning) == (10, result.usage, None)
+    assert (result.usage.input_tokens, result.total_usage, result.thinking) == (10, result.usage, "")
     assert [(message.role, message.text) for message in result.messages] == [
         (Role.USER, "Hi"),
         (Role.ASSISTANT, "Hello"),
@@ -91,7 +91,7 @@ async def test_tools_are_run_and_every_step_is_kept() -> None:
     async with running(CALLS_ADD, Say("It is 3."), Say("You are welcome.")) as (engine, _):
         result = await engine.generate("s:m", "1+2?", tools=[ADD])
         assert [step.text for step in result.steps] == ["Let me see.", "It is 3."]
-        assert [call.name for call in result.steps[0].tool_calls] == ["add"]
+        assert [call.name for call in result.steps[0].tool_uses] == ["add"]
         assert [answer.text for answer in result.steps[0].tool_results] == ["3"]
         assert (result.total_usage.input_tokens, result.usage.input_tokens) == (20, 10)
         more = await engine.generate("s:m", messages=[*result.messages, Message.user("Thanks")])

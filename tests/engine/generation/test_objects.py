@@ -120,7 +120,7 @@ async def test_a_model_that_takes_none_is_made_to_call_a_tool() -> None:
     assert request.tool_choice == ToolChoice("named", "answer")
     assert result.output == {"name": "Ada", "age": 36}
     assert msgspec.json.decode(result.text) == result.output
-    assert (result.stop_reason, result.tool_calls) == (StopReason.END_TURN, ())
+    assert (result.stop_reason, result.tool_uses) == (StopReason.END_TURN, ())
     assert [message.tool_uses for message in result.messages] == [(), ()]
     assert [warning.code for warning in result.warnings] == ["schema_as_tool"]
 

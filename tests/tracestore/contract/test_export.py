@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tracemalloc
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bus import ConfigurationError
 from tracestore import CallFilter, PriceRow, PriceTable, Store
 from tracestore.export import FORMATS, Format, export_calls
 from tracestore.export.calls import COLUMNS
+from tracestore.timestamps import iso_moment
 
 from ..trace_making import Maker, fill
 
@@ -97,18 +99,39 @@ async def test_what_a_provider_wrote_is_text_in_a_spreadsheet(store: Store, make
     assert not row["served_model"].startswith(("=", "+", "-", "@", "\t"))
 
 
+def _in_words(row: dict[str, object]) -> dict[str, object]:
+    """A row of Parquet with moments and decimals as CSV and JSON lines write them."""
+    return {name: _in_word(value) for name, value in row.items()}
+
+
+def _in_word(value: object) -> object:
+    match value:
+        case datetime():
+            return iso_moment(int(value.timestamp()) * 1_000_000 + value.microsecond)
+        case Decimal():
+            return f"{value:.9f}"
+        case _:
+            return value
+
+
 async def test_parquet_has_typed_columns_and_the_same_values(
     store: Store, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Integers stay integers, and what is unknown is null."""
+    """Times are timestamps in UTC, US dollars are exact decimals, and an unknown value is null."""
     monkeypatch.setattr("callboard.tracestore.export.calls._ROW_GROUP", 3)
     parquet = pytest.importorskip("pyarrow.parquet")
     await fill(store, make, 7)
     assert await export_calls(store, tmp_path / "calls.parquet", "parquet", page=2) == 7
     table = parquet.read_table(tmp_path / "calls.parquet")
-    assert table.to_pylist() == await as_objects(store)
-    assert str(table.schema.field("cost_nano_usd").type) == "int64"
-    assert str(table.schema.field("cost_usd").type) == "string"
+    types = {field.name: str(field.type) for field in table.schema}
+    assert (types["cost_nano_usd"], types["started_us"]) == ("int64", "int64")
+    assert {types[name] for name in ("started", "finished")} == {"timestamp[us, tz=UTC]"}
+    assert {types[name] for name in ("cost_usd", "at_call_time_usd")} == {"decimal128(28, 9)"}
+    assert [_in_words(row) for row in table.to_pylist()] == await as_objects(store)
+    known = [row["cost_nano_usd"] for row in table.to_pylist() if row["cost_nano_usd"] is not None]
+    pc = pytest.importorskip("pyarrow.compute")
+    assert known
+    assert pc.sum(table["cost_usd"]).as_py() == Decimal(sum(known)).scaleb(-9)
     assert parquet.ParquetFile(tmp_path / "calls.parquet").num_row_groups == 2
 
 
