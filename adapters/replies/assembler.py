@@ -357,6 +357,11 @@ class Assembler:
         """True if the reply asks for a tool."""
         return any(block.kind == "tool" for block in self._by_key.values())
 
+    @property
+    def has_content(self) -> bool:
+        """True if any block has begun."""
+        return bool(self._by_key)
+
     def partial_text(self) -> str:
         """All text, reasoning and arguments so far, to estimate output tokens from."""
         blocks = [*self._done, *([self._open] if self._open else []), *self._held]
