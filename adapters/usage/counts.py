@@ -20,7 +20,7 @@ def reported_count(value: object) -> int | None:
 
 
 def first_count(*counts: int | None) -> int | None:
-    """The first count that is neither zero nor missing; else zero if any was there. Zero never replaces a count."""
+    """The first count above zero; else zero if any was there. Zero never replaces a count."""
     found = None
     for count in counts:
         if count:

@@ -1,4 +1,4 @@
-"""What a server says that it charged, in its usage: OpenRouter's fields, which its likes have taken over, and xAI's."""
+"""What a server says that it charged, in its usage: the fields of OpenRouter and its likes, and xAI's."""
 
 from __future__ import annotations
 

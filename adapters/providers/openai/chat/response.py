@@ -23,6 +23,7 @@ import msgspec
 from adapters.contract import CanonicalRequest
 from adapters.replies.assembler import Assembler
 from adapters.replies.images import image_of_base64
+from adapters.replies.json_text import parse_arguments
 from bus.errors import AdapterError, StreamError
 from bus.values.json import JsonObject
 from bus.values.usage import StopReason
@@ -235,9 +236,14 @@ class OutputItem:
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
 
     def all_arguments(self, text: str) -> None:
-        """The arguments as a whole: what the deltas left out of them is emitted."""
+        """The arguments as a whole: what the deltas left out of them is emitted. Others replace the deltas'."""
         so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
-        self.arguments(_remainder(text, so_far))
+        if text.startswith(so_far):
+            self.arguments(text[len(so_far) :])
+        elif self.placed:
+            self._assembler.replace_arguments(self._key, text)
+        elif parse_arguments(text).value is not None:
+            self._arguments = [text]
 
     def part_done(self, position: int, part: Part) -> None:
         """A message's part is whole; its end is left to its item, for some servers say this more than once."""
