@@ -59,6 +59,7 @@ class _Usage(msgspec.Struct, gc=False):
     cost: Json = None
     is_byok: Json = None
     cost_details: Json = None
+    cost_in_usd_ticks: Json = None
 
 
 class _Reply(msgspec.Struct, gc=False):
@@ -117,7 +118,7 @@ def read_reply(body: bytes) -> EmbeddingReply:
         reply.model,
         reply.id,
         usage=bytes(reply.usage) if counted is not None else None,
-        cost=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
+        cost=reported_cost(usage.cost, usage.is_byok, usage.cost_details, usage.cost_in_usd_ticks),
     )
 
 

@@ -139,7 +139,9 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     if not isinstance(usage, dict):
         return None
     tokens, output = _count(usage, "input_tokens"), _count(usage, "output_tokens")
-    cost, upstream = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
+    cost, upstream = reported_cost(
+        usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"), usage.get("cost_in_usd_ticks")
+    )
     if not tokens and not output and not has_negative(raw):
         if cost is None:
             return None

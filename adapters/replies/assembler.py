@@ -26,7 +26,14 @@ import msgspec
 
 from bus.clock import Clock
 from bus.streams.events import MessageComplete, MessageStart, ProviderEvent, StreamEvent, TextDelta
-from bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
+from bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    ToolUseBlock,
+)
 from bus.values.json import Json, JsonObject
 from bus.values.runnable_calls import ended_well, with_whole_calls
 from bus.values.usage import StopReason, TokenUsage, UsageSource
@@ -36,6 +43,8 @@ from ..contract import CallWarning, CanonicalRequest
 from ..refusals.failed_stop_reasons import failed_end
 from ..usage.unfinished import usage_until_now
 from .block import CleanInput, ReplyBlock
+from .growing import GrowingArguments, Meaning
+from .json_text import parse_arguments
 
 if TYPE_CHECKING:
     from .raw import RawKept
@@ -75,6 +84,7 @@ class Assembler:
         self.provider = provider
         self.request = request
         self.clean_input: CleanInput | None = None
+        self.fragments: Meaning = "either"  # what the server's fragments of arguments are
         self.model = requested_model
         self.response_id: str | None = None
         self.raw: RawKept | None = None
@@ -101,6 +111,7 @@ class Assembler:
         self._open: ReplyBlock | None = None
         self._held: list[ReplyBlock] = []
         self._done: list[ReplyBlock] = []
+        self._repeated: list[tuple[ReplyBlock, ReplyBlock]] = []  # calls and the ones whose ids they have
 
     # -- what providers say
 
@@ -156,12 +167,26 @@ class Assembler:
             name: The tool's name.
             raw: The provider's own identifiers of the call.
             implicit_end: Whether the block may end without a word of the provider.
+
+        A call whose id and name the reply has already is kept back until the end. It is dropped if it is the same
+        call again, and begins then if its arguments are others.
         """
+        name = self._plain_name(name)
         block = ReplyBlock(
-            self.message_id, "tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu")
+            self.message_id,
+            "tool",
+            implicit_end,
+            raw=raw,
+            tool_name=name,
+            tool_id=self._clock.new_id("tu"),
+            arguments=GrowingArguments(self.fragments),
         )
+        former = self._call_of_id(block)
         self._claim(key, block)
-        self._admit(block)
+        if former is None:
+            self._admit(block)
+        elif not self.complete:
+            self._repeated.append((block, former))
 
     def tool_arguments(self, key: Key, fragment: str) -> None:
         """More of a call's arguments, as the provider sent it."""
@@ -171,21 +196,37 @@ class Assembler:
                 WarningCode.STRAY_TOOL_ARGUMENTS, f"arguments for an unknown tool call ({key!r}) were dropped"
             )
         elif block.closed:
-            if fragment.strip():
+            if fragment.strip() and fragment.strip() != block.text.strip():
                 self.warn(
                     WarningCode.LATE_TOOL_ARGUMENTS,
                     f"arguments for {block.tool_name!r} after its end were dropped",
                 )
-        elif fragment:
-            block.parts.append(fragment)
-            if block is self._open:
-                self._ready.append(block.delta(fragment))
+        elif fragment and block.arguments is not None:
+            new = block.arguments.add(fragment)
+            if new and block is self._open:
+                self._ready.append(block.delta(new))
 
     def tool_input(self, key: Key, final_input: JsonObject) -> None:
         """The call's whole arguments, as an object. They go before the fragments."""
         block = self._by_key.get(key)
         if block is not None and block.kind == "tool" and not block.closed:
             block.final_input = final_input
+
+    def replace_arguments(self, key: Key, text: str) -> None:
+        """Use other arguments than a call's fragments, if they are a JSON object.
+
+        Args:
+            key: The provider's key of the block.
+            text: The whole arguments, as the provider sent them at the end of the call.
+        """
+        block = self._by_key.get(key)
+        given = parse_arguments(text).value
+        if block is None or block.kind != "tool" or block.closed or given is None:
+            return
+        if given != (block.final_input if block.final_input is not None else parse_arguments(block.text).value):
+            block.final_input = given
+            message = f"the arguments for {block.tool_name!r} at the end of the call differ from those before"
+            self.warn(WarningCode.ARGUMENTS_REPLACED, message)
 
     def block_raw(self, key: Key, raw: JsonObject) -> None:
         """The provider's own data of a call (or any other block), when they come later than its start."""
@@ -196,7 +237,12 @@ class Assembler:
     def block_text(self, key: Key) -> str:
         """The arguments of a call, or the text of any other block, so far."""
         block = self._by_key.get(key)
-        return "" if block is None else "".join(block.parts)
+        return "" if block is None else block.text
+
+    def resends_arguments(self, key: Key) -> bool:
+        """Whether the fragments of a call are known to hold all of its arguments so far."""
+        block = self._by_key.get(key)
+        return block is not None and block.arguments is not None and block.arguments.resent
 
     def whole(self, key: Key, kind: str, raw: JsonObject) -> None:
         """A whole block outside the catalogue, to be kept as it is."""
@@ -298,6 +344,7 @@ class Assembler:
         fork._ready = []
         fork._early = list(self._early)
         fork._done = list(self._done)
+        fork._repeated = list(self._repeated)
         fork._held = [block.copy() for block in self._held]
         fork._open = self._open.copy() if self._open is not None else None
         return fork
@@ -325,10 +372,12 @@ class Assembler:
     def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
         if self.complete:
             return
+        cut_off_calls = cut_off or not ended_well(stop_reason)
         self._settle()
         while self._open is not None:
-            self._close_open(cut_off=cut_off or not ended_well(stop_reason))
+            self._close_open(cut_off=cut_off_calls)
             self._settle()
+        self._drop_repeated(cut_off=cut_off_calls)
         self._begin()
         if usage.source is UsageSource.INCONSISTENT:
             self.warn(
@@ -356,6 +405,11 @@ class Assembler:
     def has_tool_use(self) -> bool:
         """True if the reply asks for a tool."""
         return any(block.kind == "tool" for block in self._by_key.values())
+
+    @property
+    def has_content(self) -> bool:
+        """True if any block has begun."""
+        return bool(self._by_key)
 
     def partial_text(self) -> str:
         """All text, reasoning and arguments so far, to estimate output tokens from."""
@@ -399,6 +453,42 @@ class Assembler:
             self._close_open()
         self._settle()
 
+    def _plain_name(self, name: str) -> str:
+        """A tool's name without the marks of a chat template that some servers leave in it."""
+        plain = name.partition("<|")[0].strip()
+        if plain and plain != name and "<|" in name:
+            self.warn(WarningCode.TOOL_NAME_MENDED, f"the tool's name {name!r} was read as {plain!r}")
+            return plain
+        return name
+
+    def _call_of_id(self, block: ReplyBlock) -> ReplyBlock | None:
+        """An earlier call with the provider's id and the name of this one."""
+        wire_id = block.raw.get("id") if block.raw else None
+        if not wire_id:
+            return None
+        for other in (*self._done, self._open, *self._held):
+            if other is None or other.kind != "tool" or other.tool_name != block.tool_name:
+                continue
+            if other.raw and other.raw.get("id") == wire_id:
+                return other
+        return None
+
+    def _drop_repeated(self, *, cut_off: bool) -> None:
+        """Drop each call that came again, and emit those that only share the id of another."""
+        repeated, self._repeated = self._repeated, []
+        for block, former in repeated:
+            again = block.copy()
+            again.close(self._raw, self.clean_input, cut_off=cut_off)
+            call, first = again.content, former.content
+            assert isinstance(call, ToolUseBlock)
+            assert isinstance(first, ToolUseBlock)
+            if call.incomplete or not call.input or (call.input == first.input and not first.incomplete):
+                message = f"the call of {call.name!r} came twice under one id, and counts once"
+                self.warn(WarningCode.REPEATED_CALL, message)
+            else:
+                self._start(block)
+                self._close_open(cut_off=cut_off)
+
     def _settle(self) -> None:
         """Open what can be opened, and close what is open and has ended."""
         while True:
@@ -430,6 +520,9 @@ class Assembler:
         self._open = None
         self._ready += block.close(self._raw, self.clean_input, cut_off=cut_off)
         self._done.append(block)
+        if block.unwrapped:
+            message = f"the arguments for {block.tool_name!r} were a JSON string that held the object"
+            self.warn(WarningCode.ARGUMENTS_UNWRAPPED, message)
 
     def _raw(self, data: JsonObject) -> ProviderRaw:
         return ProviderRaw(self.provider, data, self._requested_model)

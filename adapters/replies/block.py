@@ -20,7 +20,8 @@ from bus.streams.events import (
 from bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
 
-from .json_text import parse_object
+from .growing import GrowingArguments
+from .json_text import parse_arguments
 
 CleanInput: TypeAlias = Callable[[str, JsonObject], JsonObject]
 """Given a tool's name and the arguments that the model sent, what they are to mean."""
@@ -48,6 +49,10 @@ class ReplyBlock:
     """The id of a tool call."""
     tool_name: str = ""
     """The name of the tool."""
+    arguments: GrowingArguments | None = None
+    """The arguments of a tool call, whose certain pieces are `parts`."""
+    unwrapped: bool = False
+    """Whether the arguments came as a JSON string that held the object."""
     final_input: JsonObject | None = None
     """The arguments of a tool call, if they came as an object."""
     whole: ContentBlock | None = None  # for kind "whole"
@@ -63,8 +68,18 @@ class ReplyBlock:
     content: ContentBlock | None = None  # what it came to, once closed
     """The content of a closed block; None before, and for a block without content."""
 
+    def __post_init__(self) -> None:
+        if self.arguments is not None:
+            self.parts = self.arguments.parts
+
     def copy(self) -> ReplyBlock:
-        return replace(self, parts=list(self.parts))
+        arguments = None if self.arguments is None else self.arguments.copy()
+        return replace(self, parts=list(self.parts), arguments=arguments)
+
+    @property
+    def text(self) -> str:
+        """All fragments in one, with what a call's arguments would have if they ended here."""
+        return "".join(self.parts) if self.arguments is None else self.arguments.text
 
     def written(self) -> list[str]:
         """The model's words, in fragments. Arguments that came as an object are given as JSON."""
@@ -76,7 +91,7 @@ class ReplyBlock:
         """Whether the protocol lets a later block end this one."""
         if not self.implicit_end:
             return False
-        return self.kind != "tool" or parse_object("".join(self.parts)) is not None
+        return self.kind != "tool" or parse_arguments(self.text).value is not None
 
     def open(self, index: int) -> list[StreamEvent]:
         """Open the block at its place in the message.
@@ -126,15 +141,19 @@ class ReplyBlock:
                 if self.signature is not None:
                     return [ThinkingDelta("", self.signature, self.index, self.message_id)]
             case "tool":
+                rest = "" if self.arguments is None else self.arguments.settle()
                 self.content = call = self._call(raw(self.raw or {}), clean_input, cut_off)
-                return [ToolUseEnd(call.id, call.input, call.incomplete, self.index, self.message_id)]
+                waited = [self.delta(rest)] if rest else []
+                return [*waited, ToolUseEnd(call.id, call.input, call.incomplete, self.index, self.message_id)]
             case "whole":
                 self.content = self.whole
         return []
 
     def _call(self, raw: ProviderRaw, clean_input: CleanInput | None, cut_off: bool) -> ToolUseBlock:
         text = "".join(self.parts)
-        parsed = self.final_input if self.final_input is not None else parse_object(text)
+        parsed = self.final_input
+        if parsed is None:
+            parsed, self.unwrapped = parse_arguments(text)
         cut_off = cut_off or self.incomplete
         if parsed is None and not text.strip() and not cut_off:
             parsed = {}  # a call without arguments

@@ -1,10 +1,12 @@
-"""A JSON object from text that a model wrote."""
+"""JSON from text that a model wrote: whole objects, and the beginnings of what may become one."""
 
 from __future__ import annotations
 
 import json
+import re
+from typing import NamedTuple
 
-from bus.values.json import JsonObject
+from bus.values.json import Json, JsonObject
 
 from ..requests.surrogates import mend_json
 
@@ -13,11 +15,87 @@ def parse_object(text: str) -> JsonObject | None:
     """A JSON object from its text, or None if it is anything else. Tolerates raw control characters."""
     if not text.lstrip().startswith("{"):
         return None
+    value = _parse(text)
+    return value if isinstance(value, dict) else None
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, read from their text."""
+
+    value: JsonObject | None
+    """The arguments; None if the text is no JSON object."""
+    unwrapped: bool = False
+    """Whether the text was a JSON string that holds the JSON object."""
+
+
+def parse_arguments(text: str) -> Arguments:
+    """Read the arguments of a call. A JSON string that holds a JSON object is unwrapped once."""
+    if text.lstrip().startswith('"'):
+        inner = _parse(text)
+        value = parse_object(inner) if isinstance(inner, str) else None
+        return Arguments(value, value is not None)
+    return Arguments(parse_object(text))
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is one complete JSON value."""
+    return text.strip() == "null" or _parse(text) is not None
+
+
+def may_become_json(text: str) -> bool:
+    """Whether a text is a JSON value, or the beginning of one."""
+    expected, closers = "value", ""
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            return _may_become_token(text[at:], expected)
+        at = found.end()
+        token = text[found.start()]
+        if token in " \t\r\n":
+            continue
+        if token in "{[" and expected in _VALUES:
+            closers += "}" if token == "{" else "]"
+            expected = "key or end" if token == "{" else "value or end"
+        elif token in "}]" and closers.endswith(token) and expected in ("key or end", "value or end", "comma"):
+            closers = closers[:-1]
+            expected = "comma" if closers else "nothing"
+        elif token == "," and expected == "comma":
+            expected = "key" if closers[-1] == "}" else "value"
+        elif token == ":" and expected == "colon":
+            expected = "value"
+        elif token == '"' and expected in ("key", "key or end"):
+            expected = "colon"
+        elif token not in "{}[],:" and expected in _VALUES:
+            expected = "comma" if closers else "nothing"
+        else:
+            return False
+    return True
+
+
+_VALUES = ("value", "value or end")
+_TOKEN = re.compile(
+    r'[ \t\r\n]+|"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![.eE\d])|true|false|null|[{}\[\],:]',
+    re.DOTALL,
+)
+_CUT_STRING = re.compile(r'"(?:[^"\\]|\\.)*\\?\Z', re.DOTALL)
+_CUT_NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d*)?)?\Z")
+
+
+def _may_become_token(rest: str, expected: str) -> bool:
+    if _CUT_STRING.match(rest):
+        return expected in (*_VALUES, "key", "key or end")
+    cut = any(word.startswith(rest) for word in ("true", "false", "null")) or _CUT_NUMBER.match(rest)
+    return bool(cut) and expected in _VALUES
+
+
+def _parse(text: str) -> Json:
+    """A JSON value; None if the text is none."""
     try:
-        value = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
+        value: Json = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value
 
 
 def _no_json(constant: str) -> None:

@@ -1,4 +1,4 @@
-"""What a server says that it charged, in its usage: OpenRouter's fields, which its likes have taken over."""
+"""What a server says that it charged, in its usage: the fields of OpenRouter and its likes, and xAI's."""
 
 from __future__ import annotations
 
@@ -29,15 +29,21 @@ class StatedCost(NamedTuple):
 _NOTHING = StatedCost()
 
 
-def reported_cost(cost: Json, is_byok: Json, cost_details: Json) -> StatedCost:
+def reported_cost(cost: Json, is_byok: Json, cost_details: Json, ticks: Json = None) -> StatedCost:
     """The cost of a call, as the server states it.
 
     With the caller's own key (BYOK) the server charges only its fee, which may be zero, and the provider behind it
     bills the rest. The cost of the call is their sum. A server that doesn't say whose key it was, and charges
     nothing for a call with a cost behind it, used the caller's key.
+
+    Args:
+        cost: The cost in US dollars, or an object with its total.
+        is_byok: Whether the caller's own key was used.
+        cost_details: The parts of the cost.
+        ticks: xAI's `cost_in_usd_ticks`, of 1e-10 US dollars each. Zero is no statement: Azure sends it always.
     """
     if cost is None and cost_details is None:
-        return _NOTHING
+        return StatedCost(_of_ticks(ticks)) if ticks else _NOTHING
     charged = _dollars(cost.get("total_cost") if isinstance(cost, dict) else cost)
     own_key = is_byok is True or (is_byok is None and charged == 0)
     upstream = _upstream(cost_details) if own_key else None
@@ -57,6 +63,12 @@ def _upstream(cost_details: Json) -> int | None:
         if parts:
             return sum(parts)
     return None
+
+
+def _of_ticks(ticks: Json) -> int | None:
+    if isinstance(ticks, bool) or not isinstance(ticks, int | float) or not 0 < ticks < MOST_DOLLARS * 10**10:
+        return None
+    return int((Decimal(repr(ticks)) / 10).to_integral_value(ROUND_HALF_EVEN))
 
 
 def _dollars(value: Json) -> int | None:

@@ -69,6 +69,13 @@ class WarningCode(StrEnum):
     STRAY_TOOL_ARGUMENTS = "stray_tool_arguments", "Arguments for an unknown tool call were dropped."
     LATE_TOOL_ARGUMENTS = "late_tool_arguments", "Arguments after the end of their tool call were dropped."
     NAMELESS_TOOL_CALL = "nameless_tool_call", "A tool call without a name was dropped."
+    TOOL_NAME_MENDED = "tool_name_mended", "A tool's name had marks of the chat template, which were removed."
+    REPEATED_CALL = "repeated_call", "A tool call came twice under one id, and counts once."
+    ARGUMENTS_UNWRAPPED = "arguments_unwrapped", "A tool call's arguments were a JSON string that held the object."
+    ARGUMENTS_REPLACED = (
+        "arguments_replaced",
+        "The provider sent other arguments at the end of a tool call than before, and the last ones count.",
+    )
     MAX_TOOL_ROUNDS = "max_tool_rounds", "The turn ended because it had as many rounds of tools as it may."
     FEWER_IMAGES = "fewer_images", "The provider made fewer images than were asked for."
     FOUND_AGAIN = "found_again", "The answer that told a video's job was lost, and the job was found."

@@ -59,6 +59,7 @@ class AnyProvider(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.assembler = make()
+        self.assembler.fragments = "pieces"
         self.events: list[StreamEvent] = []
         self.text = ""
         self.thinking = ""
@@ -96,7 +97,7 @@ class AnyProvider(RuleBasedStateMachine):
     def calls(self, key: object, name: str, implicit_end: bool) -> None:
         if self.talking:
             self.tools.append(name)
-        self.assembler.tool_start(key, name, raw={"id": "x"}, implicit_end=implicit_end)
+        self.assembler.tool_start(key, name, raw={"id": f"x{len(self.tools)}"}, implicit_end=implicit_end)
 
     @rule(key=KEYS, fragment=ARGUMENTS)
     def argues(self, key: object, fragment: str) -> None:
@@ -188,6 +189,7 @@ def test_interleaved_calls_come_one_after_another_with_their_own_fragments(
 ) -> None:
     """Fragments of parallel calls in any order reach each call unmerged and in their order."""
     assembler = make()
+    assembler.fragments = "pieces"
     order: list[int] = []
     for key, fragment in pieces:
         if key not in order:

@@ -150,10 +150,9 @@ ODD_WHOLE: list[tuple[Wire, JsonObject, list[object]]] = [
     (RESPONSES, r.response(output=[{**r.call("f", ""), "arguments": {"a": 1}}]), [("f", {"a": 1}, "call_1")]),
     (CHAT, c.reply("tool_calls", tool_calls=[c.tool(arguments='{"at":1}')], content="Hi", reasoning_content="Hm"),
      [("thinking", "Hm"), "Hi", ("look", {"at": 1}, "call_1")]),
-    *[(CHAT, c.reply("tool_calls", tool_calls=calls), [("look", {}, name)] * 2) for calls, name in [
-        ([c.tool(None, "", arguments="{}")] * 2, ""), ([c.tool(0, "", arguments="")] * 2, ""),
-        ([c.tool(0, "same", arguments="{}")] * 2, "same")]],
-    (CHAT, c.reply("tool_calls", tool_calls=[*[c.tool(0, "x", arguments={})] * 2, None]), [("look", {}, "x")] * 2),
+    *[(CHAT, c.reply("tool_calls", tool_calls=calls), [("look", {}, "")] * 2) for calls in [
+        [c.tool(None, "", arguments="{}")] * 2, [c.tool(0, "", arguments="")] * 2]],
+    (CHAT, c.reply("tool_calls", tool_calls=[*[c.tool(0, "x", arguments={})] * 2, None]), [("look", {}, "x")]),
 ]  # fmt: skip
 
 

@@ -242,6 +242,26 @@ def read_usage(raw: msgspec.Raw) -> JsonObject:
     return {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else {}
 
 
+def later_usage(before: JsonObject, after: JsonObject) -> JsonObject:
+    """The usage of a stream after its `message_delta`. A count there replaces the one of the start.
+
+    Zero replaces no count, because several servers fill fields that they do not count with zeros. An end that
+    counts the prompt again is the exception: zeros beside another count of its tokens are counts, too.
+    """
+    counted_again = any(after.get(name) and after[name] != before.get(name) for name in _PROMPT_COUNTS)
+    merged = dict(before)
+    for name, value in after.items():
+        known = before.get(name)
+        if isinstance(value, dict) and isinstance(known, dict):
+            merged[name] = {**known, **{key: count for key, count in value.items() if count or not known.get(key)}}
+        elif value != 0 or not known or (counted_again and name in _PROMPT_COUNTS):
+            merged[name] = value
+    return merged
+
+
+_PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
 def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
     """Counts from a usage object; None if it holds none.
 

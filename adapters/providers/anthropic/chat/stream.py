@@ -30,6 +30,7 @@ from .response import (
     error_in_reply,
     finish,
     keep_container,
+    later_usage,
     note_details,
     read_usage,
     token_usage,
@@ -143,7 +144,7 @@ class MessagesNormaliser(SseNormaliser):
         usage = read_usage(event.usage)
         if usage:
             self._output_reported = self._output_reported or "output_tokens" in usage
-            self._usage = {**self._usage, **usage}
+            self._usage = later_usage(self._usage, usage)
             self.assembler.usage = token_usage(self._usage)
         if event.delta is not None:
             if event.delta.stop_reason is not None:

@@ -23,6 +23,7 @@ import msgspec
 from adapters.contract import CanonicalRequest
 from adapters.replies.assembler import Assembler
 from adapters.replies.images import image_of_base64
+from adapters.replies.json_text import parse_arguments
 from bus.errors import AdapterError, StreamError
 from bus.values.json import JsonObject
 from bus.values.usage import StopReason
@@ -167,6 +168,11 @@ class OutputItem:
         """Whether the item has begun to be content, or is over."""
         self.is_done = False
         self.item_id: str | None = None
+        self.wire_id: str | None = None
+        """The id by which the item was announced, or that it has at its end."""
+        self.call_id: str | None = None
+        self.index: int | None = None
+        """The index that the server gave it, which may be that of another item, too."""
         self._reply: Reply = proxy(reply)  # which holds its items
         self._assembler = reply.assembler
         self._implicit_end = reply.quirks.late_ends
@@ -235,9 +241,14 @@ class OutputItem:
             self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
 
     def all_arguments(self, text: str) -> None:
-        """The arguments as a whole: what the deltas left out of them is emitted."""
+        """The arguments as a whole: what the deltas left out of them is emitted. Others replace the deltas'."""
         so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
-        self.arguments(_remainder(text, so_far))
+        if text.startswith(so_far):
+            self.arguments(text[len(so_far) :])
+        elif self.placed:
+            self._assembler.replace_arguments(self._key, text)
+        elif parse_arguments(text).value is not None:
+            self._arguments = [text]
 
     def part_done(self, position: int, part: Part) -> None:
         """A message's part is whole; its end is left to its item, for some servers say this more than once."""
@@ -248,6 +259,8 @@ class OutputItem:
         if self.is_done:
             return
         self.item_id = item.id
+        self.wire_id = item.id or self.wire_id
+        self.call_id = item.call_id or self.call_id
         match self.kind:
             case "message":
                 self._message_done(item)
@@ -391,6 +404,11 @@ def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     output = elements(response.output)
     if not output and response.object != "response":
         raise error_of(response, assembler.provider) or StreamError("the reply is no response object")
+    seen: set[tuple[str | None, str | None, str | None]] = set()
     for raw, item in [(raw, read(Item, raw)) for raw in output]:
+        named = (item.type, item.id, item.call_id)
+        if item.id and named in seen and item.type in (*TOOL_CALLS, "message", "reasoning"):
+            continue  # the same item again
+        seen.add(named)
         reply.add(item.type or "unknown").done(item, raw)
     reply.finish(response)

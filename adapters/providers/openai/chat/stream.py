@@ -1,7 +1,8 @@
 """From the Responses API's events to an assembler's.
 
-Which item an event is about is said by `output_index`; where a server leaves that out, by `item_id` (which some
-servers change from event to event, so it comes second); where neither helps, it is the last item that began.
+Which item an event is about is said by its kind and its `output_index`. If a server leaves the index out, or gives
+it to several items, `item_id` decides. It comes second, because some servers change it from event to event. The
+`call_id` of a call stands over both. If nothing helps, it is the last item of the kind that is still open.
 
 Blocks keep the order of the items, not that of their first deltas. An item that was announced but has shown
 nothing takes no place in the assembler yet, because a place would be an event, and an attempt that fails before
@@ -46,8 +47,7 @@ class ResponsesNormaliser(SseNormaliser):
         super().__init__(assembler)
         self._quirks = quirks
         self._reply = Reply(assembler, quirks)
-        self._by_index: dict[int, OutputItem] = {}
-        self._by_id: dict[str, OutputItem] = {}
+        self._found: dict[tuple[str, int | None, str | None], OutputItem] = {}  # until items come or end
         self._head = 0
         self._waiting: dict[int, list[tuple[Step, Event]]] = {}
 
@@ -94,55 +94,84 @@ class ResponsesNormaliser(SseNormaliser):
     # -- which item
 
     def _find(self, event: Event, kind: str) -> OutputItem:
-        item: OutputItem | None = None
-        if event.output_index is not None:
-            item = self._by_index.get(event.output_index)
-        elif event.item_id is not None and event.item_id in self._by_id:
-            item = self._by_id[event.item_id]
-        else:
+        """The item that a delta is about."""
+        index, item_id = event.output_index, event.item_id
+        item = self._found.get((kind, index, item_id))
+        if item is not None:
+            return item
+        item = self._at(kind, index, item_id) if index is not None else None
+        item = item or self._of_id(kind, item_id)
+        if item is None and index is None:
             item = self._last_open(kind)
-        if item is None or item.kind != kind:
-            item = self._add(kind, event.output_index, event.item_id)
+        item = item or self._add(kind, index, item_id)
+        self._found[kind, index, item_id] = item
         return item
+
+    def _announced(self, event: Event, wire: Item) -> OutputItem | None:
+        """The item that an event with a whole item is about, if it began already."""
+        kind, index = wire.type or "unknown", event.output_index
+        if wire.call_id:
+            known = next((item for item in self._of_kind(kind) if item.call_id == wire.call_id), None)
+            if known is not None:
+                return known
+        item = self._at(kind, index, wire.id) if index is not None else None
+        if item is None:
+            item = self._of_id(kind, wire.id)
+            if item is not None and item.is_done and index is not None:
+                item = None
+        if item is not None and item.call_id and wire.call_id and item.call_id != wire.call_id:
+            return None
+        return item
+
+    def _at(self, kind: str, index: int, item_id: str | None) -> OutputItem | None:
+        """The item of that kind at an index. If several share it, the id decides, or the last that is open."""
+        items = [item for item in self._of_kind(kind) if item.index == index]
+        if len(items) < 2:
+            return items[0] if items else None
+        named = [item for item in items if item_id and item.wire_id == item_id]
+        still_open = [item for item in items if not item.is_done]
+        return (named or still_open or items)[-1]
+
+    def _of_id(self, kind: str, item_id: str | None) -> OutputItem | None:
+        items = self._of_kind(kind) if item_id else []
+        return next((item for item in reversed(items) if item.wire_id == item_id), None)
+
+    def _of_kind(self, kind: str) -> list[OutputItem]:
+        return [item for item in self._reply.items if item.kind == kind]
 
     def _last_open(self, kind: str) -> OutputItem | None:
         items = reversed(self._reply.items)
         return next((item for item in items if item.kind == kind and not item.is_done), None)
 
-    def _add(self, kind: str, index: int | None, item_id: str | None) -> OutputItem:
+    def _add(self, kind: str, index: int | None, item_id: str | None, call_id: str | None = None) -> OutputItem:
+        self._found.clear()
         item = self._reply.add(kind)
-        if index is not None:
-            self._by_index[index] = item
-        if item_id:
-            self._by_id[item_id] = item
+        item.index, item.wire_id, item.call_id = index, item_id, call_id
         return item
-
-    def _announced(self, event: Event, wire: Item) -> OutputItem | None:
-        """The item that an event with a whole item is about, if it began already."""
-        kind = wire.type or "unknown"
-        if event.output_index is not None:
-            item = self._by_index.get(event.output_index)
-        elif wire.id and wire.id in self._by_id:
-            item = self._by_id[wire.id]
-        else:
-            item = self._last_open(kind)
-        return item if item is not None and item.kind == kind else None
 
     # -- items
 
     def _on_added(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
-        item = self._announced(event, wire) if event.output_index is not None or wire.id in self._by_id else None
-        if item is None or item.is_done:
-            item = self._add(wire.type or "unknown", event.output_index, wire.id)
+        item = self._announced(event, wire)
+        if item is None or (item.is_done and not (wire.call_id and item.call_id == wire.call_id)):
+            item = self._add(wire.type or "unknown", event.output_index, wire.id, wire.call_id)
+        elif not item.is_done:
+            item.call_id = item.call_id or wire.call_id
         if item.kind in TOOL_CALLS:
             self._apply(item, _begin_call, event)
 
     def _on_done(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
+        self._found.clear()
+        kind = wire.type or "unknown"
         item = self._announced(event, wire)
         if item is None:
-            item = self._add(wire.type or "unknown", event.output_index, wire.id)
+            item = self._last_open(kind)
+            if item is not None and not _may_be(item, event, wire):
+                item = None
+        if item is None:
+            item = self._add(kind, event.output_index, wire.id, wire.call_id)
         self._apply(item, _finish_item, event)
 
     def _apply(self, item: OutputItem, step: Step, event: Event) -> None:
@@ -187,6 +216,10 @@ class ResponsesNormaliser(SseNormaliser):
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
         """End an item whose own end never came, with the response's copy of it if there is one in its place."""
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
+        for each in output:
+            copy = read_or_default(Item, each)
+            if copy.type == item.kind and item.wire_id and copy.id == item.wire_id:
+                raw = each
         wire = read_or_default(Item, raw)
         if wire.type == item.kind:
             item.done(wire, raw)
@@ -195,6 +228,15 @@ class ResponsesNormaliser(SseNormaliser):
 
     def on_end(self) -> None:
         raise StreamError("the stream ended before the response was complete")
+
+
+def _may_be(item: OutputItem, event: Event, wire: Item) -> bool:
+    """Whether a whole item can be the end of an open one. Neither index nor id has named that."""
+    if event.output_index is None and not wire.id:
+        return True
+    other_call = item.call_id and wire.call_id and item.call_id != wire.call_id
+    other_id = item.wire_id and wire.id and item.wire_id != wire.id
+    return not other_call and not other_id and item.index is not None and item.placed
 
 
 def _text_delta(item: OutputItem, event: Event) -> None:

@@ -120,13 +120,15 @@ class Usage(msgspec.Struct, gc=False):
     cost: Json = None  # OpenRouter's, in US dollars
     cost_details: Json = None
     is_byok: Json = None
+    cost_in_usd_ticks: Json = None  # xAI's
+    cache_read_input_tokens: Json = None  # gateways in front of Claude, as are the next two
+    cache_creation_input_tokens: Json = None
+    cache_creation: Json = None
 
 
 class UsageDetails(msgspec.Struct, gc=False):
     """The parts of either count."""
 
-    cached_tokens: int | float | None = None
-    cache_write_tokens: int | float | None = None
     reasoning_tokens: int | float | None = None
 
 

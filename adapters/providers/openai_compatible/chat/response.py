@@ -35,14 +35,31 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "end_turn": StopReason.END_TURN,
     "eos": StopReason.END_TURN,
     "eos_token": StopReason.END_TURN,
+    "end": StopReason.END_TURN,
+    "done": StopReason.END_TURN,
+    "complete": StopReason.END_TURN,
+    "completed": StopReason.END_TURN,
+    "finished": StopReason.END_TURN,
     "tool_calls": StopReason.END_TURN,  # without any call; with calls the calls decide
     "function_call": StopReason.END_TURN,
+    "tool_call": StopReason.END_TURN,  # mlx_lm.server
+    "tool_use": StopReason.END_TURN,  # gateways in front of Claude
+    "function_calls": StopReason.END_TURN,
+    "pause_turn": StopReason.PAUSE_TURN,
     "stop_sequence": StopReason.STOP_SEQUENCE,
     "length": StopReason.MAX_TOKENS,
     "max_tokens": StopReason.MAX_TOKENS,
+    "max_output_tokens": StopReason.MAX_TOKENS,
     "model_length": StopReason.MAX_TOKENS,
     "model_context_window_exceeded": StopReason.MAX_TOKENS,
     "content_filter": StopReason.CONTENT_FILTER,
+    "content_filtered": StopReason.CONTENT_FILTER,
+    "guardrail_intervened": StopReason.CONTENT_FILTER,
+    "safety": StopReason.CONTENT_FILTER,
+    "recitation": StopReason.CONTENT_FILTER,
+    "prohibited_content": StopReason.CONTENT_FILTER,
+    "blocklist": StopReason.CONTENT_FILTER,
+    "spii": StopReason.CONTENT_FILTER,
     "sensitive": StopReason.CONTENT_FILTER,
     "refusal": StopReason.REFUSAL,
 }
@@ -73,6 +90,7 @@ class ReplyReader:
         self._plain_begun = False
         self._tier: str | None = None
         self._searches = Searches()
+        self._beside: WireMessage | None = None  # a whole message that came beside a delta which says nothing
         self._of_text: JsonObject = {}  # what the server says about the text, growing
 
     def chunk(self, reply: WireReply, data: bytes) -> None:
@@ -128,6 +146,10 @@ class ReplyReader:
         assembler = self.assembler
         if self._tags is not None:
             self._tagged(self._tags.flush())
+        if self._beside is not None and not assembler.has_content:
+            self._message(self._beside)
+            if self._tags is not None:
+                self._tagged(self._tags.flush())
         self._calls.complete()
         assembler.usage = self._searches.added_to(assembler.usage)
         assembler.finish(self._stop_reason(), self.finish_reason)
@@ -144,6 +166,8 @@ class ReplyReader:
             return  # another answer to the same question (n > 1)
         message = choice.delta if choice.delta is not None else choice.message
         self.saw_choice = True
+        if choice.delta is not None and choice.message is not None:
+            self._beside = choice.message  # Perplexity's, which has the text so far beside each delta
         if message is not None:
             self._message(message)
         if choice.logprobs:

@@ -136,6 +136,8 @@ class ToolCalls:
         """A name without an id: a new call, or the name of the current one said again?"""
         if not self._may_be(current, name):
             return True
+        if self.assembler.resends_arguments(current.key):
+            return False
         return current.size > 0 and parse_object(self.assembler.block_text(current.key)) is not None
 
     def _begin(self, call: _Call, name: str) -> None:
@@ -148,15 +150,9 @@ class ToolCalls:
     def _arguments(self, call: _Call, text: str) -> None:
         if not call.name:
             call.waiting.append(text)
-        elif len(text) == call.size and self._repeats(call, text):
-            return
         else:
             self.assembler.tool_arguments(call.key, text)
         call.size += len(text)
-
-    def _repeats(self, call: _Call, text: str) -> bool:
-        """Some gateways say the whole arguments again at the end."""
-        return text == self.assembler.block_text(call.key) and parse_object(text) is not None
 
 
 _HEAD, _TAIL = f'{{"{INPUT}":"', '"}'
