@@ -10,6 +10,7 @@ import msgspec
 from bus.errors import AdapterError, StreamError
 from bus.streams.events import StreamEvent
 
+from ..refusals.classify import error_without_status, read_error
 from .assembler import Assembler
 from .broken_json import mend_body
 from .ndjson import NdjsonDecoder
@@ -42,7 +43,13 @@ class EventNormaliser(ABC):
         self.error: AdapterError | None = None
         self.finished = False
         self._decoder: BodyDecoder
+        self._lines = decoder
         self._read_with(decoder)
+
+    @property
+    def stray(self) -> bytes:
+        """The lines of the body that belonged to no event, such as a bare error."""
+        return self._lines.stray if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
         kept = self.assembler.raw
@@ -76,6 +83,8 @@ class EventNormaliser(ABC):
 
     def _read(self, events: list[SseEvent]) -> None:
         for name, data in events:
+            if name == b"error" and data.lstrip()[:1] != b"{":
+                raise error_without_status(read_error(data), {}, self.assembler.provider)
             try:
                 self.on_event(name, data)
             except (msgspec.DecodeError, UnicodeDecodeError):
