@@ -1,8 +1,8 @@
 """The AdapterError for a provider's reply, out of the HTTP status and the body.
 
-The evidence has the same order for every provider. Words and a status that speak of money come first, then the body's
-type and code, then other words of the message, and the status last. The words are in the table `servers/words.json`;
-see `words`. Each provider adds its own table of codes.
+The evidence has the same order for every provider. Words and a status that speak of money come first, then the
+body's type and code, then other words of the message, and the status last. The words are in the table
+`servers/words.json`; see `words`. Each provider adds its own table of codes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _STATUSES: Mapping[Meaning, frozenset[int | None] | None] = {
     "model": frozenset({None, 400}),
     "media": frozenset({None, 500}),
 }
-"""The HTTP statuses with which words count. None in a set is an error inside a stream; None for a set, any status."""
+"""The HTTP statuses with which words count; None stands for any. In a set, None is an error inside a stream."""
 
 
 class WordRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
