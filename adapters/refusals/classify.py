@@ -209,6 +209,8 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
         detail_code = "moderation"  # OpenRouter's, which has no other name for it
+    elif isinstance(metadata, dict) and isinstance(metadata.get("limit_source"), str):
+        detail_code = _text(metadata["limit_source"])  # OpenRouter's: whose limit it is
     canonical = _canonical(error.get("status"))
     return ErrorBody(
         type=_text(error.get("type")) or canonical,
@@ -242,8 +244,9 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
     text = f"{body.message}\n{body.param}" if body.param else body.message
-    if status == _PAYMENT_REQUIRED:
-        return QuotaExceededError
+    if status == _PAYMENT_REQUIRED:  # OpenRouter's limit of requests in flight is the one that passes
+        detail = error_of_code(body.detail_code)
+        return detail if detail is RateLimitError else QuotaExceededError
     certain = error_of_words(text, status, certain=True)
     if certain is not None:
         return certain
