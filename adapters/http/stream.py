@@ -172,8 +172,8 @@ class HttpStream:
         normaliser = self._normaliser
         assert normaliser is not None
         if chunk is not None:
-            if not self._delivered:
-                self._head = self._head or chunk[:EXCERPT_BYTES]
+            if not self._delivered and len(self._head) < EXCERPT_BYTES:
+                self._head += chunk[: EXCERPT_BYTES - len(self._head)]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()

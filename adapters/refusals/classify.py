@@ -146,6 +146,20 @@ def find_error(body: bytes) -> ErrorBody | None:
     return read_error_value(value) if is_error(value) else None
 
 
+def is_foreign_error(data: bytes) -> bool:
+    """Whether the data of an event named `error` is none of a protocol's, but the error itself.
+
+    llama.cpp sends it so in a field of that name, and proxies send a text, or nothing.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return not data.lstrip().startswith(b"{")
+    if not isinstance(value, dict):
+        return True
+    return "error" not in value and "error" not in (value.get("type"), value.get("event_type"))
+
+
 def is_error(value: Json) -> bool:
     """Whether a decoded body or event is an error and nothing else, in any known shape."""
     if isinstance(value, list) and value:

@@ -14,12 +14,14 @@ from adapters.replies.sse import SseDecoder
 from bus.errors import StreamError
 
 from .. import wire
-from ..errors import error_in_reply
+from ..errors import CODES
 from .response import ReplyReader
 
 
 class GeminiNormaliser(EventNormaliser):
     """Reads one streamed reply; see the module's text."""
+
+    error_codes = CODES
 
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler, SseDecoder())
@@ -33,8 +35,6 @@ class GeminiNormaliser(EventNormaliser):
                 return
             except msgspec.DecodeError:
                 self._only_text = False
-        if name == b"error":
-            raise error_in_reply(wire.decode_json(data), self.assembler.provider)
         try:
             chunk = wire.decode_chunk(data)
         except msgspec.DecodeError:
