@@ -9,10 +9,11 @@ from functools import partial
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, InvalidRequestError
+from bus.errors import AdapterError, InvalidRequestError, StreamError
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..refusals.classify import error_without_status, find_error
 from ..refusals.edits import edited
 from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
@@ -186,6 +187,11 @@ class HttpCall(HttpAttempts):
                     raise
                 wire.read_reply(mended.text, reply.headers, assembler)
                 assembler.replaced(mended.replaced)
+        except StreamError as error:
+            found = find_error(body)
+            if found is None:
+                raise
+            raise error_without_status(found, wire.error_codes, self.client.name) from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise self.client.unreadable(body, reply.headers, error) from error
         if not assembler.complete:

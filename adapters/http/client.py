@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, AuthError, CallboardError, StreamError
+from bus.errors import AdapterError, AuthError, CallboardError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage
 
@@ -15,6 +15,7 @@ from ..calls import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe
 from ..keys.key import KnownKey
 from ..keys.keyring import Keyring
+from ..refusals.classify import error_without_status, find_error
 from ..refusals.strange_replies import not_of_protocol, origin
 from ..transport.http1.wait_scope import WaitScopes
 from ..transport.key_masking import masked_headers
@@ -92,8 +93,14 @@ class HttpClient:
         error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
         return error
 
-    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
-        """The exception for a reply, or the beginning of one, that is none of the protocol."""
+    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> AdapterError:
+        """The exception for a reply, or the beginning of one, that is none of the protocol.
+
+        Some servers send an error of another shape than their protocol's, with status 200: then it is that error.
+        """
+        error = find_error(body)
+        if error is not None:
+            return error_without_status(error, self.wire.error_codes, self.name)
         return not_of_protocol(self.name, body, headers, self.wire.base_url, why)
 
     async def look_up(self, call: WireCall, seconds: float) -> Json:

@@ -118,7 +118,7 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
     """The provider's hint how long to wait, in seconds; None without a hint.
 
     The hint is `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the message.
-    Nonsense is no hint.
+    Nonsense is no hint. Zero and a moment in the past are no hint either, so that the policy's own wait applies.
 
     Args:
         headers: The headers of the reply, with lower-case names.
@@ -126,24 +126,31 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
         now_us: The present time in microseconds since the epoch, for dates.
     """
     milliseconds = number_of(headers.get("retry-after-ms"))
-    if milliseconds is not None:
+    if milliseconds:
         return milliseconds / 1000
-    value = headers.get("retry-after")
-    if value is not None:
-        for read in (number_of, duration_seconds):
-            seconds = read(value)
-            if seconds is not None:
-                return seconds
-        from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
-
-        try:
-            when = parsedate_to_datetime(value)
-            when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-            return max(0.0, when.timestamp() - now_us / 1e6)
-        except (ValueError, TypeError, OverflowError):
-            pass
+    seconds = _retry_after(headers.get("retry-after"), now_us)
+    if seconds is not None and seconds > 0:
+        return seconds
     found = _IN_TEXT.search(message)
-    return duration_seconds(message[found.end() :]) if found else None
+    return (duration_seconds(message[found.end() :]) or None) if found else None
+
+
+def _retry_after(value: str | None, now_us: int) -> float | None:
+    """The seconds that a `retry-after` header means; negative for a date in the past."""
+    if value is None:
+        return None
+    for read in (number_of, duration_seconds):
+        seconds = read(value)
+        if seconds is not None:
+            return seconds
+    from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
+
+    try:
+        when = parsedate_to_datetime(value)
+        when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+        return when.timestamp() - now_us / 1e6
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def duration_seconds(text: str) -> float | None:

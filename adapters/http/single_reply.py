@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from bus.errors import AdapterError, NetworkError, OutcomeUnknownError, ServerError, StreamError
-from bus.values.json import Json
 
-from ..refusals.classify import error_without_status, read_error_value
+from ..refusals.classify import error_without_status, find_error
 from ..transport.key_masking import masked_headers
 from ..transport.transport import exchange
 from .attempts import HttpAttempts
@@ -90,13 +89,8 @@ def _read(
 
 def error_inside(client: HttpClient, body: bytes) -> AdapterError | None:
     """The error that a reply of status 200 holds in place of what was asked for; None if it holds none."""
-    try:
-        value: Json = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not value.get("error"):
-        return None
-    return error_without_status(read_error_value(value), client.wire.error_codes, client.name)
+    found = find_error(body)
+    return None if found is None else error_without_status(found, client.wire.error_codes, client.name)
 
 
 def came_to_nothing(error: AdapterError) -> bool:

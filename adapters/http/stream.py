@@ -27,9 +27,10 @@ from bus.streams.events import StreamEvent
 from bus.values.usage import StopReason
 
 from ..contract import CanonicalResponse
+from ..refusals.classify import error_without_status, find_error
 from ..refusals.strange_replies import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
+from ..replies.normaliser import EventNormaliser, StreamNormaliser
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
 from .call import HttpCall
@@ -171,8 +172,8 @@ class HttpStream:
         normaliser = self._normaliser
         assert normaliser is not None
         if chunk is not None:
-            if not self._delivered:
-                self._head = self._head or chunk[:EXCERPT_BYTES]
+            if not self._delivered and len(self._head) < EXCERPT_BYTES:
+                self._head += chunk[: EXCERPT_BYTES - len(self._head)]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()
@@ -188,9 +189,17 @@ class HttpStream:
             self._succeed()
 
     def _explained(self, error: AdapterError) -> AdapterError:
-        """The normaliser's error; of a body of which nothing could be read, with what it begins with."""
-        reply = self._reply
-        if self._delivered or reply is None or type(error) is not StreamError:
+        """The normaliser's error, or the error that the body held outside its events.
+
+        If nothing of the body could be read, the error shows how the body begins.
+        """
+        reply, normaliser = self._reply, self._normaliser
+        if type(error) is not StreamError:
+            return error
+        found = find_error(normaliser.stray) if isinstance(normaliser, EventNormaliser) else None
+        if found is not None:
+            return error_without_status(found, self._call.wire.error_codes, self._client.name)
+        if self._delivered or reply is None:
             return error
         return self._client.unreadable(self._head, reply.headers, error)
 

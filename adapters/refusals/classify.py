@@ -1,8 +1,8 @@
 """The AdapterError for a provider's reply, out of the HTTP status and the body.
 
-The evidence has the same order for every provider: the body's type and code, then the status, and the text of the
-message last. The text decides only about errors that have nothing else (context overflow, spent credit, bad keys).
-Each provider adds its own table of codes.
+The evidence has the same order for every provider. Words and a status that speak of money come first, then the
+body's type and code, then other words of the message, and the status last. The words are in the table
+`servers/words.json`; see `words`. Each provider adds its own table of codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from bus.errors import (
     AdapterError,
     AuthError,
     ContentFilterError,
-    ContextOverflowError,
     InvalidRequestError,
     NetworkError,
     NotFoundError,
@@ -36,19 +35,11 @@ from ..requests.text import as_text
 from .details import USED_UP, detail_delay, detail_reason
 from .gateways import LITELLM_CODES, exception_name
 from .reset_hints import reset_seconds
+from .words import error_of_code, error_of_words
 
 ErrorType: TypeAlias = type[AdapterError]
 
 COMMON_CODES: Mapping[str, ErrorType] = {
-    "insufficient_quota": QuotaExceededError,
-    "billing_error": QuotaExceededError,
-    "billing_hard_limit_reached": QuotaExceededError,
-    "credit_balance_exhausted": QuotaExceededError,
-    "enforced_spend_limit_reached": QuotaExceededError,
-    "contract_spend_limit_reached": QuotaExceededError,
-    "exceeded_current_quota_error": QuotaExceededError,
-    "context_length_exceeded": ContextOverflowError,
-    "exceed_context_size_error": ContextOverflowError,
     "rate_limit_exceeded": RateLimitError,
     "rate_limit_error": RateLimitError,
     "overloaded_error": OverloadedError,
@@ -85,16 +76,16 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "API_KEY_EXPIRED": AuthError,
     **LITELLM_CODES,
 }
-"""Codes and types that mean the same wherever they are used."""
+"""Codes and types that mean the same wherever they are used, beside those of the table `servers/words.json`."""
 
 _WEAK_CODES = frozenset(
     {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
 )
 """Types so general that a more telling message or status goes before them."""
 
+_PAYMENT_REQUIRED = 402
 _STATUS: Mapping[int, ErrorType] = {
     401: AuthError,
-    402: QuotaExceededError,
     403: AccessDeniedError,
     404: NotFoundError,
     408: RequestTimeoutError,
@@ -106,56 +97,10 @@ _STATUS: Mapping[int, ErrorType] = {
     529: OverloadedError,
 }
 
-_OVERFLOW = re.compile(
-    r"prompt is too long"
-    r"|input length and `max_tokens` exceed context limit"
-    r"|input is too long for requested model"
-    r"|exceeds the (?:model's )?context window"
-    r"|maximum context length (?:is|of) [\d,]+"
-    r"|input token count .*exceeds the maximum"
-    r"|maximum prompt length is \d+"
-    r"|reduce the length of the (?:messages|input|prompt)"
-    r"|prompt token count of \d+ exceeds the limit of \d+"
-    r"|exceeds the available context size"
-    r"|input \(\d+ tokens\) is too large to process"
-    r"|tokens to keep from the initial prompt is greater than the context length"
-    r"|context window exceeds limit"
-    r"|exceeded model token limit"
-    r"|too large for model with \d+ maximum context length"
-    r"|current length is \d+ while limit is \d+"
-    r"|tokens \+ .max_new_tokens. must be <= \d+"
-    r"|must have less than \d+ tokens"
-    r"|longer than the (?:model's )?context length"
-    r"|input length .*exceeds the (?:model's )?(?:maximum )?context length"
-    r"|input tokens exceed the configured limit"
-    r"|too many tokens(?! per|, please)"
-    r"|token limit exceeded"
-    r"|input tokens exceeded"
-    r"|exceeds? context limit",
-    re.IGNORECASE | re.DOTALL,
-)
-_QUOTA = re.compile(
-    r"credit balance is too low"
-    r"|exceeded your current quota, please check your plan and billing"
-    r"|reached your specified (?:\w+ )?api usage limits"
-    r"|insufficient balance",
-    re.IGNORECASE,
-)
-_BAD_KEY = re.compile(r"incorrect api key|invalid api key|api key not valid|api key not found", re.IGNORECASE)
 _ASKED_OF_LIMIT = re.compile(
     r"\blimit:? (\d[\d,]{0,17})\b.{0,80}?\brequested:? (\d[\d,]{0,17})", re.IGNORECASE | re.DOTALL
 )
-_NO_MODEL = re.compile(r"invalid model name passed in model=", re.IGNORECASE)  # LiteLLM's
-_NO_MEDIA = re.compile(r"(?:image|audio|video) input is not supported")  # llama.cpp's, with 500
-_BY_MESSAGE: tuple[tuple[frozenset[int | None], re.Pattern[str], ErrorType], ...] = (
-    (frozenset({None, 400, 402, 403, 429}), _QUOTA, QuotaExceededError),
-    (frozenset({None, 400, 413, 422, 424, 500}), _OVERFLOW, ContextOverflowError),
-    (frozenset({None, 400, 403}), _BAD_KEY, AuthError),
-    (frozenset({None, 400}), _NO_MODEL, NotFoundError),
-    (frozenset({None, 500}), _NO_MEDIA, InvalidRequestError),
-)
-"""The words of messages, in the order of their evidence, each with the statuses that it may come with."""
-_EVENT_DATA = re.compile(rb"\s*(?:event:[^\n]*\n)?data:(?P<data>[^\n]*)")
+_EVENT_DATA = re.compile(rb"\s*(?::[^\n]*\n\s*)*(?:event:[^\n]*\n)?(?:data|error):(?P<data>[^\n]*)")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -188,6 +133,49 @@ def read_error(body: bytes) -> ErrorBody:
     return read_error_value(value)
 
 
+def find_error(body: bytes) -> ErrorBody | None:
+    """The error that a body, or the beginning of one, holds in place of a reply; None if it holds none.
+
+    The body is JSON, or events. Servers send both with status 200.
+    """
+    event = _EVENT_DATA.match(body)
+    try:
+        value = _decoded(body if event is None else event["data"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return read_error_value(value) if is_error(value) else None
+
+
+def is_foreign_error(data: bytes) -> bool:
+    """Whether the data of an event named `error` is none of a protocol's, but the error itself.
+
+    llama.cpp sends it so in a field of that name, and proxies send a text, or nothing.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return not data.lstrip().startswith(b"{")
+    if not isinstance(value, dict):
+        return True
+    return "error" not in value and "error" not in (value.get("type"), value.get("event_type"))
+
+
+def is_error(value: Json) -> bool:
+    """Whether a decoded body or event is an error and nothing else, in any known shape."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, dict) or value.get("choices"):
+        return False
+    if value.get("error") or value.get("errors") or value.get("object") == "error" or value.get("type") == "error":
+        return True
+    of_minimax = value.get("base_resp")
+    if isinstance(of_minimax, dict):
+        return of_minimax.get("status_code") not in (None, 0, "0")
+    if isinstance(value.get("message"), str):
+        return any(value.get(name) for name in ("code", "type", "error_code")) and "content" not in value
+    return "detail" in value and "content" not in value
+
+
 def _decoded(body: bytes) -> Json:
     try:
         value: Json = msgspec.json.decode(body)
@@ -214,6 +202,12 @@ def read_error_value(value: Json) -> ErrorBody:
         return ErrorBody(type=kind, code=_text(value.get("code")), message=inner, request_id=request_id)
     if "detail" in value and "message" not in value:
         return ErrorBody(message=_text(value["detail"]), request_id=request_id)
+    if isinstance(of_minimax := value.get("base_resp"), dict):
+        code = f"base_resp.{_text(of_minimax.get('status_code'))}"
+        return ErrorBody(code=code, message=_text(of_minimax.get("status_msg")), request_id=request_id)
+    several = value.get("errors")  # Cloudflare's
+    if isinstance(several, list) and several and isinstance(several[0], dict) and "message" not in value:
+        return _read_fields(several[0], request_id)
     return _read_fields(value, request_id)
 
 
@@ -229,10 +223,13 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
         detail_code = "moderation"  # OpenRouter's, which has no other name for it
+    elif isinstance(metadata, dict) and isinstance(metadata.get("limit_source"), str):
+        detail_code = _text(metadata["limit_source"])  # OpenRouter's: whose limit it is
     canonical = _canonical(error.get("status"))
     return ErrorBody(
         type=_text(error.get("type")) or canonical,
-        code="" if canonical else _text(error.get("code")),  # there it is but the HTTP status again
+        # Beside a canonical status it is but the HTTP status again; `error_code` is Databricks'.
+        code="" if canonical else _text(error.get("code")) or _text(error.get("error_code")),
         message=message,
         param=_text(error.get("param")),
         detail_code=detail_code,
@@ -260,17 +257,27 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
     """
     named = [name for name in (body.detail_code, body.code, body.type) if name]
     strong = [name for name in named if name not in _WEAK_CODES]
+    text = f"{body.message}\n{body.param}" if body.param else body.message
+    if status == _PAYMENT_REQUIRED:  # OpenRouter's limit of requests in flight is the one that passes
+        detail = error_of_code(body.detail_code)
+        return detail if detail is RateLimitError else QuotaExceededError
+    certain = error_of_words(text, status, certain=True)
+    if certain is not None:
+        return certain
     for name in strong:
         if name in codes:
             return codes[name]
     for name in strong:
         if name in COMMON_CODES:
             return COMMON_CODES[name]
+        known = error_of_code(name)
+        if known is not None:
+            return known
         if name.endswith("_spend_limit_exceeded"):
             return QuotaExceededError
-    for statuses, words, kind in _BY_MESSAGE:
-        if status in statuses and words.search(body.message):
-            return kind
+    by_words = error_of_words(text, status, certain=False)
+    if by_words is not None:
+        return by_words
     if status is None and re.fullmatch(r"[1-9][0-9]{2}", body.code):
         status = int(body.code)
     if status is not None and status >= 300:

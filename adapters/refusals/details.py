@@ -34,7 +34,7 @@ def detail_delay(details: Json) -> float | None:
     """Seconds to wait, as a RetryInfo says it."""
     for kind, detail in _each(details):
         if kind == "RetryInfo" and isinstance(delay := detail.get("retryDelay"), str):
-            return duration_seconds(delay)
+            return duration_seconds(delay) or None  # a delay of zero is no hint
     return None
 
 

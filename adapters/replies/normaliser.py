@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from bus.errors import AdapterError, StreamError
 from bus.streams.events import StreamEvent
 
+from ..refusals.classify import ErrorType, error_without_status, is_foreign_error, read_error
 from .assembler import Assembler
 from .broken_json import mend_body
 from .ndjson import NdjsonDecoder
@@ -37,12 +39,21 @@ class StreamNormaliser(Protocol):
 class EventNormaliser(ABC):
     """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
 
+    error_codes: Mapping[str, ErrorType] = {}
+    """The provider's words for its failures, as exceptions."""
+
     def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
         self.assembler = assembler
         self.error: AdapterError | None = None
         self.finished = False
         self._decoder: BodyDecoder
+        self._lines = decoder
         self._read_with(decoder)
+
+    @property
+    def stray(self) -> bytes:
+        """The lines of the body that belonged to no event, such as a bare error."""
+        return self._lines.stray if isinstance(self._lines, SseDecoder) else b""
 
     def _read_with(self, decoder: BodyDecoder) -> None:
         kept = self.assembler.raw
@@ -76,6 +87,8 @@ class EventNormaliser(ABC):
 
     def _read(self, events: list[SseEvent]) -> None:
         for name, data in events:
+            if name == b"error" and is_foreign_error(data):
+                raise error_without_status(read_error(data), self.error_codes, self.assembler.provider)
             try:
                 self.on_event(name, data)
             except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,9 +1,10 @@
 """Server-sent events, decoded from raw bytes.
 
 The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
-makes it fail. It differs from the WHATWG rules where providers do: an event without its blank line at the end of
-the body still counts, and events without data are skipped. Lines end in LF, CRLF or CR only. Characters such as
-U+2028 may stand inside JSON text, so that line iterators for text would corrupt it.
+makes it fail. It differs from the WHATWG rules where providers do. An event without its blank line at the end of
+the body still counts, and events without data are skipped, except for errors. A field `error` (llama.cpp's) is an
+event of that name. The data of `event: error` may be a bare line, or missing. Lines end in LF, CRLF or CR only.
+Characters such as U+2028 may stand inside JSON text, so that line iterators for text would corrupt it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class SseDecoder:
         self._data_size = 0
         self._stray: list[bytes] = []
         self._stray_size = 0
+        self._named_at = 0  # how many stray lines were there when the event got its name
 
     @property
     def stray(self) -> bytes:
@@ -145,9 +147,17 @@ class SseDecoder:
                         events.append((self._name, data))
                     self._data = []
                     self._data_size = 0
+                elif self._name == b"error":
+                    events.append((self._name, b"\n".join(self._stray[self._named_at :])))
+                    del self._stray[self._named_at :]
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
+                self._named_at = len(self._stray)
+            elif line.startswith(b"error:"):
+                self._name = b"error"
+                self._data.append(line[6:].strip())
+                self._data_size += len(line)
             elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
                 self._stray.append(line[:MAX_STRAY_BYTES])
                 self._stray_size += len(line)

@@ -7,10 +7,11 @@ server". Tests play every note. `labs/servers` behaves as the notes of kind A an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from bus.package_data import package_data
 
 Kind = Literal["A", "B", "C", "D", "E"]
 """A: what must go back. B: what is refused. C: what errors say. D: what replies hold. E: what observers see."""
@@ -51,10 +52,18 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Whether Callboard got it wrong before the note was written."""
 
 
+def data(name: str) -> bytes:
+    """Read a file of this folder."""
+    return package_data(__name__, name)
+
+
 def notes(kind: Kind | None = None) -> Iterator[Note]:
     """All notes, or those of one kind, in the order of the files."""
     decoder = msgspec.json.Decoder(Note)
     for each, name in FILES.items():
         if kind in (None, each):
-            path = Path(__file__).with_name(name)
-            yield from decoder.decode_lines(path.read_bytes()) if path.exists() else ()
+            try:
+                lines = data(name)
+            except OSError:  # nothing is noted of this kind
+                continue
+            yield from decoder.decode_lines(lines)

@@ -12,6 +12,7 @@ from adapters.http.wire_call import WireCall, bearer, get
 from adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from adapters.protocols.openai_images import OpenAIImages
 from adapters.protocols.openai_videos import OpenAIVideos
+from adapters.refusals.classify import error_without_status, find_error
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.replies.assembler import Assembler
 from adapters.replies.sse import SseDecoder
@@ -19,7 +20,7 @@ from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
 from adapters.transport.transport import HttpReply
-from bus.errors import AdapterError, ContextOverflowError
+from bus.errors import AdapterError, ContextOverflowError, StreamError
 from bus.values.json import Json
 
 from ...calls import RateLimitInfo
@@ -100,7 +101,7 @@ class ChatCompletionsWire(ChatWire):
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
+        if body.lstrip().startswith((b"data:", b"event:", b"error:", b":")):  # streamed without having been asked
             self._read_events(body, assembler)
             return
         reply = decode_reply(body)
@@ -115,7 +116,13 @@ class ChatCompletionsWire(ChatWire):
             normaliser.on_event(name, data)
             if normaliser.finished:
                 return
-        normaliser.on_end()
+        try:
+            normaliser.on_end()
+        except StreamError:
+            error = find_error(decoder.stray)
+            if error is None:
+                raise
+            raise error_without_status(error, ERROR_CODES, self.name) from None
 
     def normaliser(self, assembler: Assembler) -> ChatNormaliser:
         self._prepare(assembler)

@@ -48,6 +48,6 @@ def classify(
 def loading_seconds(value: Json) -> float | None:
     """How long a model that is still being loaded may take, as hosted inference says with a 503."""
     seconds = value.get("estimated_time") if isinstance(value, dict) else None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
         return None
     return float(seconds)

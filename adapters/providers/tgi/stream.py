@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from adapters.refusals.classify import read_error
 from adapters.replies.normaliser import SseNormaliser
 
+from .errors import classify
 from .response import ReplyReader
 from .wire import decode_piece
 
@@ -16,4 +18,6 @@ class TokenNormaliser(SseNormaliser):
         self._reader = reader
 
     def on_event(self, name: bytes, data: bytes) -> None:
+        if name == b"error":
+            raise classify(read_error(data), None, {}, provider=self.assembler.provider, now_us=0)
         self.finished = self._reader.piece(decode_piece(data))

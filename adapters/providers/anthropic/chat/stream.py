@@ -20,6 +20,7 @@ from adapters.replies.normaliser import SseNormaliser
 from bus.values.json import Json, JsonObject
 from bus.values.warning_codes import WarningCode
 
+from ..errors import ERROR_CODES
 from . import wire
 from .response import (
     WireBlock,
@@ -62,6 +63,8 @@ _MISSING_START: dict[str | None, str] = {
 
 class MessagesNormaliser(SseNormaliser):
     """Reads one streamed reply; see the module's text."""
+
+    error_codes = ERROR_CODES
 
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler)

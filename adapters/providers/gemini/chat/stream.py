@@ -11,19 +11,20 @@ import msgspec
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import EventNormaliser
 from adapters.replies.sse import SseDecoder
-from bus.errors import AdapterError, StreamError
+from bus.errors import StreamError
 
 from .. import wire
-from ..errors import error_in_reply
+from ..errors import CODES
 from .response import ReplyReader
 
 
 class GeminiNormaliser(EventNormaliser):
     """Reads one streamed reply; see the module's text."""
 
+    error_codes = CODES
+
     def __init__(self, assembler: Assembler) -> None:
-        self._lines = SseDecoder()
-        super().__init__(assembler, self._lines)
+        super().__init__(assembler, SseDecoder())
         self._reader = ReplyReader(assembler)
         self._only_text = True  # of every chunk since the first
 
@@ -44,19 +45,6 @@ class GeminiNormaliser(EventNormaliser):
 
     def on_end(self) -> None:
         if not self._reader.ended:
-            raise self._bare_error() or StreamError(
-                f"{self.assembler.provider}: the stream ended before the reply was complete"
-            )
+            raise StreamError(f"{self.assembler.provider}: the stream ended before the reply was complete")
         self._reader.finish()
         self.finished = True
-
-    def _bare_error(self) -> AdapterError | None:
-        """An error that came as plain JSON, without being made an event."""
-        try:
-            value = wire.decode_json(self._lines.stray)
-        except msgspec.DecodeError:
-            return None
-        first = value[0] if isinstance(value, list) and value else value
-        if not isinstance(first, dict) or "error" not in first:
-            return None
-        return error_in_reply(first, self.assembler.provider)

@@ -93,7 +93,8 @@ class InteractionNormaliser(SseNormaliser):
             case "interaction.completed":
                 self._on_completed(_interaction_of(event, data))
             case _ if kind == "error" or event.error != wire.ABSENT:
-                raise failure_of(wire.decode_json(event.error), self.assembler.provider)
+                error = data if event.error == wire.ABSENT else event.error
+                raise failure_of(wire.decode_json(error), self.assembler.provider)
             case _:
                 self._on_unknown(kind, data)
 

@@ -21,7 +21,7 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.errors import StreamError
 
-from ..errors import error_in_reply
+from ..errors import CODES, error_in_reply
 from ..quirks import Quirks
 from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (
@@ -42,6 +42,8 @@ Step: TypeAlias = Callable[[OutputItem, Event], None]
 
 class ResponsesNormaliser(SseNormaliser):
     """Reads one streamed reply."""
+
+    error_codes = CODES
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
         super().__init__(assembler)

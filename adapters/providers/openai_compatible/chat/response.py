@@ -16,13 +16,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.refusals.classify import is_error
 from adapters.replies.assembler import Assembler
 from adapters.replies.images import image_at
 from bus.errors import AdapterError, StreamError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, unusual_tier
 
-from ..errors import error_in_reply, overflow_of
+from ..errors import error_in_body, error_in_reply, overflow_of
 from ..quirks.servers import Quirks
 from .searches import Searches
 from .think_tags import ThinkTags
@@ -119,6 +120,8 @@ class ReplyReader:
         if reply.x_groq:
             self._usage(groq_usage(reply.x_groq))
         if not reply.choices:
+            if not reply.error and not reply.usage and is_error(msgspec.json.decode(data)):
+                raise error_in_body(data, assembler.provider)
             self._note_details()
         for choice in reply.choices or ():
             if choice is not None:

@@ -8,7 +8,7 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.errors import StreamError
 
-from ..errors import error_in_body
+from ..errors import ERROR_CODES, error_in_body
 from ..quirks.servers import Quirks
 from .response import ReplyReader
 from .wire import decode_reply, decode_text_chunk
@@ -20,6 +20,8 @@ class ChatNormaliser(SseNormaliser):
     The end of the body is as good as `[DONE]`. Neither is as good as a finish reason, without which the reply
     broke off; but for `[DONE]` of servers that never give a reason.
     """
+
+    error_codes = ERROR_CODES
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
         super().__init__(assembler)

@@ -1,0 +1,134 @@
+"""Sixty conversations of `labs/servers`, which plays thousands; its rules, and that it finds what is planted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from adapters.servers import Note, notes
+from labs.servers import server as lab
+from labs.servers.conversation import PAIRS, plan_of, play
+from labs.servers.rules import RULES, Asked
+from labs.servers.server import TemperServer
+from labs.servers.tempers import TEMPERS, Temper, notes_of
+
+CONVERSATIONS = 60
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c", "function": {"name": "f"}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "done"}
+HI = {"role": "user", "content": "Hi"}
+PNG_AS_JPEG = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,iVBORw0KGgo="}}
+UNION = {"anyOf": [{"type": "object"}]}
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "reasoning_with_tool_calls": {"messages": [HI, CALL, RESULT]},
+    "reasoning_with_tool_calls_not_empty": {"messages": [HI, {**CALL, "reasoning_content": ""}, RESULT]},
+    "thinking_with_tool_uses": {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}]},
+    "no_foreign_signatures": {"messages": [{"content": [{"type": "thinking", "signature": "another's"}]}]},
+    "union_at_schema_root": {"tools": [{"function": {"name": "f", "parameters": UNION}}]},
+    "blank_text": {"messages": [{"role": "user", "content": [{"type": "text", "text": " \n"}]}]},
+    "blank_system": {"system": " "},
+    "blank_tool_result": {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": ""}]}]},
+    "too_many_cache_marks": {"messages": [{"cache_control": {}}] * 5},
+    "user_after_tool": {"messages": [HI, CALL, RESULT, HI]},
+    "alternating_roles": {"messages": [HI, HI]},
+    "fixed_temperature": {"temperature": 0.7},
+    "plain_media_types": {
+        "messages": [{"content": [{"type": "image_url", "image_url": {"url": "data:image/PNG;base64,"}}]}]
+    },
+    "true_media_types": {"messages": [{"role": "user", "content": [PNG_AS_JPEG]}]},
+    "typed_properties": {"tools": [{"input_schema": {"type": "object", "anyOf": []}}]},
+}
+"""For each rule of `rules.py`, a request that it refuses. Rules that notes bring along are tested beside them."""
+TAKEN: dict[str, Any] = {
+    "system": "You are brief.",
+    "temperature": 1,
+    "tools": [
+        {"function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+    ],
+    "messages": [HI, {**CALL, "reasoning_content": "Hm."}, RESULT, {"role": "assistant", "content": "Yes."}, HI],
+}
+
+
+async def _sixty() -> list[str]:
+    failures = []
+    async with TemperServer() as server:
+        for seed in range(CONVERSATIONS):
+            failures += [f"seed {seed}: {failure}" for failure in (await play(seed, server)).failures]
+    return failures
+
+
+@pytest.mark.timeout(240)  # it plays a thousand requests, on a machine that may be busy
+def test_no_server_refuses_a_conversation_and_none_is_poisoned() -> None:
+    """`python -m labs.servers --conversations 1 --seed N` plays the seed of a failure again."""
+    assert asyncio.run(_sixty()) == []
+
+
+@pytest.mark.parametrize("note", [*notes("A"), *notes("B")], ids=lambda note: note.id)
+def test_the_rule_of_a_note_is_played(note: Note) -> None:
+    """A note whose rule is not in `rules.py` fails here, and one about a server that the lab has not."""
+    rule = note.input.get("rule")
+    assert rule is None or rule in RULES, f"{note.id}: labs/servers/rules.py has no rule {rule!r}"
+    assert any(temper.server == note.server for temper in TEMPERS), f"{note.id}: the lab has no such server"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_rule_refuses_what_it_is_for_and_nothing_else(name: str) -> None:
+    """One request that breaks it, and one that breaks none."""
+    assert RULES[name](Asked("chat", "/v1/chat/completions", REFUSED[name]))
+    assert RULES[name](Asked("chat", "/v1/chat/completions", TAKEN)) is None
+
+
+def test_a_seed_decides_everything_and_covers_each_pair() -> None:
+    """Each ordered pair is met, and each way that a turn can end."""
+    assert plan_of(7) == plan_of(7)
+    plans = [plan_of(seed) for seed in range(200)]
+    assert {step.ends for plan in plans for step in plan} == {
+        "said", "failed", "healed", "shortened", "unrun", "cancelled",
+    }  # fmt: skip
+    met = {(plan_of(seed)[0].temper, away) for seed in range(len(PAIRS)) for away in _others(plan_of(seed))}
+    assert met >= set(PAIRS)
+
+
+def _others(plan: list[Any]) -> list[Temper]:
+    home = plan[0].temper
+    return [step.temper for step in plan if step.temper != home][:1]
+
+
+def test_every_note_of_an_error_is_said_by_a_server() -> None:
+    """The lab has each server and wire of the notes about errors."""
+    said = {note.id for temper in TEMPERS for note in notes_of(temper, "C")}
+    missing = [note.id for note in notes("C") if note.id not in said]
+    assert len(missing) <= 12, missing
+    assert {note.server for note in notes("C")} == {temper.server for temper in TEMPERS}
+
+
+def test_a_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that every request breaks fails the conversation, with the server, the rule and the reason."""
+    monkeypatch.setitem(RULES, "planted", lambda asked: "planted")
+    note = Note("B-x-planted", "x", "B", "any", "f.", "r.", "a/b#1", {"rule": "planted"}, {})
+    monkeypatch.setattr(lab, "notes_of", lambda temper, *kinds: [note] if "B" in kinds else [])
+
+    async def one() -> list[str]:
+        async with TemperServer() as server:
+            return (await play(3, server)).failures
+
+    assert any("refuses by planted: planted" in failure for failure in asyncio.run(one()))
+
+
+def test_a_poisoned_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that gets another beginning than before says so."""
+    kept = lab._history
+    count = iter(range(10**6))
+    monkeypatch.setattr(lab, "_history", lambda *given: [next(count), *kept(*given)])
+
+    async def one() -> list[str]:
+        async with TemperServer() as server:
+            return (await play(3, server)).failures
+
+    assert any("entry 0 of the history was" in failure for failure in asyncio.run(one()))
