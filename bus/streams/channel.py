@@ -88,19 +88,20 @@ class StreamChannel:
         self._closed_bytes = 0
         self._evicted = 0
 
-    def open(self, stream_id: str, owner: str | None = None) -> StreamLog[TurnEvent]:
+    def open(self, stream_id: str, owner: str | None = None, session_id: str = "") -> StreamLog[TurnEvent]:
         """A new log.
 
         Args:
             stream_id: The id of the stream.
             owner: The owner that `attach` must name; None for a stream without one.
+            session_id: The session whose turn it is; empty without one.
 
         Raises:
             ValueError: A log of that id exists already, or still exists.
         """
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
-        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed, owner=owner)
+        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed, owner=owner, session_id=session_id)
         self._open[stream_id] = log
         return log
 
@@ -157,6 +158,12 @@ class StreamChannel:
         for entries in (self._kept, self._folded):
             if (closed := entries.pop(stream_id, None)) is not None:
                 self._closed_bytes -= closed.bytes
+
+    def forget_session(self, session_id: str) -> None:
+        """Forget all logs of a session that are closed, because the session was deleted."""
+        for log in self._logs():
+            if log.closed and log.session_id == session_id:
+                self.discard(log.stream_id)
 
     def __contains__(self, stream_id: object) -> bool:
         """Whether `attach` would find the stream."""

@@ -204,7 +204,7 @@ class Turn(TurnContext):
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.queue.append(self)
-        self.log = self.runtime.streams.open(self.id, state.tags.get(OWNER_TAG))
+        self.log = self.runtime.streams.open(self.id, state.tags.get(OWNER_TAG), state.id)
         if (frames := self.runtime.frames) is not None and (self.streamed or state.id):
             frames.sender.follow(self.log, state.id, self.cancel)
         self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))

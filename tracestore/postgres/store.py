@@ -235,7 +235,7 @@ class PostgresStore(SqlStore):
         from ..sql.upkeep.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
-        return await self._database.write(lambda statements: forget_content(statements, before_us, now))
+        return await forget_content(self._database, before_us, now)
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         from .upkeep.condition import check

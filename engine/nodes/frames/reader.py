@@ -28,7 +28,7 @@ class RemoteReader(StreamReader[TurnEvent]):
     """A reader of a log that is filled from elsewhere. It begins with the first read.
 
     What `attach` would raise for a stream of this node is raised by the first read: UnknownStream if no node has
-    the stream and nothing is stored of it, or it has another owner, and ValueError if `from_seq` is beyond the end.
+    the stream and nothing is stored of it, or it has another owner; ValueError if `from_seq` is beyond the end.
 
     Args:
         filling: The log, and what is known of it.
