@@ -7,6 +7,7 @@ is listed here. A field that a later version adds is erased as long as nobody li
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -42,6 +43,8 @@ KEPT = frozenset(
 _ERASED_HERE = frozenset(((LlmCallGuarded, "reason"),))
 """Fields of a kept name that hold other words in one event: a guardrail's reason is the host's own."""
 
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
 _BARE = (SessionMessageAppended, SessionConfigured)
 """They are stored without content from the start."""
 
@@ -60,14 +63,11 @@ def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
     bare = _without_text(event, ("tags", "value") if keeps_tags else ())
     if isinstance(event, SessionTurnCompleted) and event.error is not None:
         kind = event.error.partition(":")[0]
-        return msgspec.structs.replace(bare, error=kind if kind.isidentifier() else "")  # type: ignore[type-var]
+        return msgspec.structs.replace(bare, error=kind if kind.isidentifier() else "")
     return bare
 
 
-_Struct = msgspec.Struct
-
-
-def _without_text(thing: _Struct, more: tuple[str, ...] = ()) -> _Struct:
+def _without_text(thing: StructT, more: tuple[str, ...] = ()) -> StructT:
     erased: dict[str, object] = {}
     for field in msgspec.structs.fields(type(thing)):
         value = getattr(thing, field.name)

@@ -6,16 +6,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from anyio import to_thread
 
 from adapters import InvalidRequestError, ToolDefinition
 from bus import Event, UnknownStream
 from engine import Engine, Tool, ToolContext
+from engine.cli.command_line import main
 from tests.support.engines import registry
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import CallFilter, PostgresStore, Store, TraceStore
+from tracestore.codec import encode_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -229,3 +233,35 @@ async def test_many_sessions_leave_nothing_between_the_rows_of_others(tmp_path: 
         for session in persons:
             assert await engine.delete_session(session.id)
         assert in_files(tmp_path) == set()
+
+
+async def test_what_a_dead_process_left_does_not_come_back(tmp_path: Path) -> None:
+    """Its journal is written before the deletion, so that no later start brings the session back."""
+    path = tmp_path / "trace.db"
+    async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
+        session_id = await a_person_s_session(engine)
+        await engine.flush()
+        events = await engine.store.events(session_id=session_id, limit=None)  # type: ignore[union-attr]
+    left = path.with_name("trace.db.spill-run_lost.jsonl")
+    left.write_bytes(encode_lines([msgspec.structs.replace(each, run_id="run_lost") for each in events]))
+    async with TraceStore(path) as store:
+        assert await store.delete_session(session_id)
+    assert in_files(tmp_path) == set()
+    async with Engine(models=registry(), store=path, capture_content=True):
+        pass
+    assert in_files(tmp_path) == set()
+
+
+async def test_the_command_deletes_the_lines_of_the_chat_s_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of other sessions stay."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    path = tmp_path / "trace.db"
+    async with Engine(models=registry(*replies()), store=path, capture_content=True) as engine:
+        session_id = await a_person_s_session(engine)
+    (tmp_path / "chat-history").write_text(f"\n# 2026-01-01\n+Hello\n+there\n\n# 2026-01-02\n+{mark('prompt')}\n")
+    assert await to_thread.run_sync(main, ["sessions", session_id, "--delete"]) == 0
+    assert capsys.readouterr().out.startswith(f"Deleted {session_id}")
+    assert in_files(tmp_path) == set()
+    assert "+Hello\n+there\n" in (tmp_path / "chat-history").read_text()

@@ -30,6 +30,7 @@ from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
+from ..writing.adoption import adopt_before_erasing
 from .clean import clean_envelope, clean_text
 from .connection import name_of
 from .database import EVER_US, SCHEMA, Database
@@ -229,11 +230,13 @@ class PostgresStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
+        await adopt_before_erasing(self.path, self.write)
         return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
+        await adopt_before_erasing(self.path, self.write)
         before_us, now = to_us(before), self._clock.now_us()
         return await forget_content(self._database, before_us, now)
 

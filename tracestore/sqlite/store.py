@@ -23,6 +23,7 @@ from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
+from ..writing.adoption import adopt_before_erasing
 from .database import Database, Durability
 from .files import named_lock
 from .trace_file import TraceFile
@@ -120,6 +121,7 @@ class TraceStore(SqlStore):
     async def delete_session(self, session_id: str) -> bool:
         from ..sql.upkeep.expiry import delete_session
 
+        await adopt_before_erasing(self.path, self.write)
         found = await delete_session(self._database, session_id, self._clock.now_us())
         await self._database.empty_log()
         return found
@@ -127,6 +129,7 @@ class TraceStore(SqlStore):
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
+        await adopt_before_erasing(self.path, self.write)
         before_us, now = to_us(before), self._clock.now_us()
         bodies = await forget_content(self._database, before_us, now)
         await self._database.empty_log()

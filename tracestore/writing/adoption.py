@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,25 @@ from bus.log import Log
 from .spill import leftovers, read_leftover
 
 _log = Log("tracestore.writer")
+
+
+_BATCH_EVENTS = 500
+
+
+async def adopt_before_erasing(database: Path, write: Callable[[Sequence[Envelope]], Awaitable[None]]) -> None:
+    """Write what dead processes left, because a later start would bring back what is erased now.
+
+    Where files have no locks, as on Windows, the files of this process look like those of a dead one: nothing is
+    written there, and the next start writes them.
+
+    Raises:
+        StoreError: A file could not be written. Nothing is erased then.
+    """
+    if os.name != "nt" and not await adopt_leftovers(database, write, own=None, batch_events=_BATCH_EVENTS):
+        raise StoreError(
+            f"{database}: a file of a dead process beside it could not be adopted, and may hold what is to be "
+            "erased. The log has the reason. Mend that, and delete again"
+        )
 
 
 async def adopt_leftovers(
