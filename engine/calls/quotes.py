@@ -7,6 +7,7 @@ stored, has an ellipsis in the place of each quote.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from adapters import Message, TextBlock, ToolResultBlock, ToolUseBlock
 
@@ -15,8 +16,9 @@ WINDOW = 16
 
 _STEP = WINDOW // 2
 _SHORTEST = 4
-_LONGEST_SEARCHED = 200_000
-"""The characters of one text that are searched, so that a failure of a huge request takes milliseconds."""
+_MOST_TEXTS = 2_000
+_LONGEST_SEARCHED = 400_000
+"""The characters that are searched, of one text and of all, so that no failure stops the event loop for long."""
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:
@@ -26,8 +28,10 @@ def without_quotes(text: str, said: Iterable[str]) -> str:
         text: The text of an error.
         said: The texts of the request.
     """
-    for source in said:
-        source = source[:_LONGEST_SEARCHED]
+    left = _LONGEST_SEARCHED
+    for source in islice(said, _MOST_TEXTS):
+        source = source[:left]
+        left -= len(source)
         if _SHORTEST <= len(source) < WINDOW + _STEP:
             text = text.replace(source, "…")
         elif source:
