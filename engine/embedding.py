@@ -96,7 +96,7 @@ async def embed(
     """See `Engine.embed`."""
     require_known(options, EmbeddingOptions)
     texts = (texts,) if isinstance(texts, str) else tuple(texts)
-    calls = PlainCalls("embeddings", runtime, model, options, _that_embeds)
+    calls = PlainCalls("embeddings", runtime, model, options, _that_embeds, lambda: texts)
     require_same_space(calls.plan)
     if (size := options.get("batch_size")) is not None and size < 1:
         raise ValueError(f"batch_size={size}: must be at least 1")

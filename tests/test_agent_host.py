@@ -134,6 +134,24 @@ def test_tenants_know_nothing_of_each_other(host: Host) -> None:
             assert stranger.get(path).status_code == 401
 
 
+def test_a_wrong_key_is_refused_when_it_is_given(host: Host) -> None:
+    """With 401 and no cookie; a tenant's key and the operator's are taken."""
+    with host.browser("") as browser:
+        refused = browser.post("/api/sign-in", json={"key": "guessed"})
+        assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+        for key in ("key-of-acme", "key-of-operator"):
+            assert browser.post("/api/sign-in", json={"key": key}).status_code == 204
+
+
+def test_a_turn_that_breaks_off_says_so(host: Host) -> None:
+    """The request was answered with its first event, so its failure is the last event."""
+    with host.tenant("acme") as browser:
+        last = frames(browser.get(say(browser, "broken", "Please break off.")))[-1]
+        assert "event: turn.complete" in last
+        assert '"status":"failed"' in last
+        assert '"error":"OverloadedError: ' in last
+
+
 def test_a_tool_of_the_mcp_server_is_run(host: Host) -> None:
     """Nobody need approve it, and the model says what it found."""
     with host.tenant("acme") as browser:
@@ -257,6 +275,8 @@ async def chat_in_a_browser(address: str) -> None:
         again = await signed_in(chromium, address)
         await again.until("document.querySelector('#log').innerText.includes('Done:')")
         assert await again.text("#log") == await page.text("#log")
+        await type_into(page, "#say", "Please break off.")
+        await page.until("document.querySelector('.error')?.innerText === 'The model failed: OverloadedError.'")
         unexpected = [each for each in (*page.errors, *again.errors) if "401" not in each and "404" not in each]
         assert unexpected == [], "but for who is not signed in yet, and a chat that is not there yet"
 

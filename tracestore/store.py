@@ -379,7 +379,9 @@ class Sessions(Protocol):
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session, and the content that was captured of it and of no other.
 
-        Its calls stay, and so do their costs: they have never had content. Captured bytes are overwritten. What
+        The figures of its calls stay: models, times, tokens and costs. Everything that may quote somebody is
+        erased: the session's name, tags, the texts of errors, the names of tools, and events of the host's own. So
+        sums by a tag do not include these calls any more. Deleted bytes are overwritten. What
         was shipped from a file goes from the shared store with the next shipping; what is deleted in a shared
         store is not brought back by a shipper, until a session of that name begins anew.
 
@@ -391,7 +393,8 @@ class Sessions(Protocol):
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last said before a moment.
 
-        Events and costs stay. Sessions that began earlier can't be resumed any more. The bytes are overwritten. It
+        Events and costs stay, and so do tags. The names of sessions, the texts of errors and the names of tools
+        are erased. Sessions that began earlier can't be resumed any more. The bytes are overwritten. It
         reaches a shared store, and stays there, as the deletion of a session does.
 
         Returns:

@@ -126,7 +126,9 @@ class StreamChannel:
         """
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
-        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed, owner=owner)
+        log: StreamLog[TurnEvent] = StreamLog(
+            stream_id, on_close=self._closed, owner=owner, session_id=session_id or ""
+        )
         self._open[stream_id] = log
         self._opened[stream_id] = _Opened(session_id, model, self._clock.now_us())
         return log
@@ -185,6 +187,12 @@ class StreamChannel:
         for entries in (self._kept, self._folded):
             if (closed := entries.pop(stream_id, None)) is not None:
                 self._closed_bytes -= closed.bytes
+
+    def forget_session(self, session_id: str) -> None:
+        """Forget all logs of a session that are closed, because the session was deleted."""
+        for log in self._logs():
+            if log.closed and log.session_id == session_id:
+                self.discard(log.stream_id)
 
     def __contains__(self, stream_id: object) -> bool:
         """Whether `attach` would find the stream."""

@@ -77,6 +77,7 @@ class StreamLog(Generic[T]):
         stream_id: The id of the stream; the id of every frame begins with it.
         on_close: A function that is called once, when the log is closed.
         owner: The owner, whom `StreamChannel.attach` compares with the reader's; None without one.
+        session_id: The session whose turn it is; empty without one.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class StreamLog(Generic[T]):
         *,
         on_close: Callable[[StreamLog[T]], None] | None = None,
         owner: str | None = None,
+        session_id: str = "",
     ) -> None:
         self.stream_id = stream_id
         self.owner = owner
+        self.session_id = session_id
         self._on_close = on_close
         self._events: list[T] = []
         self._base = 0

@@ -24,6 +24,7 @@ from bus.errors import InvalidRequestError
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
+from ..calls.quotes import texts_of
 from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
@@ -77,7 +78,10 @@ async def create_batch(
         raise InvalidRequestError("a batch has no requests")
     asked: Models = model or [request.model for request in requests if request.model][:1] or None
     common = cast("CallOptions", {**options, "fallback": ()})
-    calls = PlainCalls("batch_create", runtime, asked, common, taker)
+    calls = PlainCalls(
+        *("batch_create", runtime, asked, common, taker),
+        said=lambda: (text for each in requests for text in texts_of(each.messages, each.system_prompt)),
+    )
     creation = _Creation(runtime, tuple(requests), calls, name, options)
     return await calls.run(creation.run)
 

@@ -55,6 +55,7 @@ from .adapter_call import AdapterCall
 from .events import CallContext
 from .filtering import Filtering
 from .outcome import CallOutcome
+from .quotes import texts_of, without_quotes
 from .settings import settings_of
 
 CANCEL_GRACE_SECONDS = 5.0
@@ -78,6 +79,11 @@ class Call(AdapterCall):
     _filtered: tuple[ContentBlock, ...] | None = None
     _filter_error: Exception | None = None
     _content: tuple[ContentBlock, ...] = ()
+
+    def _published(self, text: str) -> str:
+        if self.context.runtime.keeps_all_content:
+            return text
+        return without_quotes(text, texts_of(self.request.messages, self.request.system_prompt))
 
     def __init__(
         self,

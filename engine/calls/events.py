@@ -442,7 +442,7 @@ class CallEvents:
             model=routing.model,
             error_class=error.error_class,
             error_type=type(error).__name__,
-            message=str(error)[:2000],
+            message=self._published(str(error)[:2000]),
             will_retry=will_retry,
             retry_count=max(self._attempt, 1) - 1,
             delay_seconds=delay,
@@ -458,6 +458,10 @@ class CallEvents:
             key=self._key,
         )
         return failed.with_reply(error.content) if error.content else failed
+
+    def _published(self, text: str) -> str:
+        """The text of an error as others may have it. A call that knows its request takes out what that says."""
+        return text
 
     def cost_of(self, usage: TokenUsage) -> Cost:
         """The cost of an attempt with this usage. An attempt that was never sent needs no price."""

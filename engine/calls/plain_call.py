@@ -6,7 +6,7 @@ Each is published like every call, and goes to the first model that can and does
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypedDict, TypeVar
 
 import anyio
@@ -29,6 +29,7 @@ from .adapter_call import AdapterCall
 from .events import CallContext, Served
 from .fallback import examined, first_that_works
 from .outcome import CallInfo
+from .quotes import without_quotes
 from .slots import arrival
 
 S = TypeVar("S", bound=Served)
@@ -98,6 +99,7 @@ class PlainCall(AdapterCall, Generic[S]):
         most: Sequence[TokenUsage] | MostOf = (),
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
+        said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """A call that has not begun.
 
@@ -109,13 +111,18 @@ class PlainCall(AdapterCall, Generic[S]):
             grace: Seconds for which a cancelled call still waits for an answer, because the answer tells what is
                 paid for.
             on_answer: Is given the answer, also the answer of a cancelled call.
+            said: Gives the texts of the request, which its error may quote.
         """
         super().__init__(context, streamed=False)
         self.operation = operation
         self._most = most
         self._grace = grace
         self._on_answer = on_answer
+        self._said = said
         self._late: S | None = None
+
+    def _published(self, text: str) -> str:
+        return text if self.context.runtime.keeps_all_content else without_quotes(text, self._said())
 
     async def run(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> tuple[S, Cost]:
         """The answer that `work` brings, and its cost.
@@ -178,6 +185,7 @@ class PlainCalls(Generic[A]):
         model: Models,
         options: CallOptions,
         adapter_of: Callable[[ProviderAdapter, Named], A],
+        said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """Calls that have not begun.
 
@@ -187,6 +195,7 @@ class PlainCalls(Generic[A]):
             model: The models that may serve.
             options: The options that all kinds have in common.
             adapter_of: Narrows an adapter to its kind, or raises CapabilityError.
+            said: Gives the texts of the request, which an error may quote.
 
         Raises:
             ConfigurationError: There is no such model.
@@ -198,6 +207,7 @@ class PlainCalls(Generic[A]):
         self._registry = runtime.registry
         self._options = options
         self._adapter_of = adapter_of
+        self._said = said
         self._adapters = BorrowedAdapters(runtime)
         self._order = arrival()
 
@@ -345,5 +355,5 @@ class PlainCalls(Generic[A]):
             key=self._options.get("key"),
             spills_to=route.others,
         )
-        call = PlainCall(self.operation, context, most=most, grace=grace, on_answer=on_answer)
+        call = PlainCall(self.operation, context, most=most, grace=grace, on_answer=on_answer, said=self._said)
         return await call.run(lambda adapter, report: work(self._adapter_of(adapter, named), report))

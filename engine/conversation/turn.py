@@ -56,6 +56,7 @@ from tracestore import OpenReply
 
 from ..calls.call import Call
 from ..calls.outcome import NOTHING_SENT, CallOutcome
+from ..calls.quotes import texts_of, without_quotes
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
@@ -515,7 +516,7 @@ class Turn(TurnContext):
                 status=self.status,
                 calls=spent.calls,
                 cost_nano_usd=spent.cost.nano_usd,
-                error=None if error is None else in_a_line(error),
+                error=None if error is None else self._published(in_a_line(error)),
                 attempts=spent.sum.calls,
                 known_nano_usd=spent.sum.nano_usd,
                 estimated=spent.sum.estimated,
@@ -523,6 +524,11 @@ class Turn(TurnContext):
                 unknown=spent.sum.unknown,
             )
         )
+
+    def _published(self, text: str) -> str:
+        if self.runtime.keeps_all_content:
+            return text
+        return without_quotes(text, texts_of((*self.messages, *self.new), self.state.system_prompt))
 
     def _close_log(self, error: BaseException | None) -> None:
         if not self.log.closed:

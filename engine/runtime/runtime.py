@@ -59,6 +59,8 @@ class Runtime:
         self.registry = registry
         self.store = store
         self.capture = capture
+        self.keeps_all_content = capture is not None and not capture.redacts
+        """Whether everything that is said may be stored as it is."""
         self.middleware = middleware
         self.limits = limits
         self.timeouts = timeouts

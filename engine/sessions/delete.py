@@ -20,6 +20,7 @@ async def deleted(runtime: Runtime, session_id: str) -> bool:
     """Forget a session; see `Engine.delete_session`."""
     await runtime.host.start()
     found = await _deleted_everywhere(runtime, session_id)
+    runtime.streams.forget_session(session_id)
     if runtime.frames is not None:
         await runtime.frames.forget(session_id)
     return found

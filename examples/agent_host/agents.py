@@ -7,6 +7,7 @@ tenant's session, whatever the request says.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 from callboard import (
     AdapterConfig,
@@ -63,7 +64,6 @@ class Agents:
         self._settings = settings
         self._shop = tuple(shop)
         self._refunds = Refunds(settings.folder / "refunds.db")
-        self._sessions_of_turns: dict[str, str] = {}
 
     # -- chats
 
@@ -90,7 +90,7 @@ class Agents:
             model=self._settings.model,
             system_prompt=SYSTEM_PROMPT,
             tools=[*self._shop, refund_tool(self._refunds, tenant)],
-            tags={"tenant": tenant},
+            tags={"tenant": tenant, "owner": f"{tenant}/{chat}"},
         )
 
     # -- turns
@@ -112,8 +112,6 @@ class Agents:
             await turn.take()
             if turn.status == "failed":
                 await turn.message()  # which raises what it failed with
-        known = {each: owner for each, owner in self._sessions_of_turns.items() if each in self._engine.streams}
-        self._sessions_of_turns = {**known, turn.stream_id: session.id}
         return turn.stream_id
 
     def turn_under_way(self, session: Session) -> str | None:
@@ -125,14 +123,11 @@ class Agents:
         """The events of a turn, from the first one, or from behind the one that the browser got last.
 
         Raises:
-            NoSuchChat: It is not a turn of that chat, or the process that ran it has ended.
-            UnknownStream: It ended too long ago.
+            UnknownStream: It is not a turn of that chat, it ended too long ago, or its process has ended.
             ValueError: There is no such event.
         """
-        if self._sessions_of_turns.get(stream_id) != f"{tenant}/{chat}":
-            raise NoSuchChat(stream_id)
         seq = (after or "").rpartition(":")[2]
-        return self._engine.attach(stream_id, from_seq=int(seq) + 1 if seq else 0)
+        return self._engine.attach(stream_id, from_seq=int(seq) + 1 if seq else 0, owner=f"{tenant}/{chat}")
 
     # -- money
 
@@ -145,7 +140,7 @@ class Agents:
         """The US dollars that a tenant may still spend today."""
         for account in await self._engine.budgets():
             if account.value == tenant and account.left_nano_usd is not None:
-                return f"{account.left_nano_usd / 1e9:.6f}"
+                return f"{Decimal(account.left_nano_usd).scaleb(-9):.6f}"
         return self._settings.daily_usd
 
     def refunds(self, tenant: str) -> list[str]:

@@ -17,7 +17,7 @@ from callboard import mcp_tools, web
 from .agents import Agents, make_engine
 from .failures import answer_failures
 from .routes import routes
-from .settings import Settings
+from .settings import Settings, is_same
 from .telemetry import engine_spans, spans_in
 
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     def operator(request: Request) -> list[Literal["view", "content", "change"]]:
         """What whoever asks may do in the live view: everything or nothing."""
-        allowed = request.cookies.get("key") == settings.operator_key
+        allowed = is_same(request.cookies.get("key", ""), settings.operator_key)
         return ["view", "content", "change"] if allowed else []
 
     app = FastAPI(title="Agents of a music shop", lifespan=lifespan)

@@ -18,7 +18,7 @@ def answer_failures(app: FastAPI) -> None:
     app.add_exception_handler(NoSuchChat, not_found)
     app.add_exception_handler(BudgetExceededError, payment_required)
     app.add_exception_handler(RateLimitError, too_many_requests)
-    app.add_exception_handler(UnknownStream, gone)
+    app.add_exception_handler(UnknownStream, not_found)
     app.add_exception_handler(SessionBusy, conflict)
     app.add_exception_handler(AdapterError, bad_gateway)
     app.add_exception_handler(CallboardError, unavailable)
@@ -37,10 +37,6 @@ def payment_required(request: Request, error: Exception) -> JSONResponse:
 def too_many_requests(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RateLimitError)
     return refusal(429, "The model's provider is at its limit.", error.retry_after_seconds)
-
-
-def gone(request: Request, error: Exception) -> JSONResponse:
-    return refusal(410, "That turn ended too long ago; the chat has what it said.")
 
 
 def conflict(request: Request, error: Exception) -> JSONResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 
 from callboard import Tool, ToolContext, tool
@@ -40,7 +41,7 @@ def refund_tool(refunds: Refunds, tenant: str) -> Tool:
     @tool(needs_approval=True)
     def refund(order: str, cents: int, context: ToolContext) -> str:
         """Refund an order, or a part of it."""
-        receipt = f"{order} refunded, {cents / 100:.2f} USD"
+        receipt = f"{order} refunded, {Decimal(cents).scaleb(-2):.2f} USD"
         refunds.make(context.idempotency_key, tenant, receipt)
         return receipt
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from callboard import Json, Session, StreamReader, TurnEvent
 
 from .agents import Agents
-from .settings import Settings
+from .settings import Settings, is_same
 
 routes = APIRouter(prefix="/api")
 
@@ -26,7 +26,7 @@ def tenant_of(
 ) -> str:
     """The tenant of whoever asks: programs send their key as a bearer token, browsers as a cookie."""
     settings: Settings = request.app.state.settings
-    tenant = settings.tenants.get(authorization.removeprefix("Bearer ") or key)
+    tenant = settings.tenant_of(authorization.removeprefix("Bearer ") or key)
     if tenant is None:
         raise HTTPException(401, "a tenant's key is wanted")
     return tenant
@@ -50,8 +50,11 @@ class SignIn(BaseModel):
 
 
 @routes.post("/sign-in", status_code=204)
-async def sign_in(given: SignIn, response: Response) -> None:
-    """Have a browser send its key with each request, of the page's own origin alone."""
+async def sign_in(given: SignIn, request: Request, response: Response) -> None:
+    """Have a browser send its key with each request, of the page's own origin alone. A wrong key gets 401."""
+    settings: Settings = request.app.state.settings
+    if settings.tenant_of(given.key) is None and not is_same(given.key, settings.operator_key):
+        raise HTTPException(401, "no tenant has this key")
     response.set_cookie("key", given.key, httponly=True, samesite="strict")
 
 

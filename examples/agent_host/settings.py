@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class Settings:
     prices: Path = PRICES
     """The prices that go before the published ones."""
 
+    def tenant_of(self, key: str) -> str | None:
+        """The tenant whose key it is; None if it is no tenant's."""
+        found = [tenant for own, tenant in self.tenants.items() if is_same(key, own)]
+        return found[0] if found else None
+
     @classmethod
     def from_environment(cls) -> Settings:
         """The settings of the environment, each with a value to try the host with."""
@@ -39,6 +45,11 @@ class Settings:
             operator_key=os.environ.get("AGENT_OPERATOR_KEY", "key-of-operator"),
             daily_usd=os.environ.get("AGENT_DAILY_USD", "0.05"),
         )
+
+
+def is_same(given: str, key: str) -> bool:
+    """Whether a key is the right one. The comparison takes as long for a nearly right one as for any other."""
+    return hmac.compare_digest(given.encode(), key.encode())
 
 
 def model_of_this_machine() -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from callboard import CanonicalRequest, ScriptedAdapter, ScriptedCall, ScriptedReply, ToolResultBlock
+from callboard import (
+    CanonicalRequest,
+    OverloadedError,
+    ScriptedAdapter,
+    ScriptedCall,
+    ScriptedReply,
+    ToolResultBlock,
+)
 
 
 class Understudy(ScriptedAdapter):
-    """Looks an order up when it hears of one, refunds it when it is asked to, and else repeats what was said."""
+    """Looks an order up when it hears of one, refunds it, breaks off, and else repeats what was said."""
 
     def __init__(self) -> None:
         super().__init__(name="understudy", replies=answer)
@@ -20,6 +27,8 @@ def answer(request: CanonicalRequest) -> ScriptedReply:
     said = last.text
     if "refund" in said.lower():
         return ScriptedReply(calls=(ScriptedCall("refund", {"order": "A-17", "cents": 1250}),))
+    if "break off" in said.lower():
+        return ScriptedReply(("I was about to ",), raises=OverloadedError("the understudy has lost the thread"))
     if "order" in said.lower():
         return ScriptedReply(calls=(ScriptedCall("shop_find_order", {"number": "A-17"}),))
     return ScriptedReply(tuple(f"{word} " for word in ("You", "said:", *said.split())), pace=0.05)

@@ -67,7 +67,7 @@ def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -
     call("sessions", session, "--export", str(document), home=talkative, exits=0)
     assert json.loads(document.read_bytes())["messages"][0]["content"][0]["text"] == "a secret"
     deleted = call("sessions", session, "--delete", home=talkative, exits=0)
-    assert "calls and costs stay" in deleted.stdout
+    assert "costs of its calls stay" in deleted.stdout
     call("sessions", session, home=talkative, exits=1)
     assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
     call("sessions", session, "--delete", home=talkative, exits=1)

@@ -20,6 +20,7 @@ from adapters import (
     AttemptStarted,
     CapabilityError,
     ContextOverflowError,
+    InvalidRequestError,
     ServerError,
     TokenUsage,
 )
@@ -430,3 +431,15 @@ def test_the_sync_function_tells_its_progress() -> None:
         )
     assert len(result.vectors) == 7
     assert told == [(3, 7), (6, 7), (7, 7)]
+
+
+async def test_the_published_error_of_an_embedding_quotes_no_text() -> None:
+    """The caller's exception has it."""
+    text = "my number is 4711 0815, and Ada is my name"
+    fault = InvalidRequestError(f"input 0 is refused: {text}.")
+    models = serving(small("a"), a=embedder_type("Quoting", faults=[fault]))
+    async with engine_of(models) as (engine, events):
+        with pytest.raises(InvalidRequestError, match="4711"):
+            await engine.embed([text], model="a:small")
+        (failed,) = (event for event in await seen(events, engine) if isinstance(event, LlmCallFailed))
+        assert failed.message == "input 0 is refused: …."

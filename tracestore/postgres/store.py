@@ -315,7 +315,7 @@ class PostgresStore(SqlStore):
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
-        return await self._database.write(lambda statements: forget_content(statements, before_us, now))
+        return await forget_content(self._database, before_us, now)
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         from .upkeep.condition import check

@@ -265,6 +265,14 @@ class Database:
             raise StoreError(f"{self.path} was opened for reading only")
         await uninterrupted(self._locked(work))
 
+    async def empty_log(self) -> None:
+        """Move the write-ahead log into the file and cut it off, because it holds bytes that were deleted.
+
+        Best effort: if a reader is in the way, the log is emptied by a later checkpoint.
+        """
+        with contextlib.suppress(StoreError):
+            await uninterrupted(self._locked(lambda statements: statements.run("PRAGMA wal_checkpoint(TRUNCATE)")))
+
     async def give_back(self, pages: int) -> None:
         """Give up to so many free pages back to the disk, if the file was made for that."""
 

@@ -170,14 +170,18 @@ class TraceStore(SqlStore):
         from ..sql.upkeep.expiry import delete_session
 
         await self._take_in(needed=True)
-        return await delete_session(self._database, session_id, self._clock.now_us())
+        found = await delete_session(self._database, session_id, self._clock.now_us())
+        await self._database.empty_log()
+        return found
 
     async def forget_content(self, before: int | datetime) -> int:
         from ..sql.upkeep.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
-        return await self._database.write(lambda statements: forget_content(statements, before_us, now))
+        bodies = await forget_content(self._database, before_us, now)
+        await self._database.empty_log()
+        return bodies
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
         return await self._database.quick_check(seconds)

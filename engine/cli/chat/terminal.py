@@ -18,8 +18,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from bus.private_file import refuse_link
-from tracestore.home import home_folder
 
+from ..common.chat_history import history_path
 from .blocks import is_open
 from .slash import completions
 
@@ -38,7 +38,7 @@ class TerminalReader:
         self._prompt = prompt
         self._models = models
         self._session: PromptSession[str] = PromptSession(
-            history=history(home_folder() / "chat-history"),
+            history=history(history_path()),
             completer=DynamicCompleter(self._completer),
             complete_while_typing=False,
             key_bindings=_keys(),

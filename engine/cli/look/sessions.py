@@ -37,6 +37,7 @@ from tracestore.writing.captured import encode, encode_metadata
 from ...opening import shipped_to, store_to_read, store_to_write
 from ...store_address import TracePlace
 from ..common.arguments import add_trace, chosen_trace, positive, tag
+from ..common.chat_history import forget_lines
 from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
 from ..common.money import sum_text
@@ -52,7 +53,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_trace(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
     parser.add_argument(
-        "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
+        "--delete",
+        action="store_true",
+        help="delete SESSION with its name, tags and errors; tokens and costs stay",
     )
     parser.add_argument(
         "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
@@ -79,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
         anyio.run(_delete, trace, arguments.session)
-        tell(f"Deleted {arguments.session}; its calls and costs stay.")
+        tell(f"Deleted {arguments.session}; the tokens and costs of its calls stay.")
         for target in shipped_to(trace):
             tell(f"It goes from {target} with the next shipping, by a program with ship_to or `callboard ship`.")
     if arguments.delete or arguments.export is not None:
@@ -111,6 +114,9 @@ async def _saved(trace: TracePlace, session_id: str) -> SavedSession:
 
 async def _delete(trace: TracePlace, session_id: str) -> None:
     async with store_to_write(trace) as store:
+        saved = await store.saved_session(session_id)
+        if saved is not None:
+            forget_lines({message.text.strip() for message in saved.messages if message.role is Role.USER})
         if not await store.delete_session(session_id):
             raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
 

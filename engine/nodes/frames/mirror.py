@@ -73,7 +73,7 @@ class Mirror:
             return False
         if frame.epoch > self.epoch:
             self._held.clear()
-        self.epoch, self.session_id = frame.epoch, frame.session_id
+        self.epoch, self.session_id, self.log.session_id = frame.epoch, frame.session_id, frame.session_id
         if frame.ending is not None:
             self.end(frame.ending)
             return True

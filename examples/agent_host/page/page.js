@@ -56,7 +56,12 @@ function follow(turn) {
   const reply = line("assistant", "");
   events = new EventSource(`${chat}/turns/${turn}`);
   events.addEventListener("text.delta", ({ data }) => { reply.textContent += JSON.parse(data).text; });
-  const over = () => { events.close(); show(); };
+  const over = async ({ type, data }) => {
+    events.close();
+    await show();
+    const { status, error } = type === "turn.complete" ? JSON.parse(data) : {};
+    if (status === "failed") line("error", `The model failed: ${(error ?? "no reason").split(":")[0]}.`);
+  };
   events.addEventListener("stream.reset", over);
   events.addEventListener("turn.complete", over);
   events.onerror = () => { if (events.readyState === EventSource.CLOSED) show(); };
@@ -72,8 +77,14 @@ document.querySelector("#say").onsubmit = (event) => {
 
 document.querySelector("#sign-in").onsubmit = async (event) => {
   event.preventDefault();
-  await ask("/api/sign-in", Object.fromEntries(new FormData(event.target)));
-  enter();
+  const refused = document.querySelector("#refused");
+  try {
+    await ask("/api/sign-in", Object.fromEntries(new FormData(event.target)));
+    refused.textContent = "";
+    enter();
+  } catch (error) {
+    refused.textContent = error.message;
+  }
 };
 
 // Until this script runs neither form is there: the browser itself would send a form's fields in an address.

@@ -20,7 +20,7 @@ from ...shipping.packing import SESSION, TOPIC, TS_US
 from ...shipping.shipment import Origin, Shipment
 from ...sql.connection import placeholders
 from ...sql.upkeep.erasures import Erasure
-from ...sql.upkeep.expiry import delete_sessions, sweep_bodies
+from ...sql.upkeep.expiry import delete_sessions, erase_old_words, erase_words, forget_names, sweep_bodies
 from ..clean import clean_text
 from ..database import EVER_US, Database
 from ..statements import Statements
@@ -66,6 +66,10 @@ def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure])
         if erasure.session_id is not None:
             _delete_session(statements, origin, clean_text(erasure.session_id), erasure.runs)
         if erasure.before_us is not None:
+            after = 0
+            while after := erase_old_words(statements, erasure.before_us, after, origin.name):
+                pass
+            forget_names(statements, erasure.before_us, origin.name)
             for table in ("session_messages", "session_setups"):
                 statements.run(
                     f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
@@ -96,6 +100,7 @@ def _delete_session(statements: Statements, origin: Origin, session_id: str, sai
             (origin.name, session_id),
         )
     )
+    erase_words(statements, session_id, origin.name)
     if owners.get(session_id, True):
         delete_sessions(statements, [session_id])
     else:  # another file's is called so

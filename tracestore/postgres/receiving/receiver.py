@@ -20,6 +20,7 @@ from ...sql.calls.sum_keeping import SumKeeper
 from ...sql.connection import Unstorable
 from ...sql.uninterrupted import Patience
 from ...sql.upkeep.erasures import Erasure
+from ...sql.upkeep.expiry import erase_words
 from ...timestamps import US_PER_DAY
 from ..clean import clean_text
 from ..database import SCHEMA, Database
@@ -111,7 +112,11 @@ class Receiver:
                 present = present_for(statements, origin, shipment)
                 if is_ahead(shipment, present):
                     return Stored(present.mark or START, all_new=True)
-                return store(statements, origin, shipment, present)
+                stored = store(statements, origin, shipment, present)
+                # events come as they were read, which may have been before their session was deleted
+                for session_id in {*present.barrier.sessions, *shipment.dead}:
+                    erase_words(statements, session_id, origin.name)
+                return stored
 
         def staged(statements: Statements) -> None:
             with unstorable():

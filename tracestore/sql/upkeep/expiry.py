@@ -1,5 +1,9 @@
 """How content leaves the trace: all that is older than a moment, or that of sessions that were pruned or deleted.
 
+A name is content, and so are tags, the texts of errors and the names of tools: each may quote what was said. They
+go with the messages. Events are append-only, so an event is replaced by its figures (see `tracestore.figures`)
+under the same number, in a transaction that is allowed to delete it.
+
 What goes is erased, as far as the database can. A body is kept once for all sessions that say it. So what was
 captured of a session that is pruned goes in two steps: first its rows, and then the bodies to which no session
 refers any more.
@@ -7,15 +11,22 @@ refers any more.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..connection import Database, Row, Statements, placeholders
+from bus.events.codec import decode_event
+
+from ...codec import encode_event
+from ...figures import figures_of
+from ...prices.rows import MAX_INT64
+from ..connection import Database, Row, SqlValue, Statements, placeholders
 from .erasures import Erasure, note_erasure, runs_in
 
 BODIES_AT_ONCE = 500
+EVENTS_AT_ONCE = 500
 
 
 class Needed(NamedTuple):
@@ -53,24 +64,164 @@ def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
 _CONTENT = ("session_messages", "session_setups")
 
 
-def forget_content(statements: Statements, before_us: int, at_us: int) -> int:
-    """Delete content that was last said before a moment, and erase it. The caller holds a transaction.
+# -- Words in events and calls
 
-    Sessions that began before that moment can't be resumed any more. Their events and costs stay.
+
+@contextlib.contextmanager
+def allowed(statements: Statements, before_us: int) -> Iterator[None]:
+    """Inside, and inside this transaction only, events and costs from before that moment may be deleted."""
+    statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
+    yield
+    statements.run("DELETE FROM pruning")
+
+
+_EVENT = (
+    *("id", "run", "seq", "topic", "ts_us", "mono_ns", "session_id", "turn_id", "request_id", "attempt"),
+    *("message_id", "caused_by", "tags", "data"),
+)
+_TOPIC, _TAGS, _DATA = map(_EVENT.index, ("topic", "tags", "data"))
+
+WORDY = (
+    *("session.created", "session.renamed", "session.turn_completed", "llm.call_failed", "llm.call_guarded"),
+    *("tool.started", "tool.progress", "tool.finished", "job.failed", "batch.planned"),
+)
+"""Topics with words that age erases. Tags and the host's own events stay: they are not captured content."""
+
+_OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WHERE session_id = ?))"
+
+
+def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
+    """Erase the words in the events and the calls of a session. Figures stay. The caller holds a transaction.
 
     Args:
         statements: The connection.
+        session_id: The session.
+        origin: The trace file that they were shipped from; None for all.
+    """
+    where, values = _OF_SESSION, [session_id, session_id]
+    calls, of_calls = "session_id = ?", [session_id]
+    if origin is not None:
+        runs = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)"
+        where, values, calls, of_calls = where + runs, [*values, origin], calls + runs, [*of_calls, origin]
+    after = 0
+    while after := _erase_some(statements, where, values, after, keeps_tags=False):
+        pass
+    with statements.erasing():
+        statements.run(f"DELETE FROM call_tags WHERE call_id IN (SELECT id FROM calls WHERE {calls})", of_calls)
+        statements.run(
+            f"UPDATE calls SET tags = NULL, error_message = NULL, routing = NULL, usage_raw = NULL WHERE {calls}",
+            of_calls,
+        )
+
+
+def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
+    """Erase words that were said before a moment, in some events. The caller holds a transaction.
+
+    Args:
+        statements: The connection.
+        before_us: The moment, in microseconds since the epoch.
+        after: The number of the last event that was looked at; 0 at first.
+        origin: The trace file that the events were shipped from; None for all.
+
+    Returns:
+        The number of the last event that was looked at; 0 at the end.
+    """
+    where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
+    values: list[SqlValue] = [before_us, *WORDY]
+    if origin is not None:
+        where, values = where + " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [*values, origin]
+    return _erase_some(statements, where, values, after, keeps_tags=True)
+
+
+def forget_names(statements: Statements, before_us: int, origin: str | None = None) -> None:
+    """Erase the names of sessions and the texts of errors from before a moment. The caller holds a transaction."""
+    of_origin, more = "", []
+    if origin is not None:
+        of_origin, more = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [origin]
+    with statements.erasing():
+        statements.run(
+            f"""
+            UPDATE sessions SET name = NULL
+             WHERE name IS NOT NULL AND first_us < ?
+               AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.session_id = sessions.session_id
+                                  AND e.topic = 'session.renamed' AND e.ts_us >= ?)
+               AND ({"1 = 1" if origin is None else _SHIPPED})
+            """,
+            (before_us, before_us, *more),
+        )
+        statements.run(
+            f"UPDATE calls SET error_message = NULL WHERE error_message IS NOT NULL AND ts_us < ?{of_origin}",
+            (before_us, *more),
+        )
+
+
+_SHIPPED = """
+    EXISTS (SELECT 1 FROM events AS e JOIN runs AS r ON r.id = e.run
+             WHERE e.session_id = sessions.session_id AND r.shipped_from = ?)
+"""
+
+
+def _erase_some(
+    statements: Statements, where: str, values: Sequence[SqlValue], after: int, *, keeps_tags: bool
+) -> int:
+    """Replace some events by their figures. Returns the number of the last one, 0 if there was none."""
+    rows = statements.run(
+        f"SELECT {', '.join(_EVENT)} FROM events WHERE {where} AND id > ? ORDER BY id LIMIT ?",
+        (*values, after, EVENTS_AT_ONCE),
+    )
+    changed = [(row, figures) for row in rows if (figures := _figures(row, keeps_tags)) != row]
+    if changed:
+        with statements.erasing(), allowed(statements, MAX_INT64):
+            statements.run_many("DELETE FROM events WHERE id = ?", [(row[0],) for row, _ in changed])
+            statements.run_many(
+                f"INSERT INTO events ({', '.join(_EVENT)}) VALUES ({placeholders(len(_EVENT))})",
+                [figures for _, figures in changed],
+            )
+    return int(rows[-1][0]) if rows else 0
+
+
+def _figures(row: Row, keeps_tags: bool) -> Row:
+    topic, data = row[_TOPIC], row[_DATA]
+    event = decode_event(topic, data)
+    bare = figures_of(event, keeps_tags=keeps_tags)
+    figures = list(row)
+    if bare is not event:
+        figures[_DATA] = encode_event(bare).decode("utf-8", "replace")
+    if not keeps_tags:
+        figures[_TAGS] = None
+    return tuple(figures)
+
+
+# -- Deletions
+
+
+async def forget_content(database: Database, before_us: int, at_us: int) -> int:
+    """Delete content that was last said before a moment, and erase it.
+
+    Sessions that began before that moment can't be resumed any more, and have no names. Events and costs stay,
+    without the words in them.
+
+    Args:
+        database: The database.
         before_us: The moment, in microseconds since the epoch.
         at_us: The time now.
 
     Returns:
         The number of bodies that were deleted.
     """
-    note_erasure(statements, Erasure(at_us=at_us, before_us=before_us))
-    with statements.erasing():
-        statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
-        return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
+
+    def work(statements: Statements) -> int:
+        note_erasure(statements, Erasure(at_us=at_us, before_us=before_us))
+        forget_names(statements, before_us)
+        with statements.erasing():
+            statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
+            statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
+            return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
+
+    after = 0
+    while after := await database.write(partial(erase_old_words, before_us=before_us, after=after)):
+        pass
+    return await database.write(work)
 
 
 async def delete_session(
@@ -92,6 +243,7 @@ async def delete_session(
 
     def work(statements: Statements) -> bool:
         runs = runs_in(statements, session_id)
+        erase_words(statements, session_id)
         if not delete_sessions(statements, [session_id]):
             return False
         note_erasure(statements, Erasure(at_us=at_us, session_id=session_id, runs=runs))

@@ -15,7 +15,6 @@ rows of that age. Such a row exists only inside the transaction of a step, so no
 
 from __future__ import annotations
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ import msgspec
 
 from ...reports import PruneReport
 from ..connection import Database, Row, SqlValue, Statements, placeholders
-from .expiry import delete_sessions, delete_spared, delete_unneeded, needed_bodies
+from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250
 SESSIONS_AT_ONCE = 250
@@ -287,14 +286,6 @@ def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, SqlValue]]
     """Parameters for all rows of a table, some thousands at a time."""
     for start in range(low, last, ROWS_AT_ONCE):
         yield {"before_us": before_us, "low": start, "high": start + ROWS_AT_ONCE}
-
-
-@contextlib.contextmanager
-def allowed(statements: Statements, before_us: int) -> Iterator[None]:
-    """Inside, and inside this transaction only, events and costs from before that moment may be deleted."""
-    statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
-    yield
-    statements.run("DELETE FROM pruning")
 
 
 def _delete_some_events(statements: Statements, before_us: int, span: dict[str, SqlValue]) -> dict[str, int]:
