@@ -1,0 +1,1 @@
+"""What the field notes on servers say, tried on the adapters."""
