@@ -19,7 +19,8 @@ async function ask(path, options = {}) {
     tell("lost");
     throw new Failed(0, "Callboard does not answer.");
   }
-  tell(response.status === 401 ? "out" : "live");
+  // A proxy answers 502 to 504 in place of a server that is gone. A 500 is an error of one request.
+  if (response.status !== 500) tell(response.status === 401 ? "out" : response.status > 500 ? "lost" : "live");
   let found = null;
   try { found = await response.json(); } catch { /* its status says enough */ }
   if (!response.ok) throw new Failed(response.status, (found && found.error) || `Status ${response.status}`);
