@@ -358,3 +358,136 @@ async def test_a_page_that_nobody_looks_at_costs_nothing(tmp_path: Path) -> None
                 await listeners(False)
                 await page.run(f"({hide})(false)")
                 await listeners(True)
+
+
+def contrast(text: str, ground: str) -> float:
+    """The contrast of two colours as WCAG 2.2 defines it, from 1 to 21. A colour is ``rgb(r, g, b)``."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(text), luminance(ground)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_muted_text_can_be_read(tmp_path: Path, dark: bool) -> None:
+    """WCAG AA wants a contrast of 4.5 for text, on a card and on the ground of the page."""
+    async with keeping(tmp_path / "t.db") as engine, looked_at(engine, dark=dark) as (page, _):
+        for name in ("soft", "faint"):
+            for ground in ("card", "ground"):
+                pair = await page.run(
+                    f"""(() => {{ const made = document.createElement("p");
+                        made.style.color = "var(--{name})"; made.style.backgroundColor = "var(--{ground})";
+                        document.body.append(made); const style = getComputedStyle(made);
+                        const found = [style.color, style.backgroundColor]; made.remove(); return found; }})()"""
+                )
+                assert contrast(*pair) >= 4.5, (name, ground)
+
+
+async def test_a_phone_shows_all_tabs_without_scrolling(tmp_path: Path) -> None:
+    """Each tab of the bar is within the screen from the start."""
+    async with keeping(tmp_path / "t.db") as engine:
+        async with looked_at(engine, width=375, height=700, phone=True) as (page, _):
+            outside = """[...document.querySelectorAll("nav a")].filter((tab) => {
+                const box = tab.getBoundingClientRect();
+                return box.left < 0 || box.right > innerWidth || box.bottom > innerHeight; }).length"""
+            assert await page.run("document.querySelectorAll('nav a').length") == len(SCREENS)
+            assert await page.run(outside) == 0
+
+
+async def test_the_details_of_an_event_have_the_width_of_the_page(tmp_path: Path) -> None:
+    """They were as narrow as the time of the event."""
+    async with keeping(tmp_path / "t.db", Say("Hello")) as engine:
+        await engine.session("s:m").send("Hi")
+        async with looked_at(engine) as (page, _):
+            await go(page, "events")
+            await page.click(".log .line button")
+            await page.until("document.querySelector('.log .json')")
+            widths = "['.log .json', '.log'].map((each) => document.querySelector(each).clientWidth)"
+            details, log = await page.run(widths)
+            assert details > 0.95 * log
+
+
+async def test_the_page_of_a_call_has_its_turn_over_time_and_its_prompt(tmp_path: Path) -> None:
+    """Calls and tools in the order of their starts, each call a link; the system text, the question, the reply."""
+    replies = [Say("Adding.", calls=[("add", {"a": 1, "b": 2})]), Say("Three.")]
+    async with keeping(tmp_path / "t.db", *replies) as engine:
+        session = engine.session("s:m", tools=[ADD], system_prompt="Be brief.", tags={"team": "search"})
+        await session.send("What is 1 + 2?")
+        assert engine.store is not None
+        await engine.flush()
+        first = (await engine.store.calls())[-1]
+        async with looked_at(engine) as (page, _):
+            await go(page, f"calls/{first.request_id}")
+            await page.until("document.querySelectorAll('.waterfall li').length === 3")
+            kinds = "[...document.querySelectorAll('.waterfall li')].map((each) => each.classList[0]).join()"
+            assert await page.run(kinds) == "call,tool,call"
+            said = await page.text("main")
+            assert all(each in said for each in ("Be brief.", "What is 1 + 2?", "Adding."))
+            await page.click(".waterfall li:last-child a")
+            await page.until("document.querySelector('main').innerText.includes('Three.')")
+
+
+async def test_filters_are_kept_in_the_link(tmp_path: Path) -> None:
+    """A link with filters opens the screen filtered, and a filter that changes changes the link."""
+    async with keeping(tmp_path / "t.db", Say("One"), Say("Two")) as engine:
+        await engine.session("s:m", tags={"team": "search"}).send("Hi")
+        await engine.session("s:m", tags={"team": "ads"}).send("Hi")
+        async with looked_at(engine) as (page, _):
+            await go(page, "calls?tag=team%3Dsearch")
+            await page.until("document.querySelectorAll('main tbody tr').length === 1")
+            await page.run(
+                """(() => { const field = [...document.querySelectorAll("label.field")].find((each) =>
+                    each.innerText.startsWith("Tag")).querySelector("input");
+                    field.value = "team=none"; field.dispatchEvent(new Event("change", { bubbles: true })); })()"""
+            )
+            await page.until("document.querySelector('main').innerText.includes('No such call')")
+            assert await page.run("location.hash") == "#/calls?tag=team%3Dnone"
+            await go(page, "calls")
+            await page.until("document.querySelectorAll('main tbody tr').length === 2")
+
+
+async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Path) -> None:
+    """Its model, its session and its times are in the list, too."""
+    end = anyio.Event()
+    async with keeping(tmp_path / "t.db", Say("One"), Say("Two", pause=end.wait)) as engine:
+        await engine.session("s:m", session_id="first").send("Hi")
+        turn = asyncio.create_task(engine.session("s:m", session_id="second").send("Hi"))
+        async with looked_at(engine) as (page, _):
+            await go(page, "streams")
+            await page.until("document.querySelectorAll('main tbody tr').length === 2")
+            rows = "[...document.querySelectorAll('main tbody tr')].map((each) => each.innerText)"
+            opened, over = await page.run(rows)
+            assert "open" in opened and "second" in opened and "s:m" in opened
+            assert "over" in over and "first" in over
+            grounds = (
+                "[...document.querySelectorAll('tbody .dot')].map((e) => getComputedStyle(e).backgroundColor)"
+            )
+            assert len(set(await page.run(grounds))) == 2
+        end.set()
+        await turn
+
+
+async def test_a_server_that_is_gone_is_shown_across_the_page(tmp_path: Path) -> None:
+    """A banner says since when the page is out of date, and goes when the server answers again."""
+    async with keeping(tmp_path / "t.db") as engine:
+        view = web(engine)
+        gone = False
+
+        async def may_be_gone(scope: Any, receive: Any, send: Any) -> None:
+            if gone:
+                raise ConnectionResetError("gone")
+            await view(scope, receive, send)
+
+        async with served(may_be_gone) as address, browser() as found:
+            page = await open_page(found, view, address)
+            assert await page.run("document.querySelector('.banner')") is None
+            gone = True
+            view.close()
+            await page.until("document.querySelector('.banner')?.innerText.includes('does not answer')", 30)
+            gone = False
+            await page.until("!document.querySelector('.banner')", 30)
+            view.close()

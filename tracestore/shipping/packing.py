@@ -116,7 +116,7 @@ class _Usage(TokenUsage, frozen=True, gc=False):
     raw: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Completed(LlmCallCompleted, frozen=True, kw_only=True, tag=LlmCallCompleted.topic_of()):
+class _Completed(LlmCallCompleted, frozen=True, kw_only=True, gc=True, tag=LlmCallCompleted.topic_of()):
     usage: _Usage
 
 

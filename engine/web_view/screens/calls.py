@@ -14,7 +14,7 @@ from tracestore import CallFilter, CallRow, PriceTable, Store
 from ..answers import Refused, answer
 from ..sign_in import Visitor
 from ..subject import Subject
-from .events import envelope_seen
+from .events import envelope_seen, moment_of
 from .rows import attempt_seen, message_seen, turns_seen
 
 MOST_CALLS = 500
@@ -34,7 +34,7 @@ def call_filter(request: Request) -> CallFilter:
     fields: dict[str, object] = {name: asked[name] for name in texts if asked.get(name)}
     for name in ("since", "until"):
         if asked.get(name):
-            fields[name] = _number(asked[name])
+            fields[name] = moment_of(asked[name])
     if ":" in asked.get("tag", ""):
         key, _, value = asked["tag"].partition(":")
         fields["tags"] = {key: value}
@@ -44,16 +44,17 @@ def call_filter(request: Request) -> CallFilter:
         raise Refused(400, str(error)) from None
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise Refused(400, "a moment is a number of microseconds since the epoch")
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", "100")
+    if not text.isdecimal() or len(text) > 9:
+        raise Refused(400, "a limit is a number")
     return int(text)
 
 
 async def calls(subject: Subject, request: Request) -> Response:
     """The latest calls that match, each attempt by itself, the newest first."""
     where = call_filter(request)
-    limit = min(_number(request.query_params.get("limit", "100")), MOST_CALLS)
+    limit = min(_limit(request), MOST_CALLS)
     await subject.flush()
     async with subject.reading() as store:
         return answer([attempt_seen(row) for row in await store.calls(where, limit)])

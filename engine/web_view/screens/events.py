@@ -12,6 +12,7 @@ from starlette.responses import Response
 from bus import Envelope, topic_matches
 from bus.events.codec import fields_of
 from bus.observable import check_pattern
+from tracestore import Store
 from tracestore.codec import encode_event
 
 from ...cli.look.events import describe
@@ -20,10 +21,38 @@ from ..subject import LOOK_SECONDS, Subject
 from ..tail import Tail
 
 HISTORY = 200
+SCANNED = 2000
+"""The number of stored events, the latest ones, among which the history is found when no time is asked for."""
+MOST_SCANNED = 20_000
+"""The number of stored events at most that one question reads, when a session or a time is asked for."""
+FIRST_WINDOW_US = 60 * 1_000_000
+"""The first span of time that is read back from the end of a time filter. Each next one is four times as long."""
 PAGE = 500
 MOST_PATTERNS = 20
 
 Wanted = Callable[[Envelope], bool]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The filters of a page. A field that is None filters nothing."""
+
+    patterns: tuple[str, ...]
+    session_id: str | None
+    tag: tuple[str, str] | None
+    since: int | None
+    until: int | None
+
+    def wants(self, envelope: Envelope) -> bool:
+        """Whether the page asks for an event."""
+        if self.patterns and not any(topic_matches(pattern, envelope.topic) for pattern in self.patterns):
+            return False
+        if self.session_id is not None and envelope.session_id != self.session_id:
+            return False
+        if self.tag is not None and (envelope.tags or {}).get(self.tag[0]) != self.tag[1]:
+            return False
+        if self.since is not None and envelope.ts_us < self.since:
+            return False
+        return self.until is None or envelope.ts_us < self.until
 
 
 def envelope_seen(envelope: Envelope) -> dict[str, object]:
@@ -41,17 +70,39 @@ async def history(subject: Subject, request: Request) -> Response:
     """The latest stored events, the oldest first."""
     if not subject.has_trace:
         return answer([])
-    wanted = _wanted(request)
+    asked = _asked(request)
     await subject.flush()
     async with subject.reading() as store:
-        after = max(await store.last_event_id() - 2000, 0)
-        found = [each for each in await store.events(after_id=after, limit=None) if wanted(each)]
+        found = await _latest(store, asked)
     return answer([envelope_seen(each) for each in found[-HISTORY:]])
+
+
+async def _latest(store: Store, asked: Asked) -> list[Envelope]:
+    """The latest stored events that a page asks for, the oldest first."""
+    if asked.session_id is not None:
+        own = await store.events(
+            session_id=asked.session_id, since=asked.since, until=asked.until, limit=MOST_SCANNED
+        )
+        return [each for each in own if asked.wants(each)]
+    if asked.until is None:
+        scanned = SCANNED if asked.since is None and asked.tag is None else MOST_SCANNED
+        after = max(await store.last_event_id() - scanned, 0)
+        latest = await store.events(after_id=after, since=asked.since, limit=None)
+        return [each for each in latest if asked.wants(each)]
+    found: list[Envelope] = []
+    end, window, left = asked.until, FIRST_WINDOW_US, MOST_SCANNED
+    first = asked.since or 0
+    while end > first and left > 0 and len(found) < HISTORY:
+        start = max(end - window, first)
+        some = await store.events(since=start, until=end, limit=left)
+        found = [each for each in some if asked.wants(each)] + found
+        end, window, left = start, window * 4, left - len(some)
+    return found
 
 
 async def events(subject: Subject, request: Request) -> Response:
     """The events as they come, from behind the last one that the page has."""
-    wanted = _wanted(request)
+    wanted = _asked(request).wants
     last = request.headers.get("last-event-id") or request.query_params.get("after", "")
     if subject.tail is None:
         return EventStream(_stored(subject, last, wanted))
@@ -67,11 +118,22 @@ async def dead_letters(subject: Subject, request: Request) -> Response:
     return answer({"total": bus.statistics().dead_letters, "letters": bus.dead_letters[::-1][:HISTORY]})
 
 
-def _wanted(request: Request) -> Wanted:
-    """Whether an event is of the topics that the page asks for.
+def moment_of(text: str) -> int:
+    """A moment in microseconds since the epoch.
 
     Raises:
-        Refused: A pattern could match nothing.
+        Refused: It is no such number.
+    """
+    if not text.isdecimal() or len(text) > 18:
+        raise Refused(400, "a moment is a number of microseconds since the epoch")
+    return int(text)
+
+
+def _asked(request: Request) -> Asked:
+    """The filters of a page.
+
+    Raises:
+        Refused: A pattern could match nothing, or a moment is no number.
     """
     patterns = [each for each in request.query_params.get("topics", "").split(",") if each.strip()]
     patterns = [each.strip() for each in patterns[:MOST_PATTERNS]]
@@ -80,9 +142,15 @@ def _wanted(request: Request) -> Wanted:
             check_pattern(pattern)
     except ValueError as error:
         raise Refused(400, str(error)) from None
-    if not patterns:
-        return lambda envelope: True
-    return lambda envelope: any(topic_matches(pattern, envelope.topic) for pattern in patterns)
+    since, until = (request.query_params.get(name) or None for name in ("since", "until"))
+    key, colon, value = request.query_params.get("tag", "").partition(":")
+    return Asked(
+        patterns=tuple(patterns),
+        session_id=request.query_params.get("session_id") or None,
+        tag=(key, value) if colon else None,
+        since=None if since is None else moment_of(since),
+        until=None if until is None else moment_of(until),
+    )
 
 
 def _seq_of(last: str, subject: Subject) -> int | None:

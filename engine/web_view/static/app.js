@@ -1,8 +1,9 @@
 // The frame around the screens: who is looking, where they are, and how to get elsewhere.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.mjs";
-import { signIn } from "./net.js";
-import { Problem, State } from "./parts.js";
+import { get, isListening, signIn } from "./net.js";
+import { Problem, State, useTick } from "./parts.js";
+import { clock } from "./words.js";
 import { Now } from "./screens/now.js";
 import { Streams } from "./screens/stream.js";
 import { Events } from "./screens/events.js";
@@ -54,6 +55,31 @@ function Theme() {
 
 const STATES = { live: "live", lost: "reconnecting", out: "signed out", wait: "connecting" };
 
+const CHECK_MS = 5000;
+const PATIENCE_MS = 1500;
+
+// While the server does not answer, every screen says so, and since when.
+function Banner() {
+  const [lost, set] = useState(null), now = useTick(500);
+  useEffect(() => {
+    let state = "live";
+    const heard = ({ detail }) => {
+      if (detail === state) return;
+      if (detail === "live" && state !== "live") setTimeout(() => dispatchEvent(new Event("callboard-back")));
+      state = detail;
+      set(detail === "live" ? null : { detail, at: Date.now() });
+    };
+    // A screen that listens hears by itself that the server is gone. The others ask.
+    const timer = setInterval(() => { if (!document.hidden && (state !== "live" || !isListening())) get("api/me").catch(() => {}); }, CHECK_MS);
+    addEventListener("callboard-connection", heard);
+    return () => { clearInterval(timer); removeEventListener("callboard-connection", heard); };
+  }, []);
+  if (!lost || (lost.detail === "lost" && now - lost.at < PATIENCE_MS)) return null;
+  return html`<p class="banner" role="alert">${lost.detail === "out"
+    ? html`<b>You are signed out.</b> Open the address that was printed last, where Callboard runs.`
+    : html`<b>Callboard does not answer.</b> This page shows the state of ${clock(lost.at * 1000)} and reconnects by itself.`}</p>`;
+}
+
 function Frame({ me }) {
   const { screen, id } = usePlace();
   const [state, setState] = useState("wait");
@@ -96,6 +122,7 @@ function Frame({ me }) {
       </footer>
     </aside>
     <main tabindex="-1" ref=${main} aria-label=${title}>
+      <${Banner} />
       <${Screen} key=${screen} id=${id} me=${me} onState=${setState} />
     </main>`;
 }

@@ -1,6 +1,11 @@
 // Asking and listening. Everything is relative to the page, wherever a host has mounted it.
 
 let csrf = "";
+let listening = 0;
+
+// Whether the server answers. The frame shows a banner while it does not.
+const tell = (state) => dispatchEvent(new CustomEvent("callboard-connection", { detail: state }));
+export const isListening = () => listening > 0;
 
 export class Failed extends Error {
   constructor(status, text) { super(text); this.status = status; }
@@ -11,8 +16,11 @@ async function ask(path, options = {}) {
   try {
     response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch {
-    throw new Failed(0, "Callboard can't be reached.");
+    tell("lost");
+    throw new Failed(0, "Callboard does not answer.");
   }
+  // A proxy answers 502 to 504 in place of a server that is gone. A 500 is an error of one request.
+  if (response.status !== 500) tell(response.status === 401 ? "out" : response.status > 500 ? "lost" : "live");
   let found = null;
   try { found = await response.json(); } catch { /* its status says enough */ }
   if (!response.ok) throw new Failed(response.status, (found && found.error) || `Status ${response.status}`);
@@ -28,7 +36,7 @@ export async function refusal(path) {
     const response = await fetch(path, { credentials: "same-origin", cache: "no-store", signal: leave.signal });
     return response.ok ? null : new Failed(response.status, (await response.json()).error);
   } catch {
-    return new Failed(0, "Callboard can't be reached.");
+    return new Failed(0, "Callboard does not answer.");
   } finally {
     leave.abort();
   }
@@ -60,10 +68,13 @@ export function listen(path, handlers, { onState = () => {}, id = null } = {}) {
     if (closed || source || document.hidden) return;
     const mark = path.includes("?") ? "&" : "?";
     source = new EventSource(last ? `${path}${mark}after=${encodeURIComponent(last)}` : path);
-    source.onopen = () => onState("live");
+    listening += 1;
+    source.onopen = () => { onState("live"); tell("live"); };
     source.onerror = () => {
+      tell("lost");
       if (source.readyState !== EventSource.CLOSED) { onState("lost"); return; }
       source = null;
+      listening -= 1;
       onState("lost");
       get("api/me").then(() => { timer = setTimeout(open, 2000); }, (error) => {
         if (error.status === 401) onState("out"); else timer = setTimeout(open, 2000);
@@ -79,7 +90,7 @@ export function listen(path, handlers, { onState = () => {}, id = null } = {}) {
 
   function shut() {
     clearTimeout(timer);
-    if (source) { source.close(); source = null; }
+    if (source) { source.close(); source = null; listening -= 1; }
   }
 
   function turned() { if (document.hidden) shut(); else open(); }

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.mjs";
 import { get, listen } from "./net.js";
-import { short } from "./words.js";
+import { moment, short } from "./words.js";
 
 export const T = ({ children, ...rest }) => html`<bdi ...${rest}>${children}</bdi>`;
 
@@ -36,8 +36,12 @@ export const CallLink = ({ id }) =>
 export const SessionLink = ({ id, name }) =>
   id ? html`<a class="id" href="#/sessions/${encodeURIComponent(id)}" title=${id}><${T}>${name || short(id)}<//></a>` : "–";
 
-export const Tags = ({ tags }) => Object.entries(tags || {}).map(([key, value]) =>
-  html`<span class="tag" key=${key}><${T}>${key}<//>=<${T}>${value}<//></span>`);
+export const Tags = ({ tags }) => Object.entries(tags || {}).map(([key, value]) => html`
+  <a class="tag" key=${key} href="#/calls?${new URLSearchParams({ tag: `${key}=${value}` })}"><${T}>${key}<//>=<${T}>${value}<//></a>`);
+
+// A moment. It never breaks within a time, and shows the exact time in UTC to whoever points at it.
+export const When = ({ us }) => us ? html`<time class="when" datetime=${iso(us)} title=${iso(us)}>${moment(us)}</time>` : "–";
+const iso = (us) => new Date(us / 1000).toISOString();
 
 // A table whose cells know their headings, so that a phone can show each row as a card.
 export const Table = ({ columns, rows, keyed, empty, label, foot }) => rows.length || !empty ? html`
@@ -50,17 +54,75 @@ export const Table = ({ columns, rows, keyed, empty, label, foot }) => rows.leng
       html`<td class=${column.class} data-label=${column.title}>${column.foot ? column.foot(foot) : ""}</td>`)}</tr></tfoot>`}
   </table></div>` : empty;
 
-// What a path answers; asked again when something in `again` changes.
+// What a path answers; asked again when something in `again` changes, and when the server answers again.
 export function useAnswer(path, again = []) {
-  const [state, set] = useState({ data: null, error: null });
+  const [state, set] = useState({ data: null, error: null }), [returned, back] = useState(0);
+  useEffect(() => {
+    const count = () => back((old) => old + 1);
+    addEventListener("callboard-back", count);
+    return () => removeEventListener("callboard-back", count);
+  }, []);
   useEffect(() => {
     let gone = false;
     if (!path) { set({ data: null, error: null }); return undefined; }
     get(path).then((data) => gone || set({ data, error: null }), (error) => gone || set((old) => ({ ...old, error })));
     return () => { gone = true; };
-  }, [path, ...again]);
+  }, [path, returned, ...again]);
   return state;
 }
+
+// The filters of a screen, kept in the link. Returns them, and a function that changes some of them.
+export function useFilters(names) {
+  const read = () => {
+    const asked = new URLSearchParams(location.hash.split("?")[1] ?? "");
+    return Object.fromEntries(names.map((name) => [name, asked.get(name) ?? ""]));
+  };
+  const [filters, set] = useState(read);
+  useEffect(() => {
+    const moved = () => set(read());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  const change = (some) => {
+    const next = { ...read(), ...some };
+    const query = new URLSearchParams(Object.entries(next).filter(([, value]) => value));
+    history.replaceState(null, "", `${location.hash.split("?")[0] || "#/now"}${String(query) && `?${query}`}`);
+    set(next);
+  };
+  return [filters, change];
+}
+
+const SPANS = { "15m": ["last 15 minutes", 900], "1h": ["last hour", 3600], "1d": ["last day", 86400], "7d": ["last 7 days", 604800] };
+
+// The limits of a time filter in microseconds, for a request. Whole minutes, so that the same question is asked again.
+export function timeOf({ time, from, until }) {
+  if (SPANS[time]) return { since: String((Math.floor(Date.now() / 60000) * 60 - SPANS[time][1]) * 1e6) };
+  if (time !== "between") return {};
+  const us = (text) => (Number.isNaN(Date.parse(text)) ? "" : String(Date.parse(text) * 1000));
+  return { since: us(from), until: us(until) };
+}
+
+const local = (text) => {
+  const at = new Date(text);
+  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+};
+const utc = (text) => (text ? new Date(text).toISOString().slice(0, 16) + "Z" : "");
+
+export const TIME = ["time", "from", "until"];
+export const Times = ({ filters, change }) => html`
+  <label class="field">Time<select value=${filters.time} onChange=${(event) => change({ time: event.target.value, from: "", until: "" })}>
+    <option value="">any</option>${Object.entries(SPANS).map(([name, [text]]) => html`<option value=${name}>${text}</option>`)}<option value="between">between …</option></select></label>
+  ${filters.time === "between" && ["from", "until"].map((name) => html`
+    <label class="field" key=${name}>${name === "from" ? "From" : "Until"}<input type="datetime-local" value=${local(filters[name])}
+      onChange=${(event) => change({ [name]: utc(event.target.value) })} /></label>`)}`;
+
+// A text of a filter. It takes effect on Enter, or when the reader leaves the field.
+export const Words = ({ label, name, filters, change, placeholder, list }) => html`
+  <label class="field grow">${label}<input type="search" value=${filters[name]} placeholder=${placeholder} list=${list}
+    onChange=${(event) => change({ [name]: event.target.value.trim() })} /></label>`;
+
+// `key=value`, as a screen shows a tag; the server wants `key:value`.
+export const tagOf = (text) => text.replace("=", ":");
 
 // The latest frame of a path, while the screen is there.
 export function useLive(path, name, onState) {

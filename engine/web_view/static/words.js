@@ -15,6 +15,9 @@ export function exactUsd(nano) {
   return `${nano < 0 ? "−" : ""}$${digits.slice(0, -9)}.${digits.slice(-9)}`;
 }
 
+// What an attempt cost, in the same words on every screen. A refused attempt costs nothing.
+export const costOf = (row) => ({ known: usd(row.nano_usd), open: "in progress", unknown: "unknown", unpriced: "unpriced", nothing: "$0" }[row.billed]);
+
 export const change = (nano) => (nano > 0 ? "+" : "") + usd(nano);
 
 export function percent(before, after) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useState } from "../vendor/htm-preact.mjs";
 import { listen, post } from "../net.js";
-import { Card, Chart, Empty, Figure, Problem, State, Sure, T, Table, useAnswer } from "../parts.js";
+import { Card, Chart, Empty, Figure, Problem, State, Sure, T, Table, When, useAnswer } from "../parts.js";
 import { change, count, exactUsd, moment, percent, plural, usd } from "../words.js";
 
 const BY = [["day", "day"], ["model", "model"], ["provider", "provider"], ["session_id", "session"], ["operation", "operation"], ["key", "key"]];
@@ -124,7 +124,7 @@ function Reprice({ me, prices, job, onError }) {
 }
 
 const RUNS = [
-  { title: "Finished", cell: (run) => moment(run.finished_us) },
+  { title: "Finished", cell: (run) => html`<${When} us=${run.finished_us} />` },
   { title: "Prices", cell: (run) => html`<${T}>${run.label || "prices"}<//> <span class="mono soft">${run.version}</span>` },
   { title: "State", cell: (run) => html`<${State} state=${run.state === "finished" ? "done" : run.state === "undone" ? "idle" : "lost"}>${run.state}<//>` },
   { title: "Calls", class: "num", cell: (run) => run.calls === null ? "–" : count(run.calls) },

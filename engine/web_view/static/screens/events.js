@@ -2,8 +2,8 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.mjs";
 import { get, listen } from "../net.js";
-import { Card, CallLink, Empty, SessionLink, T, Table, useAnswer } from "../parts.js";
-import { clock, count, moment, plural } from "../words.js";
+import { Card, CallLink, Empty, SessionLink, T, TIME, Table, Times, When, Words, tagOf, timeOf, useAnswer, useFilters } from "../parts.js";
+import { count, plural } from "../words.js";
 
 const MOST = 1000;
 const TOPICS = [
@@ -15,7 +15,7 @@ const BAD = /failed|crashed|escalated|refused/;
 function Line({ event }) {
   const [open, set] = useState(false);
   return html`<div class="line">
-    <time>${clock(event.ts_us)}</time>
+    <${When} us=${event.ts_us} />
     <span class="topic ${BAD.test(event.topic) ? "bad" : ""}"><${T}>${event.topic}<//></span>
     <span class="words"><${T}>${event.words}<//> ${event.request_id && html` <${CallLink} id=${event.request_id} />`}
       ${!event.request_id && event.session_id && html` <${SessionLink} id=${event.session_id} />`}
@@ -25,7 +25,7 @@ function Line({ event }) {
 }
 
 // History from the trace and news from the bus overlap: an event is shown once, by its id.
-function useEvents(topics, onState) {
+function useEvents(query, onState) {
   const [state, set] = useState({ events: [], missed: 0 });
   useEffect(() => {
     set({ events: [], missed: 0 });
@@ -49,7 +49,6 @@ function useEvents(topics, onState) {
       if (known.size > 20 * MOST) { known.clear(); for (const event of pending) known.add(event.event_id); }
       if (!due && pending.length) { due = true; setTimeout(draw, 100); }
     };
-    const query = topics ? `?topics=${encodeURIComponent(topics)}` : "";
     const stop = listen(`api/events${query}`, {
       events: add,
       ready: () => {},
@@ -62,20 +61,23 @@ function useEvents(topics, onState) {
       set((old) => ({ ...old, events: [...fresh, ...old.events].slice(-MOST) }));
     }, () => {});
     return () => { gone = true; stop(); };
-  }, [topics]);
+  }, [query]);
   return state;
 }
 
 const LETTERS = [
-  { title: "Time", cell: (row) => moment(row.ts_us) },
+  { title: "Time", cell: (row) => html`<${When} us=${row.ts_us} />` },
   { title: "To", cell: (row) => html`<${T}>${row.recipient}<//>` },
   { title: "Message", cell: (row) => html`<${T} class="mono">${row.message_type}<//>` },
   { title: "Why", cell: (row) => html`<${T}>${row.reason}<//>` },
 ];
 
 export function Events({ me, onState }) {
-  const [topics, setTopics] = useState(""), [words, setWords] = useState(""), [held, hold] = useState(null);
-  const { events, missed } = useEvents(topics, onState);
+  const [filters, change] = useFilters(["topics", "words", "session", "tag", ...TIME]), [held, hold] = useState(null);
+  const { topics, words } = filters;
+  const asked = { topics, session_id: filters.session, tag: tagOf(filters.tag), ...timeOf(filters) };
+  const query = String(new URLSearchParams(Object.entries(asked).filter(([, value]) => value)));
+  const { events, missed } = useEvents(query && `?${query}`, onState);
   const letters = useAnswer(me.engine ? "api/dead-letters" : null, [topics]);
   const kept = held ?? events;
   const shown = useMemo(() => {
@@ -86,10 +88,13 @@ export function Events({ me, onState }) {
   return html`
     <div class="head"><div><h1>Events</h1><p class="sub">The newest first${me.engine ? ", as the bus publishes them" : ", as the trace gets them"}.</p></div></div>
     <${Card}><div class="controls">
-      <label class="field">Topics<select value=${topics} onChange=${(event) => setTopics(event.target.value)}>
+      <label class="field">Topics<select value=${topics} onChange=${(event) => change({ topics: event.target.value })}>
         ${TOPICS.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
       <label class="field grow">With these words<input type="search" value=${words} placeholder="a session, a model, an error …"
-        onInput=${(event) => setWords(event.target.value)} /></label>
+        onInput=${(event) => change({ words: event.target.value })} /></label>
+      <${Times} filters=${filters} change=${change} />
+      <${Words} label="Session" name="session" filters=${filters} change=${change} placeholder="an id" />
+      <${Words} label="Tag" name="tag" filters=${filters} change=${change} placeholder="team=search" />
       <button type="button" class="plain" aria-pressed=${held !== null} onClick=${() => hold(held ? null : events)}>${held ? "Go on" : "Hold"}</button>
     </div><//>
     ${missed > 0 && html`<p class="note-box">${plural(missed, "event")} came while this page was away, and are only in the trace.</p>`}

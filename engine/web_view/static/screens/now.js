@@ -2,8 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.mjs";
 import { listen, post } from "../net.js";
-import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags } from "../parts.js";
-import { clock, count, duration, plural, usd } from "../words.js";
+import { Card, CallLink, Chart, Empty, Figure, Problem, SessionLink, State, Sure, T, Table, Tags, When } from "../parts.js";
+import { costOf, count, duration, plural, usd } from "../words.js";
 
 const POINTS = 120;
 
@@ -60,17 +60,18 @@ function UnderWay({ items, total, may, onError }) {
 }
 
 const ENDED = [
-  { title: "Ended", cell: (row) => clock(row.started_us + (row.latency_ms ?? 0) * 1000) },
+  { title: "Ended", cell: (row) => html`<${When} us=${row.finished_us} />` },
   { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Outcome", cell: (row) => html`<${State} state=${row.status}>${row.error_class || row.status}<//>` },
-  { title: "First token", class: "num", cell: (row) => duration(row.first_token_ms) },
-  { title: "Took", class: "num", cell: (row) => duration(row.latency_ms) },
-  { title: "Cost", class: "num", cell: (row) => row.nano_usd === null ? (row.unknown ? "unknown" : "–") : usd(row.nano_usd) },
+  { title: "Attempt", class: "num", cell: (row) => row.attempt },
+  { title: "First token", class: "num", cell: (row) => duration(row.first_ms) },
+  { title: "Took", class: "num", cell: (row) => duration(row.took_ms) },
+  { title: "Cost", class: "num", cell: costOf },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
 ];
 
 const OTHERS = [
-  { title: "Began", cell: (row) => clock(row.started_us) },
+  { title: "Began", cell: (row) => html`<${When} us=${row.started_us} />` },
   { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} />` },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },

@@ -1,8 +1,8 @@
 // Providers: who can be asked, until when one is left alone, how much room is left, and why a candidate was not taken.
 
 import { html } from "../vendor/htm-preact.mjs";
-import { Card, CallLink, Empty, State, T, Table, useLive, useTick } from "../parts.js";
-import { count, duration, moment, plural } from "../words.js";
+import { Card, CallLink, Empty, State, T, Table, When, useLive, useTick } from "../parts.js";
+import { count, duration, plural } from "../words.js";
 
 const STATES = ["available", "degraded", "unavailable", "probing"];
 
@@ -37,7 +37,7 @@ function Provider({ name, configured, running, known }) {
 }
 
 const REJECTED = [
-  { title: "When", cell: (row) => moment(row.started_us) },
+  { title: "When", cell: (row) => html`<${When} us=${row.started_us} />` },
   { title: "Not taken", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Why", cell: (row) => html`<${T}>${row.why}<//>` },
   { title: "Taken", cell: (row) => html`<${T}>${row.taken}<//>` },

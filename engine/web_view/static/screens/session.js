@@ -2,8 +2,9 @@
 
 import { html, useState } from "../vendor/htm-preact.mjs";
 import { post } from "../net.js";
-import { Card, CallLink, Empty, Problem, SessionLink, State, T, Table, Tags, useAnswer } from "../parts.js";
-import { bytes, count, duration, moment, plural, usd } from "../words.js";
+import { Card, CallLink, Empty, Problem, SessionLink, State, T, TIME, Table, Tags, Times, When, Words, timeOf, useAnswer, useFilters } from "../parts.js";
+import { Waterfall } from "../waterfall.js";
+import { bytes, costOf, count, duration, plural, usd } from "../words.js";
 
 const LIST = [
   { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} name=${row.name} />` },
@@ -13,16 +14,28 @@ const LIST = [
   { title: "Calls", class: "num", cell: (row) => row.stored ? count(row.stored.calls) : "–" },
   { title: "Tokens out", class: "num", cell: (row) => row.stored ? count(row.stored.output_tokens) : "–" },
   { title: "Cost", class: "num", cell: (row) => row.stored ? `${usd(row.stored.cost_nano_usd)}${row.stored.unpriced + row.stored.unknown ? " + ?" : ""}` : "–" },
-  { title: "Last", class: "num", cell: (row) => row.stored ? moment(row.stored.last_us) : "–" },
+  { title: "Last", class: "num", cell: (row) => html`<${When} us=${row.stored && row.stored.last_us} />` },
   { title: "", cell: (row) => html`<${Tags} tags=${row.tags} />` },
 ];
 
+const tagsIn = (row) => Object.entries(row.tags || {}).map(([key, value]) => `${key}=${value}`);
+
 function List({ onState }) {
   const { data, error } = useAnswer("api/sessions");
+  const [filters, change] = useFilters(["words", "tag", ...TIME]);
   if (data) onState("live");
+  const { since, until } = timeOf(filters), wanted = filters.words.toLowerCase();
+  const last = (row) => (row.stored ? row.stored.last_us : Date.now() * 1000);
+  const rows = data && data.filter((row) => (!wanted || `${row.session_id} ${row.name ?? ""} ${row.model}`.toLowerCase().includes(wanted))
+    && (!filters.tag || tagsIn(row).includes(filters.tag)) && (!since || last(row) >= Number(since)) && (!until || last(row) < Number(until)));
   return html`<div class="head"><div><h1>Sessions</h1><p class="sub">Open here, or kept in the trace.</p></div></div>
+    <${Card}><form class="controls" onSubmit=${(event) => event.preventDefault()}>
+      <${Times} filters=${filters} change=${change} />
+      <${Words} label="Name, id or model" name="words" filters=${filters} change=${change} placeholder="part of it" />
+      <${Words} label="Tag" name="tag" filters=${filters} change=${change} placeholder="team=search" /></form><//>
     <${Problem} error=${error} />
-    ${data && html`<${Card}><${Table} label="Sessions" columns=${LIST} rows=${data} keyed=${(row) => row.session_id} empty=${html`<${Empty} title="No session yet" />`} /><//>`}`;
+    ${rows && html`<${Card}><${Table} label="Sessions" columns=${LIST} rows=${rows} keyed=${(row) => row.session_id}
+      empty=${html`<${Empty} title=${data.length ? "No such session" : "No session yet"} />`} /><//>`}`;
 }
 
 function Part({ block }) {
@@ -36,7 +49,7 @@ function Part({ block }) {
   }
 }
 
-function Said({ message, shown }) {
+export function Said({ message, shown }) {
   return html`<div class="bubble ${message.role}">
     <div class="kind small soft">${message.role}${message.steers ? ", meanwhile" : ""}${message.model && html` · <${T}>${message.model}<//>`}
       ${message.nano_usd !== null && html` · ${usd(message.nano_usd)}`} ${message.request_id && html` · <${CallLink} id=${message.request_id} />`}</div>
@@ -46,11 +59,12 @@ function Said({ message, shown }) {
 }
 
 const CALLS = [
-  { title: "Began", cell: (row) => moment(row.started_us) },
+  { title: "Began", cell: (row) => html`<${When} us=${row.started_us} />` },
   { title: "Model", cell: (row) => html`<${T}>${row.model}<//>` },
   { title: "Outcome", cell: (row) => html`<${State} state=${row.status}>${row.error_class || row.status}<//>` },
-  { title: "Took", class: "num", cell: (row) => duration(row.latency_ms) },
-  { title: "Cost", class: "num", cell: (row) => row.nano_usd === null ? "–" : usd(row.nano_usd) },
+  { title: "Attempt", class: "num", cell: (row) => row.attempt },
+  { title: "Took", class: "num", cell: (row) => duration(row.took_ms) },
+  { title: "Cost", class: "num", cell: costOf },
   { title: "Call", class: "num", cell: (row) => html`<${CallLink} id=${row.request_id} />` },
 ];
 
@@ -89,13 +103,15 @@ function One({ id, me, onState }) {
       ${data && html`<p class="sub">${plural(data.calls.length, "call")}, ${plural(data.messages.length, "stored message")} <${Tags} tags=${data.tags} /></p>`}</div></div>
     <${Problem} error=${error} />
     ${data && html`
-      ${data.swaps.length > 0 && html`<${Card} title="Swaps">${data.swaps.map((swap) => html`<p key=${swap.ts_us}><span class="soft">${moment(swap.ts_us)}</span> <${T}>${swap.previous}<//> → <b><${T}>${swap.current}<//></b></p>`)}<//>`}
+      ${data.swaps.length > 0 && html`<${Card} title="Swaps">${data.swaps.map((swap) => html`<p key=${swap.ts_us}><span class="soft"><${When} us=${swap.ts_us} /></span> <${T}>${swap.previous}<//> → <b><${T}>${swap.current}<//></b></p>`)}<//>`}
       <${Card} title="What was said" aside=${data.missing.length ? plural(data.missing.length, "part is missing", "parts are missing") : ""}>
         ${data.system_prompt && html`<div class="bubble"><div class="kind small soft">system</div><div class="said" dir="auto">${data.system_prompt}</div></div>`}
         ${data.messages.length ? data.messages.map((message) => html`<${Said} key=${message.id} message=${message} shown=${data.shown} />`)
           : html`<${Empty} title="Its content was not captured">An engine with capture_content=True keeps what is said.<//>`}<//>
       ${me.engine && me.content && html`<${Preview} id=${id} />`}
-      <${Card} title="Its calls"><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;
+      ${data.turns.length > 0 && html`<${Card} title="Its turns over time" aside="the latest first">${data.turns.map((turn) => html`<div class="turn" key=${turn.turn_id}>
+        <p class="small soft"><${When} us=${turn.start_us} /> · ${turn.status ?? "in progress"}</p><${Waterfall} turn=${turn} /></div>`)}<//>`}
+      <${Card} title="Its calls" aside=${html`<a href="#/calls?session=${encodeURIComponent(id)}">with filters</a> <a href="#/events?session=${encodeURIComponent(id)}">its events</a>`}><${Table} label="Calls of the session" columns=${CALLS} rows=${data.calls} keyed=${(row) => row.request_id + row.attempt} empty=${html`<${Empty} title="No call yet" />`} /><//>`}`;
 }
 
 export const Sessions = (props) => props.id ? html`<${One} key=${props.id} ...${props} />` : html`<${List} ...${props} />`;

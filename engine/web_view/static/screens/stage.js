@@ -1,7 +1,7 @@
 // Stage: who is on it, who fell and got up again, and what waits in front of whom.
 
 import { html } from "../vendor/htm-preact.mjs";
-import { Card, Empty, Figure, State, T, Table, useLive } from "../parts.js";
+import { Card, Empty, Figure, State, T, Table, When, useLive } from "../parts.js";
 import { count, duration, moment, plural } from "../words.js";
 
 function Node({ child }) {
@@ -27,7 +27,7 @@ const READERS = [
 
 const ACTORS = [
   { title: "Actor", cell: (row) => html`<${T}>${row.actor}<//>` },
-  { title: "Last heard", cell: (row) => html`${moment(row.ts_us)} <span class="soft">${row.type.split(".")[1]}</span>` },
+  { title: "Last heard", cell: (row) => html`<${When} us=${row.ts_us} /> <span class="soft">${row.type.split(".")[1]}</span>` },
   { title: "", cell: (row) => html`<${T}>${row.error ?? row.reason ?? ""}<//>` },
 ];
 

@@ -3,16 +3,22 @@
 import { html, useEffect, useRef, useState, Component } from "../vendor/htm-preact.mjs";
 import { get, listen, post, refusal } from "../net.js";
 import { fold, nothing } from "../blocks.js";
-import { Card, Empty, Problem, State, Sure, T, Table } from "../parts.js";
+import { Card, Empty, Problem, SessionLink, State, Sure, T, Table, When } from "../parts.js";
 import { bytes, count, duration, plural, short, usd } from "../words.js";
 
 const READERS_MS = 1000;
 const MOST_LOTS = 20000;
 
-const stateOf = (stream) => ({ open: "live", kept: "done", folded: "idle" }[stream.state]);
+const stateOf = (stream) => (stream.state === "open" ? "live" : "over");
+const age = (stream) => duration(((stream.ended_us ?? Date.now() * 1000) - stream.began_us) / 1000);
+const order = (a, b) => (a.state === "open" ? 0 : 1) - (b.state === "open" ? 0 : 1) || b.began_us - a.began_us;
 const LIST = [
   { title: "Stream", cell: (row) => html`<a class="id" href="#/streams/${row.stream_id}">${short(row.stream_id)}</a>` },
   { title: "State", cell: (row) => html`<${State} state=${stateOf(row)}>${row.state === "open" ? "open" : row.state === "kept" ? "over" : "over, folded"}<//>` },
+  { title: "Model", cell: (row) => html`<${T}>${row.model ?? "–"}<//>` },
+  { title: "Session", cell: (row) => html`<${SessionLink} id=${row.session_id} />` },
+  { title: "Began", cell: (row) => html`<${When} us=${row.began_us} />` },
+  { title: "Lasts", class: "num", cell: age },
   { title: "Events", class: "num", cell: (row) => count(row.events) },
   { title: "Memory", class: "num", cell: (row) => bytes(row.bytes) },
   { title: "Readers", class: "num", cell: (row) => count(row.readers.length) },
@@ -39,7 +45,7 @@ function List({ me, onState }) {
   return html`
     <div class="head"><div><h1>Streams</h1><p class="sub">Each turn's events, for as many readers as there are.</p></div></div>
     ${!me.engine && html`<p class="note-box">Streams live in the process that runs the turns; this shows a trace. Open the live view of that process to read along.</p>`}
-    ${rows && html`<${Card}><${Table} label="Streams" columns=${LIST} rows=${rows} keyed=${(row) => row.stream_id}
+    ${rows && html`<${Card}><${Table} label="Streams" columns=${LIST} rows=${[...rows].sort(order)} keyed=${(row) => row.stream_id}
       empty=${html`<${Empty} title="No stream">The stream of a turn opens with it, and stays for a while.<//>`} /><//>`}`;
 }
 
@@ -130,8 +136,8 @@ function One({ id, me, onState }) {
   const status = live.ended ? live.ended.status : over ? "over" : "live";
   return html`
     <div class="head"><div><h1>Stream <span class="mono">${short(id)}</span></h1>
-      <p class="sub"><${State} state=${status === "live" ? "live" : status === "completed" || status === "over" ? "done" : "failed"}>${status}<//>
-        · ${plural(state.characters + state.cut, "character")}${stream ? html` · ${plural(stream.events, "event")}` : ""}</p></div>
+      <p class="sub"><${State} state=${status === "live" ? "live" : status === "completed" || status === "over" ? "over" : "failed"}>${status}<//>
+        · ${plural(state.characters + state.cut, "character")}${stream ? html` · ${plural(stream.events, "event")} · <${T}>${stream.model ?? ""}<//>${stream.session_id && html` · session <${SessionLink} id=${stream.session_id} />`} · began <${When} us=${stream.began_us} />, ${age(stream)}` : ""}</p></div>
       <div class="controls">${!over && me.scopes.includes("change") && html`
         <${Sure} class="plain" sure="Cancel this turn?" onSure=${() => post("api/cancel", { id }).catch(fail)}>Cancel<//>`}</div></div>
     <${Problem} error=${error || missing} />
