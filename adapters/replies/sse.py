@@ -2,8 +2,9 @@
 
 The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
 makes it fail. It differs from the WHATWG rules where providers do: an event without its blank line at the end of
-the body still counts, and events without data are skipped. Lines end in LF, CRLF or CR only. Characters such as
-U+2028 may stand inside JSON text, so that line iterators for text would corrupt it.
+the body still counts, and events without data are skipped. A field `data` may lack its colon. Lines end in LF,
+CRLF or CR only. Characters such as U+2028 may stand inside JSON text, so that line iterators for text would
+corrupt it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class BodyDecoder(Protocol):
 
     def feed(self, chunk: bytes) -> list[SseEvent]: ...
     def close(self) -> list[SseEvent]: ...
+
+
+def looks_like_events(body: bytes) -> bool:
+    """Whether a body begins like server-sent events, whatever its content type says."""
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
 
 
 class SseDecoder:
@@ -148,6 +154,9 @@ class SseDecoder:
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
+            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server left the colon out
+                self._data.append(line[4:].lstrip())
+                self._data_size += len(line)
             elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
                 self._stray.append(line[:MAX_STRAY_BYTES])
                 self._stray_size += len(line)

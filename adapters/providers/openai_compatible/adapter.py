@@ -14,7 +14,6 @@ from adapters.protocols.openai_images import OpenAIImages
 from adapters.protocols.openai_videos import OpenAIVideos
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.replies.assembler import Assembler
-from adapters.replies.sse import SseDecoder
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
@@ -100,22 +99,11 @@ class ChatCompletionsWire(ChatWire):
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
-            self._read_events(body, assembler)
-            return
         reply = decode_reply(body)
         if reply.object == "error" and not reply.choices:
             raise error_in_body(body, self.name)
         self._prepare(assembler)
         read_whole(reply, body, assembler, self.quirks)
-
-    def _read_events(self, body: bytes, assembler: Assembler) -> None:
-        decoder, normaliser = SseDecoder(), self.normaliser(assembler)
-        for name, data in decoder.feed(body) + decoder.close():
-            normaliser.on_event(name, data)
-            if normaliser.finished:
-                return
-        normaliser.on_end()
 
     def normaliser(self, assembler: Assembler) -> ChatNormaliser:
         self._prepare(assembler)
