@@ -110,6 +110,7 @@ class ChatCompletionsWire(ChatWire):
         return ChatNormaliser(assembler, self.quirks)
 
     def _prepare(self, assembler: Assembler) -> None:
+        assembler.fragments = self.quirks.tool_arguments
         if assembler.request is not None and self.quirks.strict:
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
 
