@@ -18,7 +18,7 @@ from ..refusals.edits import edited
 from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
-from ..replies.normaliser import SseNormaliser
+from ..replies.normaliser import reads_server_sent_events
 from ..replies.sse import looks_like_events
 from ..transport.key_masking import masked
 from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
@@ -205,7 +205,7 @@ class HttpCall(HttpAttempts):
     def _read_events(self, body: bytes) -> list[StreamEvent] | None:
         """Read a whole body of server-sent events; None if the protocol has none."""
         normaliser = self.wire.normaliser(self.assembler)
-        if not isinstance(normaliser, SseNormaliser):
+        if not reads_server_sent_events(normaliser):
             return None
         events = [*normaliser.feed(body), *normaliser.close()]
         if normaliser.error is not None:

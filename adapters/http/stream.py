@@ -29,7 +29,7 @@ from bus.values.usage import StopReason
 from ..contract import CanonicalResponse
 from ..refusals.strange_replies import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
-from ..replies.normaliser import SseNormaliser, StreamNormaliser
+from ..replies.normaliser import StreamNormaliser, reads_server_sent_events
 from ..replies.sse import looks_like_events
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
@@ -173,7 +173,7 @@ class HttpStream:
             return
         first = await self._call.wait(lambda: _beginning(reply), what="the reply's body")
         normaliser = self._call.wire.normaliser(self._call.assembler)
-        if looks_like_events(first) and isinstance(normaliser, SseNormaliser):
+        if looks_like_events(first) and reads_server_sent_events(normaliser):
             self._read_as_events()
             self._take_in(first)
             return
@@ -221,10 +221,11 @@ class HttpStream:
         assert normaliser is not None
         if chunk is not None:
             if not self._delivered:
-                whole = not self._size and chunk.lstrip()[:1] in (b"{", b"[")
-                if whole and isinstance(normaliser, SseNormaliser) and self._reply is not None:
+                whole = not self._head.strip() and chunk.lstrip()[:1] in (b"{", b"[")
+                if whole and reads_server_sent_events(normaliser) and self._reply is not None:
                     self._normaliser = normaliser = WholeReply(self._call, self._reply)
-                self._head = self._head or chunk[:EXCERPT_BYTES]
+                if not self._head.strip():
+                    self._head = chunk[:EXCERPT_BYTES]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -36,6 +36,9 @@ class StreamNormaliser(Protocol):
 
 class EventNormaliser(ABC):
     """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
+
+    server_sent: ClassVar[bool] = True
+    """Whether the events are server-sent events. Otherwise each is a line."""
 
     def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
         self.assembler = assembler
@@ -98,8 +101,15 @@ class SseNormaliser(EventNormaliser):
 class NdjsonNormaliser(EventNormaliser):
     """The base of normalisers for bodies with one JSON value a line. Their events have no names."""
 
+    server_sent = False
+
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler, NdjsonDecoder())
+
+
+def reads_server_sent_events(normaliser: StreamNormaliser) -> bool:
+    """Whether a normaliser reads server-sent events."""
+    return isinstance(normaliser, EventNormaliser) and normaliser.server_sent
 
 
 def _failure(error: Exception) -> AdapterError:

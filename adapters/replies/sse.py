@@ -33,7 +33,9 @@ class BodyDecoder(Protocol):
 
 def looks_like_events(body: bytes) -> bool:
     """Whether a body begins like server-sent events, whatever its content type says."""
-    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+        (b"data:", b"data ", b"data{", b"event:", b"id:", b"retry:", b":")
+    )
 
 
 class SseDecoder:
