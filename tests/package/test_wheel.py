@@ -42,7 +42,7 @@ print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)
 """
 
-SHIPPED = {".py", ".typed", ".json", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
+SHIPPED = {".py", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
 
 
 @pytest.fixture(scope="module")
