@@ -19,7 +19,7 @@ from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
 from ..replies.normaliser import reads_server_sent_events
-from ..replies.sse import looks_like_events
+from ..replies.sse import looks_like_events, without_done_mark
 from ..transport.key_masking import masked
 from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
 from ..usage.estimate import estimate_tokens
@@ -180,6 +180,7 @@ class HttpCall(HttpAttempts):
             StreamError: The reply is none of the protocol.
         """
         wire, assembler = self.wire, self.assembler
+        body = without_done_mark(body)
         if looks_like_events(body):
             events = self._read_events(body)
             if events is not None:

@@ -38,6 +38,13 @@ def looks_like_events(body: bytes) -> bool:
     )
 
 
+def without_done_mark(body: bytes) -> bytes:
+    """A whole JSON body without the mark of a stream's end, which some gateways put behind it."""
+    if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
+        return body
+    return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
+
+
 class SseDecoder:
     """Takes bytes with `feed(bytes)` as they arrive, and `close()` at the end of the body. Both return the events
     that are complete by then."""
