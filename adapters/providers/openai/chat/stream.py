@@ -107,9 +107,13 @@ class ResponsesNormaliser(SseNormaliser):
         self._found[kind, index, item_id] = item
         return item
 
-    def _announced(self, event: Event, wire: Item) -> OutputItem | None:
+    def item_of(self, wire: Item, index: int | None) -> OutputItem:
+        """The item that a whole item of the reply is the end of, or a new one."""
+        return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
+
+    def _announced(self, wire: Item, index: int | None) -> OutputItem | None:
         """The item that an event with a whole item is about, if it began already."""
-        kind, index = wire.type or "unknown", event.output_index
+        kind = wire.type or "unknown"
         if wire.call_id:
             known = next((item for item in self._of_kind(kind) if item.call_id == wire.call_id), None)
             if known is not None:
@@ -153,7 +157,7 @@ class ResponsesNormaliser(SseNormaliser):
 
     def _on_added(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
-        item = self._announced(event, wire)
+        item = self._announced(wire, event.output_index)
         if item is None or (item.is_done and not (wire.call_id and item.call_id == wire.call_id)):
             item = self._add(wire.type or "unknown", event.output_index, wire.id, wire.call_id)
         elif not item.is_done:
@@ -165,7 +169,7 @@ class ResponsesNormaliser(SseNormaliser):
         wire = read_or_default(Item, event.item)
         self._found.clear()
         kind = wire.type or "unknown"
-        item = self._announced(event, wire)
+        item = self._announced(wire, event.output_index)
         if item is None:
             item = self._last_open(kind)
             if item is not None and not _may_be(item, event, wire):
