@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from .json_text import is_whole, may_become_json
+from .json_text import is_whole, may_become_json, parse_arguments
 
 Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
 """What a server's fragments are: pieces, all of the arguments so far, or either."""
@@ -105,5 +105,7 @@ class GrowingArguments:
         """What a doubtful fragment adds, if it is the last."""
         if not self._doubtful:
             return ""
-        pieces = is_whole("".join(self.parts) + self._doubtful)
-        return self._doubtful if pieces else self._doubtful[self._size :]
+        pieces = parse_arguments("".join(self.parts) + self._doubtful).value is not None
+        if pieces and parse_arguments(self._doubtful).value is None:
+            return self._doubtful
+        return self._doubtful[self._size :]
