@@ -128,3 +128,12 @@ def test_notes_of_replies_are_whole() -> None:
         assert note.source.startswith("https://") or note.source.partition("#")[2].isdigit()
         assert note.input.keys() & {"body", "events", "text"}
         assert note.expect
+
+
+@pytest.mark.parametrize("answer", ["", "no object"])
+def test_reasoning_alone_holds_no_object(answer: str) -> None:
+    """Whether it ended or not; and a mark within a string of an object is the string's."""
+    for text in ('<think>{"a": 1}' + answer, '<think>{"a": 1}</think>' + answer):
+        with pytest.raises(ValueError):
+            read_json(text)
+    assert read_json('Here: {"a": "</think>{"}') == {"a": "</think>{"}

@@ -82,7 +82,7 @@ def test_arguments_in_a_string_are_unwrapped_however_they_come(text: str, cuts: 
     ],
 )
 def test_fragments_mean_what_makes_json(meaning: Meaning, fragments: list[str], text: str) -> None:
-    """What came before is replaced unless it was complete, or only the pieces make JSON; a quirk can force either."""
+    """What came before is replaced unless it was whole, or only the pieces make JSON. A quirk forces either."""
     assert joined(fragments, meaning) == text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate
 
 import pytest
@@ -62,6 +63,7 @@ def streamed(wire: Wire, *calls: Call) -> Reading:
 
 
 def item(at: int, call: Call) -> JsonObject:
+    """The item of a call, with what came last as its arguments."""
     name, tool, fragments = call
     return {
         "type": "function_call",
@@ -73,8 +75,7 @@ def item(at: int, call: Call) -> JsonObject:
 
 
 def whole_events(wire: Wire, *calls: Call) -> list[Event]:
-    import json
-
+    """The calls where they come whole."""
     if wire is GEMINI:
         parts = [g.call(tool, args=json.loads(texts[-1]), id=name) for name, tool, texts in calls]
         return [g.chunk(*parts), g.END]
@@ -83,6 +84,7 @@ def whole_events(wire: Wire, *calls: Call) -> list[Event]:
 
 
 def so_far(*pieces: str) -> list[str]:
+    """All of the pieces so far, for each of them."""
     return list(accumulate(pieces))
 
 
@@ -160,8 +162,9 @@ def test_arguments_at_the_end_of_a_call_stand_over_its_deltas() -> None:
     for last, expected, warnings in (('{"at":2}', 2, ["arguments_replaced"]), ('{ "at": 1 }', 1, []), ("", 1, [])):
         done = r.event("function_call_arguments.done", output_index=0, item_id="fc_1", arguments=last)
         ended = r.done(0, {**one, "arguments": last})
-        reading = read(RESPONSES, r.CREATED, r.event("output_item.added", output_index=0, item={**one, "arguments": ""}),
-                       r.arguments_delta(0, '{"at":1}'), done, ended, r.ending())  # fmt: skip
+        begun = r.event("output_item.added", output_index=0, item={**one, "arguments": ""})
+        delta = r.arguments_delta(0, '{"at":1}')
+        reading = read(RESPONSES, r.CREATED, begun, delta, done, ended, r.ending())
         assert reading.said == [("look", {"at": expected}, "call_1")]
         assert reading.warnings == warnings
 
