@@ -54,9 +54,14 @@ class GrowingArguments:
         Returns:
             The text that is new and certain. It may be empty.
         """
+        size = len(fragment)
+        if 0 < size < self._size and not self._doubtful and self._meaning != "so_far":  # the usual piece
+            self.parts.append(fragment)
+            self._size += size
+            return fragment
         if self._doubtful:
             return self._decide(fragment)
-        if len(fragment) < self._size or not self._size or self._meaning == "pieces":
+        if size < self._size or not self._size or self._meaning == "pieces":
             if self._meaning == "so_far" and fragment and "".join(self.parts).startswith(fragment):
                 return ""  # an earlier state once more
             return self._keep(fragment)
