@@ -193,3 +193,12 @@ def test_an_item_that_is_twice_in_the_output_counts_once() -> None:
     message, call = r.message("Wait."), r.call("look", '{"at":1}')
     assert read_whole(RESPONSES, r.response(output=[message, message, call, call])).said == [
         "Wait.", ("look", {"at": 1}, "call_1")]  # fmt: skip
+
+
+def test_items_without_an_end_are_ended_by_their_copies_in_the_response() -> None:
+    """Found by their ids, though the response has them in another order, or more of them."""
+    one, two = r.call("look", '{"at":1}'), r.call("hear", '{"to":2}', 2)
+    begun = [r.added(0, one), r.added(1, two)]
+    for output in ([two, one], [two, r.message("Wait."), one]):
+        reading = read(RESPONSES, r.CREATED, *begun, r.ending(output=output))
+        assert reading.said == [("look", {"at": 1}, "call_1"), ("hear", {"to": 2}, "call_2")]

@@ -224,17 +224,25 @@ class ResponsesNormaliser(SseNormaliser):
         self.finished = True
 
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
-        """End an item whose own end never came, with the response's copy of it if there is one in its place."""
+        """End an item whose own end never came, with the response's copy of it.
+
+        The copy is the one with its ids, or else the one in its place.
+        """
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
-        for each in output:
-            copy = read_or_default(Item, each)
-            if copy.type == item.kind and item.wire_id and copy.id == item.wire_id:
-                raw = each
+        named = [each for each in output if self._is_named(item, read_or_default(Item, each))]
+        if len(named) == 1:
+            raw = named[0]
         wire = read_or_default(Item, raw)
         if wire.type == item.kind:
             item.done(wire, raw)
         else:
             item.close()
+
+    @staticmethod
+    def _is_named(item: OutputItem, copy: Item) -> bool:
+        same_id = item.wire_id is not None and copy.id == item.wire_id
+        same_call = item.call_id is not None and copy.call_id == item.call_id
+        return copy.type == item.kind and (same_id or same_call)
 
     def on_end(self) -> None:
         raise StreamError("the stream ended before the response was complete")
