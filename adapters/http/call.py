@@ -10,6 +10,7 @@ import anyio
 import msgspec
 
 from bus.errors import AdapterError, InvalidRequestError, StreamError
+from bus.streams.events import StreamEvent
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
@@ -18,6 +19,8 @@ from ..refusals.edits import edited
 from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
+from ..replies.normaliser import reads_server_sent_events
+from ..replies.sse import looks_like_events, without_done_mark
 from ..transport.key_masking import masked
 from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
 from ..usage.estimate import estimate_tokens
@@ -167,14 +170,22 @@ class HttpCall(HttpAttempts):
 
     # -- what is read
 
-    def read_whole(self, body: bytes, reply: HttpReply) -> None:
-        """Read a reply that came whole, also JSON that can be mended.
+    def read_whole(self, body: bytes, reply: HttpReply) -> list[StreamEvent]:
+        """Read a reply that came whole, also JSON that can be mended, and events that nobody asked for.
+
+        Returns:
+            The events of the reply that were not taken before.
 
         Raises:
             AdapterError: The reply is an error.
             StreamError: The reply is none of the protocol.
         """
         wire, assembler = self.wire, self.assembler
+        body = without_done_mark(body)
+        if looks_like_events(body):
+            events = self._read_events(body)
+            if events is not None:
+                return events
         if assembler.raw is not None:
             assembler.raw.body(body)
         try:
@@ -196,6 +207,17 @@ class HttpCall(HttpAttempts):
             raise self.client.unreadable(body, reply.headers, error) from error
         if not assembler.complete:
             raise self.client.unreadable(body, reply.headers, "it holds no message")
+        return assembler.take()
+
+    def _read_events(self, body: bytes) -> list[StreamEvent] | None:
+        """Read a whole body of server-sent events; None if the protocol has none."""
+        normaliser = self.wire.normaliser(self.assembler)
+        if not reads_server_sent_events(normaliser):
+            return None
+        events = [*normaliser.feed(body), *normaliser.close()]
+        if normaliser.error is not None:
+            raise normaliser.error
+        return events
 
     def response(self, written: WireCall, reply: HttpReply | None) -> CanonicalResponse:
         """The response of a call that is over."""

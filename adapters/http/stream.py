@@ -30,7 +30,8 @@ from ..contract import CanonicalResponse
 from ..refusals.classify import error_without_status, find_error
 from ..refusals.strange_replies import EXCERPT_BYTES, is_page
 from ..replies.assembler import Assembler
-from ..replies.normaliser import EventNormaliser, StreamNormaliser
+from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server_sent_events
+from ..replies.sse import looks_like_events
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
 from .call import HttpCall
@@ -39,6 +40,44 @@ from .wire_call import WireCall
 
 DRAIN_SECONDS = 0.25
 """How long a finished stream may take to end its body, so that its connection can be used again."""
+
+
+class WholeReply:
+    """Reads a body that is one whole reply, though it is labelled as a stream of events.
+
+    See `adapters.replies.normaliser.StreamNormaliser` for the methods.
+    """
+
+    def __init__(self, call: HttpCall, reply: HttpReply) -> None:
+        self.error: AdapterError | None = None
+        self.finished = False
+        self._call = call
+        self._reply = reply
+        self._pieces: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        self._pieces.append(chunk)
+        return []
+
+    def close(self) -> list[StreamEvent]:
+        try:
+            events = self._call.read_whole(b"".join(self._pieces), self._reply)
+        except AdapterError as error:
+            self.error = error
+            return self._call.assembler.take()
+        self.finished = True
+        return events
+
+
+async def _beginning(reply: HttpReply) -> bytes:
+    """The body up to its first piece that is more than white space; empty for an empty body."""
+    pieces = b""
+    while not pieces.strip():
+        chunk = await reply.chunk()
+        if chunk is None:
+            break
+        pieces += chunk
+    return pieces
 
 
 class HttpStream:
@@ -131,13 +170,23 @@ class HttpStream:
             if is_page(reply.headers):
                 page = await self._call.wait(lambda: read_error_body(reply), what="the reply's body")
                 raise self._client.unreadable(page, reply.headers, "it is a page")
-            self._normaliser = self._call.wire.normaliser(self._call.assembler)
-            self._call.on_drain = self._read_on
+            self._read_as_events()
             return
-        body = await self._call.wait(lambda: read_body(reply), what="the reply's body")
-        self._call.read_whole(body, reply)
-        self._deliver(self._call.assembler.take())
+        first = await self._call.wait(lambda: _beginning(reply), what="the reply's body")
+        normaliser = self._call.wire.normaliser(self._call.assembler)
+        if looks_like_events(first) and reads_server_sent_events(normaliser):
+            self._read_as_events()
+            self._take_in(first)
+            return
+        body = first + await self._call.wait(lambda: read_body(reply), what="the reply's body")
+        if len(body) > MAX_REPLY_BYTES:
+            raise too_large()
+        self._deliver(self._call.read_whole(body, reply))
         self._succeed()
+
+    def _read_as_events(self) -> None:
+        self._normaliser = self._call.wire.normaliser(self._call.assembler)
+        self._call.on_drain = self._read_on
 
     async def _read(self, reply: HttpReply) -> None:
         sink, limit = self._sink, self._event_wait.left()
@@ -172,8 +221,12 @@ class HttpStream:
         normaliser = self._normaliser
         assert normaliser is not None
         if chunk is not None:
-            if not self._delivered and len(self._head) < EXCERPT_BYTES:
-                self._head += chunk[: EXCERPT_BYTES - len(self._head)]
+            if not self._delivered:
+                whole = not self._head.strip() and chunk.lstrip()[:1] in (b"{", b"[")
+                if whole and reads_server_sent_events(normaliser) and self._reply is not None:
+                    self._normaliser = normaliser = WholeReply(self._call, self._reply)
+                if len(self._head) < EXCERPT_BYTES:
+                    self._head += chunk[: EXCERPT_BYTES - len(self._head)]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from .json_text import is_whole, may_become_json
+from .json_text import is_whole, may_become_json, parse_arguments
 
 Meaning: TypeAlias = Literal["either", "pieces", "so_far"]
 """What a server's fragments are: pieces, all of the arguments so far, or either."""
@@ -54,9 +54,14 @@ class GrowingArguments:
         Returns:
             The text that is new and certain. It may be empty.
         """
+        size = len(fragment)
+        if 0 < size < self._size and not self._doubtful and self._meaning != "so_far":  # the usual piece
+            self.parts.append(fragment)
+            self._size += size
+            return fragment
         if self._doubtful:
             return self._decide(fragment)
-        if len(fragment) < self._size or not self._size or self._meaning == "pieces":
+        if size < self._size or not self._size or self._meaning == "pieces":
             if self._meaning == "so_far" and fragment and "".join(self.parts).startswith(fragment):
                 return ""  # an earlier state once more
             return self._keep(fragment)
@@ -105,5 +110,7 @@ class GrowingArguments:
         """What a doubtful fragment adds, if it is the last."""
         if not self._doubtful:
             return ""
-        pieces = is_whole("".join(self.parts) + self._doubtful)
-        return self._doubtful if pieces else self._doubtful[self._size :]
+        pieces = parse_arguments("".join(self.parts) + self._doubtful).value is not None
+        if pieces and parse_arguments(self._doubtful).value is None:
+            return self._doubtful
+        return self._doubtful[self._size :]

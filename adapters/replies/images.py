@@ -15,7 +15,7 @@ def image_of_base64(data: Json, media_type: Json = None) -> ImageBlock | None:
 
     Args:
         data: The base64.
-        media_type: The type that the provider says; without one the bytes must show it.
+        media_type: The type that the provider says. It counts only if the bytes don't show theirs.
     """
     if not isinstance(data, str) or not data:
         return None
@@ -38,6 +38,6 @@ def image_at(url: Json) -> ImageBlock | None:
 def _image(data: bytes, media_type: Json) -> ImageBlock | None:
     named = media_type if isinstance(media_type, str) and media_type.startswith("image/") else None
     try:
-        return ImageBlock(data=data, media_type=named)
+        return ImageBlock(data=data)  # some servers label every image as the type that was asked for
     except ValueError:
-        return None
+        return None if named is None else ImageBlock(data=data, media_type=named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -41,6 +41,8 @@ class EventNormaliser(ABC):
 
     error_codes: Mapping[str, ErrorType] = {}
     """The provider's words for its failures, as exceptions."""
+    server_sent: ClassVar[bool] = True
+    """Whether the events are server-sent events. Otherwise each is a line."""
 
     def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
         self.assembler = assembler
@@ -111,8 +113,15 @@ class SseNormaliser(EventNormaliser):
 class NdjsonNormaliser(EventNormaliser):
     """The base of normalisers for bodies with one JSON value a line. Their events have no names."""
 
+    server_sent = False
+
     def __init__(self, assembler: Assembler) -> None:
         super().__init__(assembler, NdjsonDecoder())
+
+
+def reads_server_sent_events(normaliser: StreamNormaliser) -> bool:
+    """Whether a normaliser reads server-sent events."""
+    return isinstance(normaliser, EventNormaliser) and normaliser.server_sent
 
 
 def _failure(error: Exception) -> AdapterError:

@@ -3,8 +3,9 @@
 The decoder takes bytes as the network gives them and answers with whole events. It does no I/O, and no content
 makes it fail. It differs from the WHATWG rules where providers do. An event without its blank line at the end of
 the body still counts, and events without data are skipped, except for errors. A field `error` (llama.cpp's) is an
-event of that name. The data of `event: error` may be a bare line, or missing. Lines end in LF, CRLF or CR only.
-Characters such as U+2028 may stand inside JSON text, so that line iterators for text would corrupt it.
+event of that name. The data of `event: error` may be a bare line, or missing. A field `data` may lack its colon.
+Lines end in LF, CRLF or CR only. Characters such as U+2028 may stand inside JSON text, so that line iterators for
+text would corrupt it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,20 @@ class BodyDecoder(Protocol):
 
     def feed(self, chunk: bytes) -> list[SseEvent]: ...
     def close(self) -> list[SseEvent]: ...
+
+
+def looks_like_events(body: bytes) -> bool:
+    """Whether a body begins like server-sent events, whatever its content type says."""
+    return body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+        (b"data:", b"data ", b"data{", b"event:", b"error:", b"id:", b"retry:", b":")
+    )
+
+
+def without_done_mark(body: bytes) -> bytes:
+    """A whole JSON body without the mark of a stream's end, which some gateways put behind it."""
+    if not body.startswith(b"{") or not body.rstrip().endswith(b"[DONE]"):
+        return body
+    return body[: body.rindex(b"[DONE]")].rstrip().removesuffix(b"data:")
 
 
 class SseDecoder:
@@ -157,6 +172,9 @@ class SseDecoder:
             elif line.startswith(b"error:"):
                 self._name = b"error"
                 self._data.append(line[6:].strip())
+                self._data_size += len(line)
+            elif line[:4] == b"data" and line[4:].lstrip()[:1] in (b"", b"{", b"["):  # a server left the colon out
+                self._data.append(line[4:].lstrip())
                 self._data_size += len(line)
             elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
                 self._stray.append(line[:MAX_STRAY_BYTES])

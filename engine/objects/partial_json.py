@@ -58,6 +58,11 @@ class PartialJson:
         self._state: _State = self._seek if embedded else self._begin_value
 
     @property
+    def in_string(self) -> bool:
+        """Whether the text ends within a string."""
+        return self._string is not None
+
+    @property
     def value(self) -> Json:
         """The value so far, as a snapshot; None before `started`. It takes time for the open parts, not for the
         whole.

@@ -112,7 +112,7 @@ class _Unfinished(ValueError):
 
 
 def read_json(text: str) -> Json:
-    """The object in a text, which may stand in a code fence or amid other words.
+    """The object in a text, which may stand in a code fence or amid other words, after any reasoning.
 
     Raises:
         ValueError: There is none.
@@ -120,6 +120,7 @@ def read_json(text: str) -> Json:
     try:
         return _strictly(text)
     except ValueError:
+        text = after_reasoning(text)
         machine = PartialJson(embedded=True, opening="{")
         machine.feed(text)
         if machine.error is not None:
@@ -128,6 +129,28 @@ def read_json(text: str) -> Json:
         if machine.error is not None:
             raise _Unfinished(machine.error) from None
         return machine.value
+
+
+def after_reasoning(text: str) -> str:
+    """What a text says after its reasoning, which some servers leave in it, up to a `</think>`.
+
+    An object that the model wrote while it reasoned is no answer. Reasoning that never ended leaves nothing.
+    """
+    before, end, answer = text.rpartition(THINK_END)
+    if text.lstrip().startswith(THINK_START):
+        return answer if end else ""
+    return answer if end and "{" in answer and not _in_an_object(before) else text
+
+
+THINK_START, THINK_END = "<think>", "</think>"
+"""The marks around reasoning in a text."""
+
+
+def _in_an_object(text: str) -> bool:
+    """Whether a text ends within a string of a JSON object, so that a mark after it is the string's."""
+    machine = PartialJson(embedded=True, opening="{")
+    machine.feed(text)
+    return machine.in_string
 
 
 def _repaired(text: str, is_cut_off: bool) -> Json:
@@ -164,7 +187,7 @@ def repair(text: str, *, cut_off: bool = False) -> Json:
         ValueError: That is not enough to read it.
     """
     machine = PartialJson(embedded=True, opening="{", lenient=True)
-    machine.feed(text)
+    machine.feed(after_reasoning(text))
     machine.close(cut_off=cut_off)
     if machine.error is not None:
         raise ValueError(machine.error)

@@ -22,6 +22,7 @@ from ..generation.streaming import StreamResult
 from ..generation.view_events import ViewEvent
 from .generate import ObjectResult, ObjectTask
 from .partial_json import PartialJson
+from .reply import THINK_END, THINK_START
 from .schema import ObjectSchema
 
 T = TypeVar("T")
@@ -217,15 +218,51 @@ class _Growing(Generic[T]):
         self._lenient = lenient
         self._message_id = ""
         self._machine = self._new_machine()
+        self._reasoning = _Reasoning()
 
     def feed(self, message_id: str, piece: str) -> Json | msgspec.UnsetType:
         """The value, if it has grown; else UNSET."""
         if message_id != self._message_id:
             self._message_id, self._machine = message_id, self._new_machine()
+            self._reasoning = _Reasoning()
+        piece, restart = self._reasoning.passed(piece, self._machine)
+        if restart:
+            self._machine = self._new_machine()
         return self._schema.unwrapped(self._machine.value) if self._machine.feed(piece) else msgspec.UNSET
 
     def _new_machine(self) -> PartialJson:
         return PartialJson(embedded=True, opening="{", lenient=self._lenient)
+
+
+class _Reasoning:
+    """Finds the reasoning at the beginning of a text that comes in pieces. It is no part of the object."""
+
+    def __init__(self) -> None:
+        self._held: str | None = ""  # the beginning, until it is known whether it is reasoning
+        self._inside = False
+        self._tail = ""  # the end of what was read last, for a mark that is cut in two
+
+    def passed(self, piece: str, machine: PartialJson) -> tuple[str, bool]:
+        """What a piece says beside reasoning, and whether the object starts again with it.
+
+        Args:
+            piece: The piece.
+            machine: The reader of the object, which has read the text before.
+        """
+        if self._held is not None:
+            self._held += piece
+            start = self._held.lstrip()
+            if len(start) < len(THINK_START) and THINK_START.startswith(start):
+                return "", False
+            piece, self._held, self._inside = self._held, None, start.startswith(THINK_START)
+        text = self._tail + piece
+        self._tail = text[1 - len(THINK_END) :]
+        before, end, after = text.rpartition(THINK_END)
+        outside = machine.complete or (not machine.started and "{" not in before)
+        if end and (self._inside or outside):
+            self._inside, self._tail = False, ""
+            return after, True
+        return ("" if self._inside else piece), False
 
 
 class _Pieces:

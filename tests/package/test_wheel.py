@@ -147,7 +147,8 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert {name.suffix for name in ours} <= SHIPPED
     assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
     assert not [name for name in ours if name.parts[1] in ONLY_IN_A_CHECKOUT]
-    for needed in ("tracestore/prices/snapshots/prices.json", *FOR_THE_DEMO.values()):
+    data = ("tracestore/prices/snapshots/prices.json", "adapters/servers/replies.jsonl")
+    for needed in (*data, *FOR_THE_DEMO.values()):
         assert [name for name in ours if name.is_relative_to(PurePosixPath("callboard", needed))]
     assert PurePosixPath("callboard/py.typed") in ours
 

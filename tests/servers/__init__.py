@@ -1,1 +1,1 @@
-"""What the field notes on servers say, tried on the adapters."""
+"""Tests of the field notes on servers: each note is played against the product."""

@@ -461,8 +461,11 @@ async def test_a_stream_that_is_over_looks_unlike_one_that_is_open(tmp_path: Pat
             await page.until("document.querySelectorAll('main tbody tr').length === 2")
             rows = "[...document.querySelectorAll('main tbody tr')].map((each) => each.innerText)"
             opened, over = await page.run(rows)
-            assert "open" in opened and "second" in opened and "s:m" in opened
-            assert "over" in over and "first" in over
+            assert "open" in opened
+            assert "second" in opened
+            assert "s:m" in opened
+            assert "over" in over
+            assert "first" in over
             grounds = (
                 "[...document.querySelectorAll('tbody .dot')].map((e) => getComputedStyle(e).backgroundColor)"
             )

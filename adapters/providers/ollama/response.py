@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.replies.assembler import Assembler
+from adapters.replies.json_text import is_whole, may_become_json
 from adapters.replies.ndjson import NdjsonDecoder
 from adapters.usage.counts import reported_count
 from adapters.usage.partial import fill_usage
@@ -43,6 +44,7 @@ class ReplyReader:
         self.assembler = assembler
         self.rates = rates
         self._calls = 0
+        self._growing: dict[Json, tuple[str, int]] = {}  # calls with a part of their arguments, by id or place
 
     def line(self, reply: WireReply) -> bool:
         """One line, or a whole reply; True if it is the last. Raises AdapterError for an error that it carries."""
@@ -58,27 +60,38 @@ class ReplyReader:
                 assembler.thinking(_THINKING, message.thinking, implicit_end=True)
             if message.content:
                 assembler.text(_TEXT, message.content, implicit_end=True)
-            for call, arguments in calls:
-                self._call(call, arguments)
+            for place, (call, arguments) in enumerate(calls):
+                self._call(call, arguments, place)
         if not reply.done:
             return False
+        for _, number in self._growing.values():
+            assembler.end(("call", number))
         reason = reply.done_reason if isinstance(reply.done_reason, str) and reply.done_reason else None
         assembler.finish(self._stop_reason(reason, reply), reason, self._usage(reply))
         return True
 
-    def _call(self, call: WireToolCall | None, arguments: str) -> None:
+    def _call(self, call: WireToolCall | None, arguments: str, place: int) -> None:
+        """One call of a line, or more of the arguments of a call that had only a part of them."""
         if call is None:
             return
         function = call.function
         if function is None or not function.name:
             self.assembler.warn(WarningCode.NAMELESS_TOOL_CALL, "a tool call without a name was dropped")
             return
-        self._calls += 1
-        key = ("call", self._calls)
         raw: dict[str, Json] = {"id": call.id} if isinstance(call.id, str) and call.id else {}
-        self.assembler.tool_start(key, function.name, raw=raw)
+        name, number = self._growing.get(raw.get("id", place), ("", 0))
+        if name != function.name:
+            self._calls += 1
+            number = self._calls
+            self.assembler.tool_start(("call", number), function.name, raw=raw)
+        key = ("call", number)
         self.assembler.tool_arguments(key, arguments)
-        self.assembler.end(key)
+        text = self.assembler.block_text(key)
+        if text and not is_whole(text) and may_become_json(text):
+            self._growing[raw.get("id", place)] = function.name, number
+        else:
+            self._growing.pop(raw.get("id", place), None)
+            self.assembler.end(key)
 
     def _stop_reason(self, reason: str | None, reply: WireReply) -> StopReason:
         if reason is None:

@@ -141,10 +141,7 @@ class NumberedResponses(ResponsesNormaliser):
         self._reply.begin(response)
         for index, raw in enumerate(elements(response.output)):
             wire = read_or_default(Item, raw)
-            kind = wire.type or "unknown"
-            item = self._by_index.get(index)
-            if item is None or item.kind != kind:
-                item = self._add(kind, index, wire.id)
+            item = self.item_of(wire, index)
             self._release(item.number)
             item.done(wire, raw)
         try:

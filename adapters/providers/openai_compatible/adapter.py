@@ -12,15 +12,13 @@ from adapters.http.wire_call import WireCall, bearer, get
 from adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from adapters.protocols.openai_images import OpenAIImages
 from adapters.protocols.openai_videos import OpenAIVideos
-from adapters.refusals.classify import error_without_status, find_error
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.replies.assembler import Assembler
-from adapters.replies.sse import SseDecoder
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
 from adapters.transport.transport import HttpReply
-from bus.errors import AdapterError, ContextOverflowError, StreamError
+from bus.errors import AdapterError, ContextOverflowError
 from bus.values.json import Json
 
 from ...calls import RateLimitInfo
@@ -101,34 +99,18 @@ class ChatCompletionsWire(ChatWire):
         return WireCall(self.path, body, warnings=chat.warnings, losses=losses, tool_ids=ids)
 
     def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
-        if body.lstrip().startswith((b"data:", b"event:", b"error:", b":")):  # streamed without having been asked
-            self._read_events(body, assembler)
-            return
         reply = decode_reply(body)
         if reply.object == "error" and not reply.choices:
             raise error_in_body(body, self.name)
         self._prepare(assembler)
         read_whole(reply, body, assembler, self.quirks)
 
-    def _read_events(self, body: bytes, assembler: Assembler) -> None:
-        decoder, normaliser = SseDecoder(), self.normaliser(assembler)
-        for name, data in decoder.feed(body) + decoder.close():
-            normaliser.on_event(name, data)
-            if normaliser.finished:
-                return
-        try:
-            normaliser.on_end()
-        except StreamError:
-            error = find_error(decoder.stray)
-            if error is None:
-                raise
-            raise error_without_status(error, ERROR_CODES, self.name) from None
-
     def normaliser(self, assembler: Assembler) -> ChatNormaliser:
         self._prepare(assembler)
         return ChatNormaliser(assembler, self.quirks)
 
     def _prepare(self, assembler: Assembler) -> None:
+        assembler.fragments = self.quirks.tool_arguments
         if assembler.request is not None and self.quirks.strict:
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
 

@@ -58,6 +58,33 @@ async def test_wherever_the_text_is_cut_the_end_is_the_same(cut: int) -> None:
     assert partials[-1] == json.loads(TEXT)
 
 
+THOUGHTFUL = f'<think>{{"name": "Draft"}} or {{</think>\n{TEXT}'
+OPEN = f"Perhaps a name?\n</think>\n```json\n{TEXT}\n```"
+
+
+@pytest.mark.parametrize("text", [THOUGHTFUL, OPEN], ids=["tagged", "open"])
+@pytest.mark.parametrize("size", [1, 2, 5, 7, 1000])
+async def test_an_object_within_reasoning_is_no_part_of_the_answer(text: str, size: int) -> None:
+    """Only what comes after the last mark of the reasoning grows, and is the object."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    async with running(Say(*pieces, pause=slowly)) as (engine, _):
+        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
+            partials = [partial async for partial in stream]
+            assert await stream.object() == WHOLE
+    assert partials[-1] == json.loads(TEXT)
+    assert all(is_prefix(before, after) for before, after in pairwise(partials))
+
+
+async def test_a_mark_of_reasoning_within_a_string_is_the_strings() -> None:
+    """An object may speak of reasoning."""
+    said = json.dumps({"name": "<think> and </think>", "age": 1})
+    async with running(Say(*said, pause=slowly)) as (engine, _):
+        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
+            partials = [partial async for partial in stream]
+            assert (await stream.object()).name == "<think> and </think>"
+    assert partials[-1] == json.loads(said)
+
+
 async def test_deltas_that_came_together_make_one_partial() -> None:
     """A reader that is slow is spared what it would only skip."""
     async with running(Say(*TEXT)) as (engine, _):

@@ -26,9 +26,14 @@ class PartialArguments:
         self.key = key
         self.value: JsonObject = {}
         self.broken = False
+        self._in_pieces: set[str | None] = set()  # places whose strings are known to come in pieces
 
     def add(self, piece: wire.PartialArg) -> None:
-        """Place a piece. A string at the place of a string continues it; a piece without a value says nothing."""
+        """Place a piece. A string at the place of a string continues it; a piece without a value says nothing.
+
+        A string that begins with all that came for its place, and is longer, replaces it: some servers send the
+        text so far again. A place whose string was once continued otherwise is continued from then on.
+        """
         if piece.stringValue is not None:
             self._place(piece.jsonPath, piece.stringValue)
         elif piece.numberValue is not None:
@@ -40,8 +45,27 @@ class PartialArguments:
 
     def _place(self, path: str | None, value: Json) -> None:
         steps = _steps(path or "")
+        so_far = _at(self.value, steps)
+        if isinstance(so_far, str) and isinstance(value, str) and so_far and value:
+            if path not in self._in_pieces and len(value) > len(so_far) and value.startswith(so_far):
+                value = value[len(so_far) :]
+            else:
+                self._in_pieces.add(path)
         if not steps or not _place(self.value, steps, value):
             self.broken = True
+
+
+def _at(root: JsonObject, steps: list[str | int]) -> Json:
+    """What is at a place already; None if nothing is."""
+    here: Json = root
+    for step in steps:
+        if isinstance(here, dict) and isinstance(step, str):
+            here = here.get(step)
+        elif isinstance(here, list) and isinstance(step, int) and step < len(here):
+            here = here[step]
+        else:
+            return None
+    return here
 
 
 def _place(root: JsonObject, steps: list[str | int], value: Json) -> bool:

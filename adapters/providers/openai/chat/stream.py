@@ -2,7 +2,7 @@
 
 Which item an event is about is said by its kind and its `output_index`. If a server leaves the index out, or gives
 it to several items, `item_id` decides. It comes second, because some servers change it from event to event. The
-`call_id` of a call stands over both. If nothing helps, it is the last item of the kind that is still open.
+`call_id` of a call decides at its end. If nothing helps, it is the last item of the kind that is still open.
 
 Blocks keep the order of the items, not that of their first deltas. An item that was announced but has shown
 nothing takes no place in the assembler yet, because a place would be an event, and an attempt that fails before
@@ -109,14 +109,24 @@ class ResponsesNormaliser(SseNormaliser):
         self._found[kind, index, item_id] = item
         return item
 
-    def _announced(self, event: Event, wire: Item) -> OutputItem | None:
-        """The item that an event with a whole item is about, if it began already."""
-        kind, index = wire.type or "unknown", event.output_index
-        if wire.call_id:
-            known = next((item for item in self._of_kind(kind) if item.call_id == wire.call_id), None)
-            if known is not None:
-                return known
+    def item_of(self, wire: Item, index: int | None) -> OutputItem:
+        """The item that a whole item of the reply is the end of, or a new one."""
+        return self._announced(wire, index) or self._add(wire.type or "unknown", index, wire.id, wire.call_id)
+
+    def _announced(self, wire: Item, index: int | None, *, ended: bool = True) -> OutputItem | None:
+        """The item that an event with a whole item is about, if it began already.
+
+        Args:
+            wire: The whole item.
+            index: The index that the event gives it.
+            ended: Whether the event is the item's end, and not its beginning.
+        """
+        kind = wire.type or "unknown"
         item = self._at(kind, index, wire.id) if index is not None else None
+        if item is None or (item.call_id and wire.call_id and item.call_id != wire.call_id):
+            same = [each for each in self._of_kind(kind) if wire.call_id and each.call_id == wire.call_id]
+            if same and (ended or index is None):
+                return same[-1]
         if item is None:
             item = self._of_id(kind, wire.id)
             if item is not None and item.is_done and index is not None:
@@ -155,7 +165,7 @@ class ResponsesNormaliser(SseNormaliser):
 
     def _on_added(self, event: Event) -> None:
         wire = read_or_default(Item, event.item)
-        item = self._announced(event, wire)
+        item = self._announced(wire, event.output_index, ended=False)
         if item is None or (item.is_done and not (wire.call_id and item.call_id == wire.call_id)):
             item = self._add(wire.type or "unknown", event.output_index, wire.id, wire.call_id)
         elif not item.is_done:
@@ -167,7 +177,7 @@ class ResponsesNormaliser(SseNormaliser):
         wire = read_or_default(Item, event.item)
         self._found.clear()
         kind = wire.type or "unknown"
-        item = self._announced(event, wire)
+        item = self._announced(wire, event.output_index)
         if item is None:
             item = self._last_open(kind)
             if item is not None and not _may_be(item, event, wire):
@@ -216,17 +226,25 @@ class ResponsesNormaliser(SseNormaliser):
         self.finished = True
 
     def _finish_from(self, item: OutputItem, output: list[msgspec.Raw]) -> None:
-        """End an item whose own end never came, with the response's copy of it if there is one in its place."""
+        """End an item whose own end never came, with the response's copy of it.
+
+        The copy is the one with its ids, or else the one in its place.
+        """
         raw = output[item.number] if len(output) == len(self._reply.items) else msgspec.Raw()
-        for each in output:
-            copy = read_or_default(Item, each)
-            if copy.type == item.kind and item.wire_id and copy.id == item.wire_id:
-                raw = each
+        named = [each for each in output if self._is_named(item, read_or_default(Item, each))]
+        if len(named) == 1:
+            raw = named[0]
         wire = read_or_default(Item, raw)
         if wire.type == item.kind:
             item.done(wire, raw)
         else:
             item.close()
+
+    @staticmethod
+    def _is_named(item: OutputItem, copy: Item) -> bool:
+        same_id = item.wire_id is not None and copy.id == item.wire_id
+        same_call = item.call_id is not None and copy.call_id == item.call_id
+        return copy.type == item.kind and (same_id or same_call)
 
     def on_end(self) -> None:
         raise StreamError("the stream ended before the response was complete")

@@ -47,6 +47,8 @@ class ToolCalls:
         """The calls, or fragments of them, in a message or a delta."""
         self._batch += 1
         calls = message.tool_calls or []
+        if isinstance(calls, WireToolCall):
+            calls = [calls]
         for position, fragment in enumerate(calls):
             if fragment is not None:
                 self._fragment(fragment, position if len(calls) > 1 else None)

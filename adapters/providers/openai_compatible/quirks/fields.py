@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from adapters.replies.growing import Meaning
 from adapters.requests.effort import EFFORTS
 
 
@@ -97,6 +98,10 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
     """Which reasoning goes back: `reasoning_content` of the running tool loop, or the opaque fields, always."""
+
+    tool_arguments: Meaning = "either"
+    """What the fragments of a call's arguments are: ``pieces``, or all of them ``so_far`` in each chunk. With
+    ``either`` a fragment that begins with all that came before replaces it, unless that was complete JSON."""
 
     think_tags: Literal["off", "paired", "open"] = "off"
     """Reasoning stands in the text, between <think> tags. ``open``: the first tag may be missing, so the reply
