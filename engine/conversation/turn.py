@@ -60,6 +60,7 @@ from ..sessions.clustered.opening import packed_opening
 from ..sessions.clustered.tenure import Tenure
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
+from .asked_with import AskedWith
 from .context_window import ADVICE, within_window
 from .history import TurnHistory
 from .options import DEFAULTS, TurnOptions, merged
@@ -94,6 +95,8 @@ class Turn(TurnContext):
         max_pauses: The number of times that a reply which paused is continued.
         answers: The answers to open calls by their ids, with which an earlier turn goes on.
         takes_up: The reply that is being made in the background, with which an earlier turn goes on.
+        asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
+            `options`.
     """
 
     def __init__(
@@ -109,8 +112,10 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
+        asked: AskedWith | None = None,
     ) -> None:
         super().__init__(runtime, state, merged(DEFAULTS, state.options_for(model), options), streamed=streamed)
+        self._asked = AskedWith(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -318,7 +323,7 @@ class Turn(TurnContext):
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
         if self.runtime.frames is not None and self.state.id:
-            opening = packed_opening(self.state) if self.state.epoch else b""
+            opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
             sender = self.runtime.frames.sender
             sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
         models = TurnModels(self, model, self._history.pending)
@@ -348,6 +353,8 @@ class Turn(TurnContext):
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
                 message, response = self._warned_of_limit(message, response)
+            if message.tool_uses and self.state.id:
+                self.runtime.sessions.keep_asked(self.state, self._asked)
             self._history.add(message)
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))

@@ -11,6 +11,7 @@ from adapters import Message
 from bus import CallboardError, ConfigurationError, SessionSetup
 from tracestore import SavedSession, decode_json, encode_json
 
+from ..conversation.asked_with import asked_with_of
 from ..routing.candidates import expand
 from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime
@@ -117,4 +118,5 @@ def state_of(
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
     state.messages.extend(document.messages)
+    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
     return state

@@ -10,6 +10,7 @@ import msgspec
 from bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
 from tracestore import Redact, SavedSession, Store
 
+from ..conversation.asked_with import asked_with_of
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
@@ -102,6 +103,7 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
     model = state.model if wanted.model is None else wanted.model
     expand(runtime.registry, model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
+    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
     return state
 
 
