@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from bus.values.json import Json
 
 from .errors import SchemaError
+from .fitting import described_by, fitted
 from .paths import json_path
 from .pydantic_types import Refused, is_model, validate
 
@@ -56,13 +58,19 @@ def convert(value: Json, to: object) -> Any:
 def _converted(value: Json, to: object) -> Any:
     if is_model(to):
         return validate(value, to)
-    return msgspec.convert(value, to, str_keys=True, dec_hook=_custom)
+    return msgspec.convert(value, fitted(to), str_keys=True, dec_hook=_custom)
 
 
 def _custom(to: object, value: Json) -> object:
     """What msgspec asks of a type that it doesn't know itself."""
     if is_model(to):
         return validate(value, to)
+    if (described := described_by(to)) is not None:
+        return described.convert(value)
+    if isinstance(to, type) and issubclass(to, PurePath):
+        if not isinstance(value, str):
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+        return to(value)
     if to is object:
         return value
     raise NotImplementedError(f"{to!r} can't be made of JSON")

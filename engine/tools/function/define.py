@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import overload
 
 import msgspec
@@ -124,7 +125,9 @@ def _name_of(function: Callable[..., object]) -> str:
         raise ToolDefinitionError(
             f"@tool takes a function, not a {type(function).__name__}; put it below @classmethod and @staticmethod"
         )
-    name = getattr(unwrapped(function), "__name__", None)
+    name = getattr(function, "__name__", None) or getattr(unwrapped(function), "__name__", None)
+    if name is None:
+        name = getattr(function, "name", None)  # of a callable object
     if not isinstance(name, str) or name == "<lambda>":
         raise ToolDefinitionError(f"{function!r} has no name to call the tool by: tool(..., name='...')")
     return name
@@ -180,6 +183,12 @@ def _schema(
     return {**schema, "properties": properties}
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError
+
+
 def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
     """The schema of a parameter, with its description and its default."""
     told = dict(schema)
@@ -188,7 +197,7 @@ def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> Js
         told["description"] = description
     if not parameter.required:
         try:
-            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default))
+            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
             return told  # the function knows it; JSON has no word for it
         told["default"] = default

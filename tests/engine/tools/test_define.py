@@ -316,11 +316,15 @@ def test_what_is_no_function_is_refused() -> None:
         tool(classmethod(lambda cls: None))  # type: ignore[arg-type]
 
 
-def test_a_path_is_no_json_type() -> None:
-    """What has no obvious form in JSON is not guessed at."""
+def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> None:
+    """A path has an obvious form in JSON. What has none is not guessed at."""
 
     def read(path: Path) -> str:
         return str(path)
 
-    with pytest.raises(SchemaError, match="Path"):
-        tool(read)
+    def turn(by: complex) -> str:
+        return str(by)
+
+    assert tool(read).definition.input_schema["properties"] == {"path": {"type": "string"}}
+    with pytest.raises(SchemaError, match="complex"):
+        tool(turn)
