@@ -91,6 +91,9 @@ class TurnOptions(RequestOptions, total=False):
     """The way by which the reply is held to `output_schema`. ``native``, the default: by the model itself, or else
     CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
     forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
+    retry_empty: int | None
+    """The number of times that an empty reply is asked for again; by default 0. A reply is empty if it ended well
+    without a text and without a call. Each time is a call of its own, which is billed and recorded."""
     max_tool_rounds: int
     """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
     stop_when: StopWhen | None

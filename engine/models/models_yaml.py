@@ -60,6 +60,7 @@ _MODEL_KEYS = {
     "aliases",
     "max_output_tokens",
     "max_retries",
+    "retry_empty",
     "fallback",
     "kind",
     "embedding_space",
@@ -223,6 +224,7 @@ class Reader:
             prompt_addendum=self._string(entry, "prompt_addendum", where),
             max_retries=int(self._number(entry, "max_retries", where, 0)) if "max_retries" in entry else None,
             retry=self._retry(entry, where, policy) if "retry" in entry else None,
+            retry_empty=int(self._number(entry, "retry_empty", where, 0)) if "retry_empty" in entry else None,
             kind=self._kind(entry, where),
             embedding_space=self._string(entry, "embedding_space", where),
         )

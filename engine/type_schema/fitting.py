@@ -168,17 +168,13 @@ def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ..
     """The place of a fault without the names of a union's members, which pydantic writes between."""
     found: list[str | int] = []
     for number, step in enumerate(steps):
-        there: Json = None
-        known = False
-        if (isinstance(value, dict) and isinstance(step, str) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and step < len(value)
-        ):
-            there, known = value[step], True
-        elif number == len(steps) - 1 and isinstance(value, dict):
-            known = True  # a member that is missing
-        if known:
-            found.append(step)
-            value = there
+        if isinstance(value, dict) and step in value:
+            value = value[str(step)]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        elif number < len(steps) - 1 or not isinstance(value, dict):  # else it is a member that is missing
+            continue
+        found.append(step)
     return tuple(found)
 
 
