@@ -185,7 +185,7 @@ class Step:
             turn_id=turn.id,
             message_id=request.message_id,
             caused_by=self._caused_by,
-            tags=turn.state.tags or None,
+            tags=turn.tags or None,
             order=turn.order,
             estimated_input_tokens=route.option.estimated_tokens,
             key=request.key,

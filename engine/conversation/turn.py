@@ -182,7 +182,7 @@ class Turn(TurnContext):
         options = self.options
         if self.scope.seconds is not None:
             left = max(0.0, self.scope.deadline - anyio.current_time())
-            options = merged(options, {"timeout_seconds": left})
+            options = merged(options, {"timeout": left})
         return Turn(
             runtime=self.runtime,
             state=self.state,
@@ -447,7 +447,7 @@ class Turn(TurnContext):
         beside: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), state.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -96,7 +97,7 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
         setup.system_prompt if wanted.system_prompt is None else wanted.system_prompt,
         [Tool(definition) for definition in setup.tools] if wanted.tools is None else wanted.tools,
         saved.tags,
-        options=merged({"fallback": setup.fallback}, wanted.options),
+        options=merged({"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})}, wanted.options),
         requires=requires,
         name=saved.name,
     )

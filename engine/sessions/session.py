@@ -29,7 +29,6 @@ from .fork import fork_of
 from .state import SessionState
 
 _ADVICE = {
-    "timeout": "it is called timeout_seconds=",
     "system": "it is the session's: session.system_prompt = '...'",
     "system_prompt": "it is the session's: session.system_prompt = '...'",
     "tools": "they are the session's: session.tools = [...]",

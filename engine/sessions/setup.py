@@ -13,6 +13,10 @@ from .state import SessionState
 __all__ = ["configured", "model_of", "setup_of"]
 
 
+DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
+"""The options of a session that are stored besides its fallback models."""
+
+
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
     """The event that has all that the store must know to make a session again, besides its messages."""
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
@@ -33,5 +37,6 @@ def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetu
         tools=state.definitions,
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
+        defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
         asked_with=asked.stored(state.options_for(asked.model)),
     )

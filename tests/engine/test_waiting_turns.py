@@ -91,11 +91,12 @@ OPTIONS: dict[str, Any] = {
     "reasoning_effort": None,
     "user": "u-1",
     "max_retries": 0,
-    "call_timeout_seconds": 33.0,
+    "call_timeout": 33.0,
     "provider_options": {"s": {"extra": 1}},
     "retry": RetryPolicy(base_delay=2.0),
     "requires": Requirements(("tools",)),
     "max_tool_rounds": 3,
+    "tags": {"job": "refunds"},
 }
 
 IN_REQUESTS = ("max_output_tokens", "temperature", "top_p", "seed", "stop_sequences", "user", "retry")

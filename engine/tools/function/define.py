@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from adapters import ToolAnnotations, ToolDefinition
 from bus.values.json import Json, JsonObject
+from engine.old_names import takes_old_names
 from engine.type_schema import SchemaError, json_schema
 
 from ..approval import NeedsApproval
@@ -40,7 +41,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -53,7 +54,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -61,13 +62,14 @@ def tool(
 ) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
 
 
+@takes_old_names(timeout_seconds="timeout")
 def tool(
     function: Callable[P, R_co] | None = None,
     /,
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -83,7 +85,7 @@ def tool(
         function: The function, async or plain.
         name: The tool's name; None is the function's name.
         description: The tool's description; None is the docstring's text before its first section.
-        timeout_seconds: Seconds for one call, as in `Tool`.
+        timeout: Seconds for one call, as in `Tool`.
         annotations: Hints about the tool, as in `ToolDefinition`.
         strict: Whether the model is held to the schema, as in `ToolDefinition`.
         needs_approval: Whether calls need approval, as in `Tool`.
@@ -94,7 +96,7 @@ def tool(
         SchemaError: A type has no JSON Schema.
         ValueError: No model takes the name.
     """
-    caller = sys._getframe(1)
+    caller = sys._getframe(2)  # above the function that takes old names
 
     def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
         called = name if name is not None else _name_of(function)
@@ -113,9 +115,7 @@ def tool(
             provider_options=provider_options or {},
         )
         handler = Handler(function, is_async(function), parameters.injected, keywords=struct)
-        return FunctionTool(
-            function, definition, handler, timeout_seconds=timeout_seconds, needs_approval=needs_approval
-        )
+        return FunctionTool(function, definition, handler, timeout=timeout, needs_approval=needs_approval)
 
     return make if function is None else make(function)
 

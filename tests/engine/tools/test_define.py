@@ -97,14 +97,14 @@ def test_everything_can_be_said_in_the_decorator_instead() -> None:
     """Keywords of the decorator win over what the function says."""
     hints = ToolAnnotations(read_only=True)
 
-    @tool(name="look-up", description="Looks up.", timeout_seconds=3, annotations=hints, strict=True)
+    @tool(name="look-up", description="Looks up.", timeout=3, annotations=hints, strict=True)
     def look_up(word: str) -> str:
         """Not this."""
         return word
 
     definition = look_up.definition
     assert (definition.name, definition.description) == ("look-up", "Looks up.")
-    assert (definition.annotations, definition.strict, look_up.timeout_seconds) == (hints, True, 3)
+    assert (definition.annotations, definition.strict, look_up.timeout) == (hints, True, 3)
 
 
 def test_hints_of_every_kind_become_schemas() -> None:
