@@ -55,7 +55,7 @@ def takes_old_names(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def renaming(*args: P.args, **kwargs: P.kwargs) -> R:
             if names.keys() & kwargs.keys():
-                return function(*args, **with_new_names(kwargs, names))  # type: ignore[arg-type]
+                return function(*args, **with_new_names(kwargs, names))
             return function(*args, **kwargs)
 
         return renaming

@@ -145,7 +145,7 @@ def build_parser(
 class _Parser(argparse.ArgumentParser):
     """A parser whose messages quote what was typed, or pasted, and which takes ``NAME=VALUE`` for a pair."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Parse these words, or those of the process, as argparse does."""
         pairs = {flag for action in self._actions if action.metavar == PAIR for flag in action.option_strings}
         words = sys.argv[1:] if args is None else args

@@ -102,7 +102,7 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
             if value is _waits or name in _IN_MEMORY or (plain := _as_json(value)) is msgspec.UNSET:
                 lost.add(name)
             else:
-                said[name] = cast("Json", plain)
+                said[name] = plain
         inherited = {*self.lost_of_session, *(_IN_MEMORY & merged(of_session).keys())} - lost
         stored: JsonObject = {}
         if self.model is not None:
@@ -110,9 +110,9 @@ class AskedWith(msgspec.Struct, frozen=True, kw_only=True):
         if said:
             stored["options"] = said
         if lost:
-            stored["lost"] = sorted(lost)
+            stored["lost"] = list[Json](sorted(lost))
         if inherited:
-            stored["lost_of_session"] = sorted(inherited)
+            stored["lost_of_session"] = list[Json](sorted(inherited))
         return stored or None
 
 

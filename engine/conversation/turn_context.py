@@ -63,7 +63,7 @@ class TurnContext:
         """What the turn's calls have used and cost so far."""
         self.route: Route | None = None
         """The way of the turn's last call."""
-        self.tags: dict[str, str] = {**state.tags, **options.get("tags", {})}
+        self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
         """The tags of the turn's calls: the session's, and over them the turn's own."""
         seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)

@@ -108,6 +108,9 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
     try:
         return schema.read(reply), repaired
     except ValueError as error:
+        bare = msgspec.UNSET if is_cut_off else schema.bare(response.text)
+        if isinstance(bare, list):  # the object was a part of it
+            return schema.read(bare), False
         raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
 
 

@@ -14,7 +14,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,26 +24,16 @@ from .errors import SchemaError
 from .pydantic_types import Refused, faults_of, is_model
 
 
-class Described(Protocol):
-    """What stands behind a stand-in."""
-
-    def schema(self) -> JsonObject:
-        """The JSON Schema. Raises SchemaError."""
-
-    def convert(self, value: Json) -> object:
-        """The value as an instance. Raises ValueError."""
-
-
 class _StandIn(type):
     """The class of stand-ins. msgspec asks whether the converted value is an instance: it always is."""
 
-    described: Described
+    described: Whole | Choice
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
 
 
-def described_by(of: object) -> Described | None:
+def described_by(of: object) -> Whole | Choice | None:
     """What stands behind a stand-in; None for any other type."""
     return of.described if isinstance(of, _StandIn) else None
 
@@ -118,7 +108,7 @@ def _is_pydantics(hint: Any) -> bool:
     return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
 
 
-def _stand_in(hint: Any, described: Described) -> Any:
+def _stand_in(hint: Any, described: Whole | Choice) -> Any:
     made = _StandIn(getattr(hint, "__name__", "Choice"), (), {})
     made.described = described
     return made
@@ -138,6 +128,7 @@ class Whole:
         self._adapter = adapter
 
     def schema(self) -> JsonObject:
+        """The JSON Schema. Raises SchemaError."""
         try:
             schema: JsonObject = self._adapter.json_schema()
         except Exception as error:  # of pydantic's own kinds
@@ -145,6 +136,7 @@ class Whole:
         return schema
 
     def convert(self, value: Json) -> object:
+        """The value as an instance. Raises Refused."""
         try:
             return self._adapter.validate_json(msgspec.json.encode(value))
         except ValueError as error:
@@ -178,47 +170,8 @@ def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ..
     return tuple(found)
 
 
-class Choice:
-    """A union whose members are tried one after the other.
+class Choice(msgspec.Struct, frozen=True):
+    """A union whose members are tried one after the other."""
 
-    Of several members that take a value, the one that knows most of its names is meant, then the first.
-
-    Args:
-        members: The members.
-    """
-
-    def __init__(self, members: tuple[Any, ...]) -> None:
-        self._members = members
-
-    @functools.cached_property
-    def _names(self) -> tuple[frozenset[str], ...]:
-        from .json_schema import json_schema
-
-        found: list[frozenset[str]] = []
-        for member in self._members:
-            properties = json_schema(member).get("properties")
-            found.append(frozenset(properties) if isinstance(properties, dict) else frozenset())
-        return tuple(found)
-
-    def schema(self) -> JsonObject:
-        from .definitions import lift_definitions
-        from .json_schema import json_schema
-
-        return lift_definitions({"anyOf": [json_schema(member) for member in self._members]})
-
-    def convert(self, value: Json) -> object:
-        from .converting import convert
-
-        names = value.keys() if isinstance(value, dict) else frozenset[str]()
-        order = sorted(range(len(self._members)), key=lambda place: -len(self._names[place] & names))
-        faults: list[str] = []
-        for place in order:
-            try:
-                return convert(value, self._members[place])
-            except ValueError as error:
-                faults.append(f"{_name(self._members[place])}: {error}")
-        raise Refused((((), f"it fits none of these: {'; '.join(faults)}"),))
-
-
-def _name(hint: Any) -> str:
-    return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
+    members: tuple[Any, ...]
+    """The members, as hints."""

@@ -15,7 +15,7 @@ from bus.values.json import Json, JsonObject
 from .date_times import Moments
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
-from .fitting import described_by, fitted
+from .fitting import Whole, described_by, fitted
 from .pydantic_types import is_model, model_schema
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
@@ -81,7 +81,9 @@ def _custom(of: type) -> JsonObject:
     if is_model(of):
         return model_schema(of)
     if (described := described_by(of)) is not None:
-        return described.schema()
+        if isinstance(described, Whole):
+            return described.schema()
+        return lift_definitions({"anyOf": [json_schema(member) for member in described.members]})
     if issubclass(of, PurePath):
         return {"type": "string"}
     if of is object:

@@ -140,7 +140,7 @@ def test_plain_calls_take_the_old_name_with_a_warning(kind: Any) -> None:
     """Embeddings, images and videos."""
     assert require_known({"timeout": 3}, kind) == {"timeout": 3}
     with pytest.warns(DeprecationWarning, match="now"):
-        assert require_known({"timeout_seconds": 3}, kind) == {"timeout": 3}  # type: ignore[type-var]
+        assert require_known({"timeout_seconds": 3}, kind) == {"timeout": 3}
 
 
 def test_models_yaml_takes_the_old_key_with_a_warning(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
     """After a restart the house's key never stands in for a tenant's, whether the turn or its session had it."""
     async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
         session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant" if of_session else None)
-        await session.send("Refund it.", **({} if of_session else {"key": "tenant"}))
+        await session.send("Refund it.", key=None if of_session else "tenant")
     assert b"tenant-secret" not in everything_in(tmp_path)
     assert b'"key"' in everything_in(tmp_path), "only the name of the option is stored"
     async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:

@@ -99,7 +99,7 @@ TYPES: list[tuple[Any, Any, Any]] = []
 """Each hint with a JSON value and what it is converted to."""
 
 for cat, dog, made in PAIRS:
-    union = cat | dog
+    union: Any = cat | dog
     TYPES += [
         (union, DOG, made),
         (Annotated[union, pydantic.Field(discriminator="kind")], DOG, made),
@@ -140,6 +140,7 @@ def test_a_type_is_described_and_converted_in_every_place(hint: Any, value: Any,
     made_of = tool(take)
     schema = made_of.definition.input_schema
     assert schema["required"] == ["what"]
+    assert made_of.handler is not None
     assert made_of.handler.read({"what": value}).keywords == {"what": made}
 
     read: ObjectSchema[Any] = ObjectSchema(hint)
