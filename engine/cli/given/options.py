@@ -26,6 +26,7 @@ KINDS: Mapping[str, object] = {
     "parallel_tool_calls": bool,
     "max_tool_rounds": int,
     "max_retries": int,
+    "retry_empty": int,
     "timeout": float,
     "call_timeout": float,
     "background": bool,
