@@ -30,7 +30,7 @@ from bus.bus import Bus
 from bus.events.calls import LlmCallCompleted, LlmCallStarted
 from tracestore import TraceStore, WriterCore, WriterOptions
 
-from .store import Publication, bare_copy, call, envelopes_of, stored_rows
+from .stored_calls import Publication, bare_copy, call, envelopes_of, stored_rows
 from .table import Row, micros, per_second, percentile, run
 
 AT_ONCE = 64

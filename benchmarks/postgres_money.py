@@ -25,8 +25,8 @@ from tracestore import CallFilter, PostgresStore
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sql.repricing import repricing
 
-from .store import call, envelopes_of
 from .store_money import CALLS, DAYS, FIRST_US, FULL_SCAN, MODELS, table_of_prices
+from .stored_calls import call, envelopes_of
 from .table import Row, against, micros, run
 
 _WRITTEN = 1_000  # by the store itself; SQL makes the others of them

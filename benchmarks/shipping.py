@@ -25,7 +25,7 @@ from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 
 from .hosts import engine_on, history, home_in, tools
 from .per_call import MESSAGES, TOOLS, through_engine
-from .store import call, envelopes_of
+from .stored_calls import call, envelopes_of
 from .table import Row, against, cpu_of, micros
 
 _TABLES = ("events", "calls", "call_tags", "sessions")

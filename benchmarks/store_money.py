@@ -26,7 +26,7 @@ from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sql.repricing import repricing
 
-from .store import call, envelopes_of
+from .stored_calls import call, envelopes_of
 from .table import Row, against, micros
 
 CALLS = 1_000_000

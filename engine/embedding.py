@@ -94,7 +94,7 @@ async def embed(
     runtime: Runtime, texts: Sequence[str], model: Models, options: EmbeddingOptions
 ) -> EmbeddingResult:
     """See `Engine.embed`."""
-    require_known(options, EmbeddingOptions)
+    options = require_known(options, EmbeddingOptions)
     texts = (texts,) if isinstance(texts, str) else tuple(texts)
     calls = PlainCalls("embeddings", runtime, model, options, _that_embeds, lambda: texts)
     require_same_space(calls.plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import subprocess
@@ -29,6 +30,30 @@ def test_a_subject_gives_rows_with_ratios(subject: object) -> None:
     assert rows
     assert all(row.figure and row.ratio > 0 for row in rows)
     assert all((row.met is None) == (row.gate == "") for row in rows)
+
+
+def test_no_benchmark_imports_another_in_a_circle() -> None:
+    """Each module of the benchmarks imports only modules that do not import it."""
+    folder = ROOT / "benchmarks"
+    imports = {
+        path.stem: {
+            node.module.partition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+        }
+        for path in folder.glob("*.py")
+    }
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        ahead = [*imports.get(name, ())]
+        while ahead:
+            if (each := ahead.pop()) not in found:
+                found.add(each)
+                ahead += imports.get(each, ())
+        return found
+
+    assert [name for name in imports if name in reached(name)] == []
 
 
 def test_the_command_prints_one_table() -> None:

@@ -327,6 +327,10 @@ class SessionSetup(Shown, frozen=True, kw_only=True):
     """The names of the fallback models as the session was given them; None if it was given none."""
     requires: JsonObject | None = None
     """The requirements as the session was given them; None if it was given none."""
+    defaults: JsonObject | None = None
+    """The options of its turns that are plain values, such as ``temperature``; None if it was given none."""
+    asked_with: JsonObject | None = None
+    """The options of the turn that waits for answers, without keys and functions; None if it has none."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which tool calls of a reply may be run: only the calls of a reply that ended well.
+"""Which tool calls of a reply may be run: only the calls of a reply that ended well. And which replies are empty.
 
 This is the one place that decides it. Code that makes a reply canonical asks here. Code that reads a reply finds
 the answer in its blocks, as `ToolUseBlock.incomplete`.
@@ -6,12 +6,27 @@ the answer in its blocks, as `ToolUseBlock.incomplete`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from .content import ContentBlock, ToolUseBlock
+from .content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from .usage import StopReason
 
 _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PAUSE_TURN})
+
+
+def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
+    """Whether a reply ended well and has neither a text nor a call. Reasoning alone says nothing.
+
+    A reply that ended with a stop sequence, or that pauses, is not taken for an empty one.
+    """
+    if stop_reason not in (StopReason.END_TURN, StopReason.TOOL_USE):
+        return False
+    return not any(
+        bool(block.text.strip()) if isinstance(block, TextBlock) else not isinstance(block, ThinkingBlock)
+        for block in content
+    )
 
 
 def ended_well(stop_reason: StopReason) -> bool:

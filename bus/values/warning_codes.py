@@ -51,6 +51,7 @@ class WarningCode(StrEnum):
     )
     USAGE_INCONSISTENT = "usage_inconsistent", "The reported usage contradicts itself, so the call has no price."
     NO_STOP_REASON = "no_stop_reason", "The provider did not say why the reply ended."
+    EMPTY_REPLY = "empty_reply", "The reply ended well, without a text and without a call; see `retry_empty`."
     REFUSAL = "refusal", "The model refused to answer; the message gives the provider's reason."
     FINISH_MESSAGE = "finish_message", "What the provider says about how the reply ended."
     BODY_MENDED = "body_mended", "A part of the reply could not be read, and was replaced."

@@ -30,6 +30,7 @@ from bus.errors import CallboardError, CancelledError, OutcomeUnknownError, Requ
 from tracestore import CountedCall
 
 from ..budgets.reservation_names import job_of
+from ..old_names import takes_old_names
 from ..runtime.runtime import Runtime
 from .adapter import with_adapter
 from .calls import ItemCall
@@ -157,9 +158,8 @@ class BatchHandle:
                 await self._runtime.host.secure()
         return self.state
 
-    async def wait(
-        self, *, on_progress: OnProgress | None = None, timeout_seconds: float | None = None
-    ) -> BatchResults:
+    @takes_old_names(timeout_seconds="timeout")
+    async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> BatchResults:
         """Wait for the end of the batch. Any number of tasks may wait.
 
         Lost connections and faults of the provider are waited out, see `PollPolicy`. Whatever ends the wait, the
@@ -167,7 +167,7 @@ class BatchHandle:
 
         Args:
             on_progress: Is given the progress at every look. Its exceptions are raised here.
-            timeout_seconds: Seconds to wait; None is without end.
+            timeout: Seconds to wait; None is without end.
 
         Returns:
             The results, in the order of the requests.
@@ -178,15 +178,16 @@ class BatchHandle:
             CallboardError: Results were handed out by `for_each`, and are not here any more.
         """
         self._results.all()  # rather now than after a day
-        await self._wait_for_end(self.refresh, on_progress, timeout_seconds)
+        await self._wait_for_end(self.refresh, on_progress, timeout)
         return BatchResults(batch_id=self.id, status=self.status, results=self._results.all())
 
+    @takes_old_names(timeout_seconds="timeout")
     async def for_each(
         self,
         on_result: OnResult,
         *,
         on_progress: OnProgress | None = None,
-        timeout_seconds: float | None = None,
+        timeout: float | None = None,
     ) -> BatchState:
         """Wait for the end of the batch, and hand out its results, one after the other, without keeping any.
 
@@ -198,7 +199,7 @@ class BatchHandle:
             on_result: Is given each result. It may be async, and is waited for. Its exceptions are raised here. It
                 can't look at the batch or wait for it.
             on_progress: As in `wait`.
-            timeout_seconds: Seconds to wait, those that `on_result` takes included; None is without end.
+            timeout: Seconds to wait, those that `on_result` takes included; None is without end.
 
         Returns:
             The batch at its end.
@@ -212,7 +213,7 @@ class BatchHandle:
             raise CallboardError(f"the results of batch {self.id} are being handed out already")
         self._handing_out = True
         try:
-            await self._wait_for_end(lambda: self._refresh(on_result), on_progress, timeout_seconds)
+            await self._wait_for_end(lambda: self._refresh(on_result), on_progress, timeout)
         except HandOutFailedError as failed:
             raise failed.error from None
         finally:
@@ -223,7 +224,7 @@ class BatchHandle:
         self,
         look: Callable[[], Awaitable[BatchState]],
         on_progress: OnProgress | None,
-        timeout_seconds: float | None,
+        timeout: float | None,
     ) -> None:
         try:
             await look()  # at once: it may be over
@@ -231,7 +232,7 @@ class BatchHandle:
             if not is_passing(error):
                 raise
         try:
-            with anyio.fail_after(timeout_seconds):
+            with anyio.fail_after(timeout):
                 await wait_for_job(
                     look,
                     self.state,
@@ -240,7 +241,7 @@ class BatchHandle:
                     on_look=on_progress,
                 )
         except TimeoutError as error:
-            said = f"batch {self.id} is {self.status} after {timeout_seconds:g} s; it goes on"
+            said = f"batch {self.id} is {self.status} after {timeout:g} s; it goes on"
             raise RequestTimeoutError(said, provider=self._plan.decision.provider, retryable=False) from error
 
     async def cancel(self) -> bool:

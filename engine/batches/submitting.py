@@ -71,7 +71,7 @@ async def create_batch(
     options: BatchOptions,
 ) -> BatchHandle:
     """See `BatchMethods.create_batch`."""
-    require_known(options, BatchOptions)
+    options = require_known(options, BatchOptions)
     name = batch_id or runtime.clock.new_id("batch")
     check_id(name)
     if not requests:

@@ -45,8 +45,9 @@ from bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
 from bus.values.call_settings import CallSettings
-from bus.values.runnable_calls import with_whole_calls
+from bus.values.runnable_calls import is_empty, with_whole_calls
 from bus.values.usage import UsageSource
+from bus.values.warning_codes import WarningCode
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
@@ -257,7 +258,7 @@ class Call(AdapterCall):
         elif self._deadline < math.inf:
             self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
         try:
-            return await handle.wait()
+            return _marked(await handle.wait())
         except CancelledError:
             raise
         except AdapterError as failure:
@@ -356,6 +357,16 @@ class Call(AdapterCall):
         self._end += accumulator.closing_events(reason, error.usage or NOTHING_USED)
         if not error.content or self._filtering is not None:
             error.content = with_whole_calls(accumulator.content, reason)
+
+
+def _marked(response: CanonicalResponse) -> CanonicalResponse:
+    """The response, with a warning if it ended well and says nothing."""
+    if not is_empty(response.content, response.stop_reason):
+        return response
+    said = response.raw_stop_reason or str(response.stop_reason)
+    text = f"the reply ended with {said}, without a text and without a call; retry_empty= asks again"
+    warnings = (*response.warnings, CallWarning(WarningCode.EMPTY_REPLY, text))
+    return msgspec.structs.replace(response, warnings=warnings)
 
 
 async def _cancel(handle: CallHandle[CanonicalResponse]) -> None:

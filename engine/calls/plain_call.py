@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypedDict, TypeVar, cast
 
 import anyio
 
@@ -21,6 +21,7 @@ from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, worst_case
 from ..models.entries import ModelEntry
 from ..models.nearest_names import nearest
+from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.borrowed_adapters import BorrowedAdapters
@@ -57,24 +58,30 @@ class CallOptions(TypedDict, total=False):
     """The number of retries of each call."""
     retry: RetryPolicy | None
     """The retry policy of each call."""
-    timeout_seconds: float | None
+    timeout: float | None
     """Seconds for each call with its attempts."""
     tags: Mapping[str, str]
     """Tags of the calls in the trace. They are never sent."""
 
 
-def require_known(options: CallOptions, kind: type[CallOptions]) -> None:
-    """Check the names of options.
+OptionsT = TypeVar("OptionsT", bound=CallOptions)
+
+
+def require_known(options: OptionsT, kind: type[OptionsT]) -> OptionsT:
+    """Check the names of options. Returns them by their new names.
 
     Raises:
         TypeError: There is no option of a name.
     """
+    if options.keys() & TIME_LIMITS.keys():
+        options = cast("OptionsT", with_new_names(options, TIME_LIMITS))
     known = kind.__annotations__
     for name in options:
         if name not in known:
             near = nearest(name, known)
             hint = f"did you mean {near[0]}=?" if near else f"see the fields of {kind.__name__}"
             raise TypeError(f"{name}= is not an argument: {hint}")
+    return options
 
 
 class RequestBasics(TypedDict):
@@ -247,7 +254,7 @@ class PlainCalls(Generic[A]):
             "provider_options": options.get("provider_options", {}),
             "max_retries": entry.max_retries if retries is None else retries,
             "retry": options.get("retry") or entry.retry,
-            "timeout_seconds": options.get("timeout_seconds"),
+            "timeout_seconds": options.get("timeout"),
         }
 
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:

@@ -53,7 +53,7 @@ def advice(error: AdapterError) -> str:
         case CapabilityError():
             return "`callboard models` shows what each can, -m names another"
         case RequestTimeoutError():
-            return "ask again, or give it more time: -o timeout_seconds 600"
+            return "ask again, or give it more time: -o timeout=600"
         case NetworkError():
             return "`callboard doctor` shows what can be reached"
         case _:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .commands import COMMANDS
+from .commands import COMMANDS, PAIR
 from .plugin_commands import AddCommand, plugin_command
 
 if TYPE_CHECKING:
@@ -143,13 +143,43 @@ def build_parser(
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its messages quote what was typed, or pasted."""
+    """A parser whose messages quote what was typed, or pasted, and which takes ``NAME=VALUE`` for a pair."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Parse these words, or those of the process, as argparse does."""
+        pairs = {flag for action in self._actions if action.metavar == PAIR for flag in action.option_strings}
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(_with_pairs(words, pairs) if pairs else words, namespace)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         from .common.harmless import harmless
 
         super()._print_message(harmless(message), file)
         sys.stdout.flush()  # here, where a reader that has gone is no fault
+
+
+def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The words with each ``NAME=VALUE`` after one of these flags as two words.
+
+    ``-o NAME=VALUE``, ``-oNAME=VALUE`` and ``--option=NAME=VALUE`` mean ``-o NAME VALUE``.
+    """
+    found: list[str] = []
+    takes = False
+    for place, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[place:]]
+        pair: str | None = word if takes else None
+        takes = not takes and word in flags
+        if pair is None:
+            for flag in flags:
+                joined = word.removeprefix(f"{flag}=" if flag.startswith("--") else flag)
+                if joined not in (word, ""):
+                    found.append(flag)
+                    pair = joined
+                    break
+        name, equals, value = (pair or "").partition("=")
+        found += [name, value] if equals and name else [word if pair is None else pair]
+    return found
 
 
 class _Version(argparse.Action):

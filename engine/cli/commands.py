@@ -61,3 +61,6 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "web": CommandEntry("look.web:add_command", "the live view in a browser: calls, streams, costs, providers"),
 }
 """The commands by name, in the order of ``--help``."""
+
+PAIR = ("NAME", "VALUE")
+"""The metavar of a flag that takes a name and a value. The parser also takes them as one word, ``NAME=VALUE``."""

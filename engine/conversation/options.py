@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, cast
 
+import msgspec
+
 from adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
 from ..models.nearest_names import nearest
+from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.model_choice import Requirements
 from ..tools import Approve, RepairToolCall
 from .context import ContextPolicy
@@ -23,6 +26,15 @@ from .results import StepResult
 
 StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 """Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""
+
+
+class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Time limits of a call, in seconds; None is the engine's."""
+
+    total: float | None = None
+    """From asking to the end, with all steps and tools."""
+    per_step: float | None = None
+    """For each call of the model."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -91,6 +103,9 @@ class TurnOptions(RequestOptions, total=False):
     """The way by which the reply is held to `output_schema`. ``native``, the default: by the model itself, or else
     CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
     forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
+    retry_empty: int | None
+    """The number of times that an empty reply is asked for again; by default 0. A reply is empty if it ended well
+    without a text and without a call. Each time is a call of its own, which is billed and recorded."""
     max_tool_rounds: int
     """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
     stop_when: StopWhen | None
@@ -99,10 +114,13 @@ class TurnOptions(RequestOptions, total=False):
     """A function that decides about each call of a tool before it runs."""
     repair_tool_call: RepairToolCall | None
     """A function that mends arguments that don't fit."""
-    timeout_seconds: float | None
-    """Seconds for the whole turn; None is the engine's `Timeouts.turn`."""
-    call_timeout_seconds: float | None
-    """Seconds for each call with its attempts; None is the adapter's."""
+    timeout: float | TimeoutConfig | None
+    """Seconds for the whole turn, or a `TimeoutConfig`; None is the engine's `Timeouts.turn`."""
+    call_timeout: float | None
+    """Seconds for each call with its attempts; None is the adapter's. It is `TimeoutConfig.per_step`."""
+    tags: Mapping[str, str] | None
+    """Tags of the turn's calls, for the trace; never sent. They are added to the session's, and stand over
+    them."""
     fallback: Sequence[str] | None
     """The names of the models to try when the first one fails. None leaves it to the session, unless the turn has
     a model of its own, and then to models.yaml. An empty sequence wants none."""
@@ -155,7 +173,7 @@ def said_by(request: CanonicalRequest) -> TurnOptions:
     said: TurnOptions = {
         "max_output_tokens": request.max_output_tokens,
         "stop_sequences": request.stop_sequences,
-        "call_timeout_seconds": request.timeout_seconds,
+        "call_timeout": request.timeout_seconds,
         "max_tool_rounds": 0,
     }
     as_they_are = {name: getattr(request, name) for name in _OF_REQUESTS}
@@ -175,10 +193,16 @@ def options_among(
     Raises:
         TypeError: A name is neither an option nor one of `others`.
     """
+    given = with_new_names(given, TIME_LIMITS) if given.keys() & TIME_LIMITS.keys() else given
     for name in given:
         if name in advice or not (name in _ALL or name in others):
             raise TypeError(f"{name}= is not an argument: {_hint(name, {*_ALL, *others} - advice.keys(), advice)}")
-    return cast("TurnOptions", {name: value for name, value in given.items() if name in _ALL})
+    options = {name: value for name, value in given.items() if name in _ALL}
+    if isinstance(limit := options.get("timeout"), TimeoutConfig):
+        options["timeout"] = limit.total
+        if options.get("call_timeout") is None:
+            options["call_timeout"] = limit.per_step
+    return cast("TurnOptions", options)
 
 
 def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:

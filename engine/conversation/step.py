@@ -16,7 +16,7 @@ from adapters.usage.unfinished import NOTHING_USED
 from bus import CallboardError
 from bus.errors import CancelledError
 from bus.log import Log
-from bus.values.runnable_calls import with_whole_calls
+from bus.values.runnable_calls import is_empty, with_whole_calls
 
 from ..calls.call import Call
 from ..calls.events import CallContext
@@ -90,6 +90,24 @@ class Step:
         return self._turn.log.next_seq != self._first_seq
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
+        """The reply of a model. An empty one is asked for again, as often as the caller wants.
+
+        Each time is a call of its own, with a message of its own.
+        """
+        turn = self._turn
+        left = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
+        while True:
+            reply, outcome = await self._reply_of(route)
+            empty = is_empty(outcome.response.content, outcome.response.stop_reason)
+            if not empty or left <= 0 or turn.takes_up is not None or turn.scope.cancelled:
+                return reply, outcome
+            left -= 1
+            _log.warning("empty_reply", request_id=outcome.response.request_id, asked_again=True, left=left)
+            self._message_id = turn.runtime.clock.new_id("msg")
+            self._request_id = "req" + self._message_id.removeprefix("msg")
+            self._first_seq = turn.log.next_seq
+
+    async def _reply_of(self, route: Route) -> tuple[Reply, CallOutcome]:
         self._sent.clear()
         request = self._request(route)
         chain = self._turn.runtime.middleware
@@ -167,7 +185,7 @@ class Step:
             turn_id=turn.id,
             message_id=request.message_id,
             caused_by=self._caused_by,
-            tags=turn.state.tags or None,
+            tags=turn.tags or None,
             order=turn.order,
             estimated_input_tokens=route.option.estimated_tokens,
             key=request.key,

@@ -64,6 +64,7 @@ from ..sessions.clustered.opening import packed_opening
 from ..sessions.clustered.tenure import Tenure
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
+from .asked_with import AskedWith
 from .context_window import ADVICE, within_window
 from .history import TurnHistory
 from .options import DEFAULTS, TurnOptions, merged
@@ -98,6 +99,8 @@ class Turn(TurnContext):
         max_pauses: The number of times that a reply which paused is continued.
         answers: The answers to open calls by their ids, with which an earlier turn goes on.
         takes_up: The reply that is being made in the background, with which an earlier turn goes on.
+        asked: The model and the options that an earlier turn was asked with; None makes them of `model` and
+            `options`.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class Turn(TurnContext):
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
         takes_up: OpenReply | None = None,
+        asked: AskedWith | None = None,
     ) -> None:
         super().__init__(runtime, state, merged(DEFAULTS, state.options_for(model), options), streamed=streamed)
+        self._asked = AskedWith(model=model, options=options) if asked is None else asked
         self.new = tuple(new)
         self.steps: list[StepResult] = []
         """The replies so far, each with its tools' results."""
@@ -181,7 +186,7 @@ class Turn(TurnContext):
         options = self.options
         if self.scope.seconds is not None:
             left = max(0.0, self.scope.deadline - anyio.current_time())
-            options = merged(options, {"timeout_seconds": left})
+            options = merged(options, {"timeout": left})
         return Turn(
             runtime=self.runtime,
             state=self.state,
@@ -327,7 +332,7 @@ class Turn(TurnContext):
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
         if self.runtime.frames is not None and self.state.id:
-            opening = packed_opening(self.state) if self.state.epoch else b""
+            opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
             sender = self.runtime.frames.sender
             sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
         models = TurnModels(self, model, self._history.pending)
@@ -357,6 +362,8 @@ class Turn(TurnContext):
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
                 message, response = self._warned_of_limit(message, response)
+            if message.tool_uses and self.state.id:
+                self.runtime.sessions.keep_asked(self.state, self._asked)
             self._history.add(message)
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
@@ -449,7 +456,7 @@ class Turn(TurnContext):
         beside: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=self.runtime,
-            state=SessionState("", self._model or state.model, None, (), state.tags, options=beside),
+            state=SessionState("", self._model or state.model, None, (), self.tags, options=beside),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),

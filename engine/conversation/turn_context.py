@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.streams.events import TurnEvent
@@ -63,7 +63,9 @@ class TurnContext:
         """What the turn's calls have used and cost so far."""
         self.route: Route | None = None
         """The way of the turn's last call."""
-        seconds = options.get("timeout_seconds", runtime.timeouts.turn)
+        self.tags: dict[str, str] = {**state.tags, **(options.get("tags") or {})}
+        """The tags of the turn's calls: the session's, and over them the turn's own."""
+        seconds = cast("float | None", options.get("timeout", runtime.timeouts.turn))
         self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
 
     def publish(

@@ -182,7 +182,7 @@ class TurnModels:
         """The output that the budgets have room for, and the refusal for which a cheaper model is wanted."""
         turn = self._turn
         budgets = turn.runtime.budgets
-        payer = Payer(named.model, turn.state.id or "", turn.state.tags or {})
+        payer = Payer(named.model, turn.state.id or "", turn.tags)
         priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
         priced = Priced(turn.runtime.prices, named.model, turn.runtime.clock.now_us(), priced_as)
         fees = tool_fees(turn.options.get("provider_options", {}))

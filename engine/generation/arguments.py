@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
-import msgspec
-
 from adapters import CanonicalRequest, ContentBlock, Message
 from bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
-from ..conversation.options import TurnOptions, merged, options_among
+from ..conversation.options import TimeoutConfig, TurnOptions, options_among
 from ..conversation.turn import Turn
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
@@ -20,14 +18,7 @@ from ..sessions.state import SessionState
 from ..tools import ToolLike
 from .plain_messages import MessageLike, as_messages
 
-
-class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits of a call, in seconds; None is the engine's."""
-
-    total: float | None = None
-    """From asking to the end, with all steps and tools."""
-    per_step: float | None = None
-    """For each call of the model."""
+__all__ = ["Arguments", "TimeoutConfig", "conversation", "new_turn", "of_provider", "options_of"]
 
 
 class Arguments(TurnOptions, total=False):
@@ -42,20 +33,14 @@ class Arguments(TurnOptions, total=False):
     tools: Sequence[ToolLike]
     """The tools, or plain functions that say enough by their type hints and docstrings. Active ones are run, at
     most `max_tool_rounds` times. With a passive one, which has no function, the calls are returned."""
-    tags: Mapping[str, str] | None
-    """The tags of the calls, for the trace; never sent."""
     provider: str | None
     """The provider whose model is meant, where the name alone could be of several. It also reaches models that are
     not listed."""
-    timeout: float | TimeoutConfig | None
-    """Seconds in total, or a `TimeoutConfig`."""
 
 
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)
 
 _ADVICE = {
-    "timeout_seconds": "say timeout=",
-    "call_timeout_seconds": "say timeout=TimeoutConfig(per_step=...)",
     "system": "it is called system_prompt=",
     "client": "it is called engine=",
     "schema": "use generate_object() or stream_object(); output_schema= asks for JSON text",
@@ -88,7 +73,7 @@ def new_turn(
         meant or "",
         arguments.get("system_prompt"),
         arguments.get("tools", ()),
-        dict(arguments.get("tags") or {}),
+        {},
     )
     return Turn(runtime=runtime, state=state, new=messages, model=meant, options=options, streamed=streamed)
 
@@ -148,13 +133,7 @@ def options_of(arguments: Arguments) -> TurnOptions:
         TypeError: There is no such argument; the text has advice.
     """
     given = cast("Mapping[str, Any]", arguments)
-    options = options_among(given, others=_OWN, advice=_ADVICE)
-    timeout = given.get("timeout")
-    if timeout is None:
-        return options
-    if not isinstance(timeout, TimeoutConfig):
-        timeout = TimeoutConfig(total=timeout)
-    return merged(options, {"timeout_seconds": timeout.total, "call_timeout_seconds": timeout.per_step})
+    return options_among(given, others=_OWN, advice=_ADVICE)
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:

@@ -83,7 +83,7 @@ async def make_images(
     options: ImageOptions,
 ) -> ImageResult:
     """See `MediaMethods.generate_image`."""
-    require_known(options, ImageOptions)
+    options = require_known(options, ImageOptions)
     calls = PlainCalls("image", runtime, model, options, _maker, lambda: (prompt,))
     asked = tuple(image_block(image) for image in images)
     upon = None if mask is None else image_block(mask)

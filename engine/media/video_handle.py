@@ -34,6 +34,7 @@ from bus import Cost, JobCompleted, JobFailed, JobProgress
 from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from bus.log import Log
 
+from ..old_names import takes_old_names
 from ..runtime.runtime import Runtime
 from .job_call import JobCall, JobOrigin, stored_job
 
@@ -122,9 +123,8 @@ class VideoHandle:
             await self._end()
         return self._job
 
-    async def wait(
-        self, *, on_progress: OnProgress | None = None, timeout_seconds: float | None = None
-    ) -> VideoResult:
+    @takes_old_names(timeout_seconds="timeout")
+    async def wait(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> VideoResult:
         """Wait for the end of the job. Any number of tasks may wait.
 
         Lost connections and faults of the provider are waited out, see `PollPolicy`. Whatever ends the wait, the
@@ -132,7 +132,7 @@ class VideoHandle:
 
         Args:
             on_progress: Is given the job at every look. Its exceptions are raised here.
-            timeout_seconds: Seconds to wait; None is without end.
+            timeout: Seconds to wait; None is without end.
 
         Returns:
             The completed job. Its cost is counted in the trace by then.
@@ -142,7 +142,7 @@ class VideoHandle:
             CancelledError: The job was cancelled, or the engine was closed.
             RequestTimeoutError: The time is up.
         """
-        limit = math.inf if timeout_seconds is None else timeout_seconds
+        limit = math.inf if timeout is None else timeout
         self._waiting += 1
         if on_progress is not None:
             self._listeners.append(on_progress)

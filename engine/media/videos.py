@@ -48,7 +48,7 @@ class VideoOptions(CallOptions, total=False):
 
 async def create_video(runtime: Runtime, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
     """See `MediaMethods.create_video`."""
-    require_known(options, VideoOptions)
+    options = require_known(options, VideoOptions)
     calls = PlainCalls("video_create", runtime, model, options, _maker, lambda: (prompt,))
     first_frame = options.get("first_frame")
     frame = None if first_frame is None else image_block(first_frame)

@@ -12,6 +12,7 @@ from adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, T
 from bus import Cost, CostSource, StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
+from bus.values.runnable_calls import is_empty
 
 from ..calls.outcome import CallOutcome
 from .contract import Middleware, Next
@@ -81,8 +82,8 @@ class Cache(Middleware):
     """Answers a request that was answered before with the same reply. There is no call then, and no cost.
 
     Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
-    Only whole replies are kept, no refusals and no replies that were cut off. The replies are content, so a file
-    with them is as confidential as the conversations.
+    Only whole replies are kept: no refusals, no empty replies and no replies that were cut off. The replies are
+    content, so a file with them is as confidential as the conversations.
 
     Args:
         store: The place for replies: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
@@ -109,7 +110,8 @@ class Cache(Middleware):
             return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED, reason="from the cache"))
         self.misses += 1
         outcome = await next(request)
-        if outcome.response.stop_reason in _COMPLETE:
+        reply = outcome.response
+        if reply.stop_reason in _COMPLETE and not is_empty(reply.content, reply.stop_reason):
             await self._keep(key, outcome.response, now_us)
         return outcome
 

@@ -111,6 +111,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The number of retries, in place of the adapter's."""
     retry: RetryPolicy | None = None
     """The retry policy, in place of the adapter's."""
+    retry_empty: int | None = None
+    """The number of times that an empty reply is asked for again, where callers leave it open."""
     usual_max_output: int | None = None
     """The output limit of all the adapter's models, as far as their own limits allow."""
     kind: ModelKind = "chat"

@@ -17,6 +17,7 @@ from bus.log import Log
 from bus.values.json import Json, JsonObject
 
 from ..keys.key_file import source_of
+from ..old_names import warn_of_old_name
 from ..routing.model_choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
 from .nearest_names import nearest
@@ -36,7 +37,7 @@ _ADAPTER_KEYS = {
     "keys",
     "key_pool",
     "base_url",
-    "timeout_seconds",
+    "timeout",
     "max_retries",
     "max_concurrency",
     "requests_per_minute",
@@ -60,6 +61,7 @@ _MODEL_KEYS = {
     "aliases",
     "max_output_tokens",
     "max_retries",
+    "retry_empty",
     "fallback",
     "kind",
     "embedding_space",
@@ -68,6 +70,14 @@ _MODEL_KEYS = {
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
 _TOP_KEYS = {"adapters", "models", "default_model", "default_provider"}
+
+
+def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
+    """An adapter's entry with its time limit by its new name."""
+    if "timeout_seconds" not in entry:
+        return entry
+    warn_of_old_name(f"{where}.timeout_seconds is called {where}.timeout now")
+    return {"timeout": entry["timeout_seconds"], **entry}
 
 
 class Reader:
@@ -93,7 +103,7 @@ class Reader:
 
     def _adapter(self, name: str, value: Json) -> AdapterEntry:
         where = f"adapters.{name}"
-        entry = self._section(value, _ADAPTER_KEYS, where)
+        entry = self._section(value, _ADAPTER_KEYS | {"timeout_seconds"}, where)
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
@@ -109,7 +119,7 @@ class Reader:
         config = AdapterConfig(
             api_key=key,
             base_url=base_url,
-            timeout_seconds=self._number(entry, "timeout_seconds", where, 600.0),
+            timeout_seconds=self._number(_with_new_timeout(entry, where), "timeout", where, 600.0),
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
             options=self._mapping(entry.get("options") or {}, f"{where}.options"),
@@ -223,6 +233,7 @@ class Reader:
             prompt_addendum=self._string(entry, "prompt_addendum", where),
             max_retries=int(self._number(entry, "max_retries", where, 0)) if "max_retries" in entry else None,
             retry=self._retry(entry, where, policy) if "retry" in entry else None,
+            retry_empty=int(self._number(entry, "retry_empty", where, 0)) if "retry_empty" in entry else None,
             kind=self._kind(entry, where),
             embedding_space=self._string(entry, "embedding_space", where),
         )

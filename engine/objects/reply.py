@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Literal, NoReturn, TypeAlias, TypeVar
 
+import msgspec
+
 from adapters import CanonicalResponse, StopReason
 from bus import CallboardError, Cost
 from bus.values.json import Json
@@ -96,6 +98,8 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
     try:
         reply = read_json(response.text)
     except ValueError as error:
+        if not is_cut_off and (bare := schema.bare(response.text)) is not msgspec.UNSET:
+            return schema.read(bare), False
         ends_early = is_cut_off and isinstance(error, _Unfinished)
         reply = _repaired(response.text, is_cut_off) if may_repair else None
         if reply is None:
@@ -104,6 +108,9 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
     try:
         return schema.read(reply), repaired
     except ValueError as error:
+        bare = msgspec.UNSET if is_cut_off else schema.bare(response.text)
+        if isinstance(bare, list):  # the object was a part of it
+            return schema.read(bare), False
         raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
 
 

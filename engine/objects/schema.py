@@ -55,6 +55,8 @@ class ObjectSchema(Generic[T]):
         try:
             check(reply, self.sent)
         except ValueError:
+            if self._is_wrapped and self._is_bare(reply):
+                return {_WRAPPED: reply}
             cleaned = without_added_nulls(reply, self.sent) if isinstance(reply, dict) else reply
             if cleaned == reply:
                 raise
@@ -62,11 +64,40 @@ class ObjectSchema(Generic[T]):
             return cleaned
         return reply
 
+    def bare(self, text: str) -> Json | msgspec.UnsetType:
+        """The value in a text that has no object, where the model left the wrapper out; UNSET if it is none.
+
+        It is a list within other words, or the whole text as a string.
+        """
+        if not self._is_wrapped:
+            return msgspec.UNSET
+        start, end = text.find("["), text.rfind("]")
+        if 0 <= start < end:
+            try:
+                found: Json = msgspec.json.decode(text[start : end + 1])
+            except msgspec.DecodeError:
+                return msgspec.UNSET
+            return found if self._is_bare(found) else msgspec.UNSET
+        plain = text.strip()
+        is_text = plain and plain[0] not in '{["`'
+        return plain if is_text and self._is_bare(plain) else msgspec.UNSET
+
+    def _is_bare(self, reply: Json) -> bool:
+        """Whether a reply is the value itself, because the model left the wrapper out."""
+        try:
+            check({_WRAPPED: reply}, self.sent)
+        except ValueError:
+            return False
+        return True
+
     def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
-        """The caller's part of a reply, or of the beginning of one; UNSET if nothing of it has come yet."""
+        """The caller's part of a reply, or of the beginning of one; UNSET if nothing of it has come yet.
+
+        A list, a number or a text is the value itself: the model left the wrapper out.
+        """
         if not self._is_wrapped:
             return reply
-        return reply.get(_WRAPPED, msgspec.UNSET) if isinstance(reply, dict) else msgspec.UNSET
+        return reply.get(_WRAPPED, msgspec.UNSET) if isinstance(reply, dict) else reply
 
 
 def _is_object(schema: JsonObject) -> bool:

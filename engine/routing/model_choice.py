@@ -13,6 +13,7 @@ import msgspec
 
 from adapters import AdapterCapabilities
 from bus import CallboardError
+from bus.values.json import Json
 
 from ..models.nearest_names import nearest
 
@@ -94,3 +95,20 @@ def in_words(model: Model) -> str:
 def overridden(capabilities: AdapterCapabilities, overrides: Mapping[str, bool | int]) -> AdapterCapabilities:
     """Capabilities as an adapter tells them, corrected by the configuration."""
     return msgspec.structs.replace(capabilities, **overrides) if overrides else capabilities
+
+
+def stored_model(model: Model) -> Json:
+    """A model as it is stored."""
+    match model:
+        case str():
+            return model
+        case ModelChoice():
+            choice: Json = msgspec.to_builtins(model)
+            return choice
+        case _:
+            return list(model)
+
+
+def model_of(stored: Json) -> Model:
+    """A model as it was given, from its stored form."""
+    return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from bus import ConfigurationError
 
@@ -40,6 +41,9 @@ class SessionMethods:
         context: ContextPolicy | None = None,
         key: str | None = None,
         name: str | None = None,
+        temperature: float | None = None,
+        max_output_tokens: int | None = None,
+        max_tool_rounds: int | None = None,
     ) -> Session:
         """A new session.
 
@@ -57,6 +61,10 @@ class SessionMethods:
             key: The name of the adapter's key with which its calls are sent, see `AdapterConfig.keys`; None leaves
                 it to the adapter.
             name: A name for people.
+            temperature: The sampling temperature of its turns, where a turn has none of its own.
+            max_output_tokens: The largest number of tokens of each reply, where a turn has none of its own.
+            max_tool_rounds: The number of times that tools are run in a turn, where a turn has none of its own; by
+                default 1.
 
         Raises:
             ConfigurationError: A name is unknown, or two tools have one name.
@@ -64,13 +72,21 @@ class SessionMethods:
             CallboardError: A session of that id is open.
         """
         expand(self._runtime.registry, model, fallback)
+        limits = {
+            "temperature": temperature,
+            "max_output_tokens": max_output_tokens,
+            "max_tool_rounds": max_tool_rounds,
+        }
         state = SessionState(
             session_id or self._runtime.clock.new_id("ses"),
             model,
             system_prompt,
             tools,
             tags or {},
-            options={"fallback": fallback, "approve": approve, "context": context, "key": key},
+            options=merged(
+                {"fallback": fallback, "approve": approve, "context": context, "key": key},
+                cast("TurnOptions", limits),
+            ),
             requires=requires,
             name=name,
         )
@@ -90,6 +106,9 @@ class SessionMethods:
         context: ContextPolicy | None = None,
         key: str | None = None,
         name: str | None = None,
+        temperature: float | None = None,
+        max_output_tokens: int | None = None,
+        max_tool_rounds: int | None = None,
     ) -> Session:
         """The session of that id: the open one, else the stored one with its history, else a new one.
 
@@ -110,6 +129,9 @@ class SessionMethods:
             context: As in `session`; it is not stored.
             key: As in `session`; it is not stored.
             name: As in `session`, for a new session.
+            temperature: As in `session`.
+            max_output_tokens: As in `session`.
+            max_tool_rounds: As in `session`.
 
         Raises:
             CallboardError: Something of what was said in the session is lost, or was never kept.
@@ -124,7 +146,14 @@ class SessionMethods:
         require_kept(runtime)
         if model is not None:
             expand(runtime.registry, model, fallback)
-        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context, "key": key}
+        limits = {
+            "temperature": temperature,
+            "max_output_tokens": max_output_tokens,
+            "max_tool_rounds": max_tool_rounds,
+        }
+        options = merged(
+            {"fallback": fallback, "approve": approve, "context": context, "key": key}, cast("TurnOptions", limits)
+        )
         new_tools = as_tools(tools or ())
 
         def fresh() -> SessionState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
@@ -11,6 +11,8 @@ from adapters import Message
 from bus import CallboardError, ConfigurationError, SessionSetup
 from tracestore import SavedSession, decode_json, encode_json
 
+from ..conversation.asked_with import asked_with_of
+from ..conversation.options import TurnOptions
 from ..routing.candidates import expand
 from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime
@@ -108,7 +110,7 @@ def state_of(
         setup.system_prompt,
         [Tool(definition) for definition in setup.tools] if tools is None else tools,
         dict(document.tags),
-        options={"fallback": setup.fallback},
+        options={"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})},
         requires=requires,
         name=document.name,
     )
@@ -117,4 +119,5 @@ def state_of(
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
     state.messages.extend(document.messages)
+    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
     return state

@@ -27,6 +27,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         forked_from=state.id,
     )
     fork.messages.extend(state.messages[:at])
+    fork.asked = state.asked
     fork.refused_reasoning = state.refused_reasoning.copy()
     if at is None or state.context.start < at:
         fork.context = state.context

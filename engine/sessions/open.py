@@ -21,6 +21,7 @@ from bus import (
 )
 from tracestore import Store
 
+from ..conversation.asked_with import AskedWith
 from ..routing.model_choice import Model, in_words
 from ..runtime.host import Host
 from .clustered.tenure import Tenure
@@ -108,6 +109,14 @@ class OpenSessions:
         if self._captures and not state.resumed:
             self._publish_history(state)
 
+    def keep_asked(self, state: SessionState, asked: AskedWith) -> None:
+        """Keep the options of a turn whose model has called tools, for the turn that answers the calls."""
+        state.asked = asked
+        if self._captures and state.announced:
+            stored = asked.stored(state.options_for(asked.model))
+            if stored != state.asked_stored:
+                self.publish_setup(state)
+
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
         """Have the session's setup of now kept.
 
@@ -116,7 +125,9 @@ class OpenSessions:
             begins: Whether it is a new session.
         """
         if self._captures:
-            seq = self._bus.publish(configured(state, begins=begins), session_id=state.id)
+            event = configured(state, begins=begins)
+            state.asked_stored = None if event.setup is None else event.setup.asked_with
+            seq = self._bus.publish(event, session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 

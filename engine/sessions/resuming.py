@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
 from bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
 from tracestore import Redact, SavedSession, Store
 
+from ..conversation.asked_with import asked_with_of
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
@@ -95,13 +97,14 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
         setup.system_prompt if wanted.system_prompt is None else wanted.system_prompt,
         [Tool(definition) for definition in setup.tools] if wanted.tools is None else wanted.tools,
         saved.tags,
-        options=merged({"fallback": setup.fallback}, wanted.options),
+        options=merged({"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})}, wanted.options),
         requires=requires,
         name=saved.name,
     )
     model = state.model if wanted.model is None else wanted.model
     expand(runtime.registry, model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
+    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
     return state
 
 

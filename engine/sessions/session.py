@@ -29,7 +29,6 @@ from .fork import fork_of
 from .state import SessionState
 
 _ADVICE = {
-    "timeout": "it is called timeout_seconds=",
     "system": "it is the session's: session.system_prompt = '...'",
     "system_prompt": "it is the session's: session.system_prompt = '...'",
     "tools": "they are the session's: session.tools = [...]",
@@ -408,12 +407,18 @@ class Session:
         options: TurnOptions,
         answers: Mapping[str, Answer] | None = None,
     ) -> Turn:
+        state, asked = self._state, None
+        said = options_among(options, advice=_ADVICE)
+        if answers is not None:  # an earlier turn goes on, with the options that it was asked with
+            asked = state.asked.continued(state.id, state.options, model, said)
+            model, said = asked.model, asked.options
         return Turn(
             runtime=self._runtime,
-            state=self._state,
+            state=state,
             new=new,
             model=model,
-            options=options_among(options, advice=_ADVICE),
+            options=said,
+            asked=asked,
             streamed=streamed,
             answers=answers,
         )

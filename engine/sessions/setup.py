@@ -5,10 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from bus import SessionConfigured, SessionSetup
-from bus.values.json import Json
 
-from ..routing.model_choice import Model, ModelChoice
+from ..conversation.asked_with import AskedWith
+from ..routing.model_choice import model_of, stored_model
 from .state import SessionState
+
+__all__ = ["configured", "model_of", "setup_of"]
+
+
+DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
+"""The options of a session that are stored besides its fallback models."""
 
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
@@ -16,29 +22,21 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
 
 
-def setup_of(state: SessionState) -> SessionSetup:
-    """The setup of a session."""
+def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
+    """The setup of a session.
+
+    Args:
+        state: The session.
+        asked: The options of the turn that begins; None takes those of the last turn that called tools.
+    """
+    asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
-        model=_stored_model(state.model),
+        model=stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=state.definitions,
         fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
+        defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
+        asked_with=asked.stored(state.options_for(asked.model)),
     )
-
-
-def _stored_model(model: Model) -> Json:
-    match model:
-        case str():
-            return model
-        case ModelChoice():
-            choice: Json = msgspec.to_builtins(model)
-            return choice
-        case _:
-            return list(model)
-
-
-def model_of(stored: Json) -> Model:
-    """A model as a session was given it, from a `SessionSetup`."""
-    return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)

@@ -7,7 +7,9 @@ from typing import Protocol
 
 from adapters import ContentBlock, Message, ToolDefinition
 from bus.backend import LoopLock
+from bus.values.json import JsonObject
 
+from ..conversation.asked_with import NOTHING, AskedWith
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
 from ..conversation.requests.refused_reasoning import RefusedReasoning
@@ -81,6 +83,10 @@ class SessionState:
         self.context = WHOLE
         """The part of the history that the context policy sends by now."""
         self.refused_reasoning = RefusedReasoning()
+        self.asked: AskedWith = NOTHING
+        """The options of the last turn whose model called tools, for the turn that answers these calls."""
+        self.asked_stored: JsonObject | None = None
+        """These options as they were last published for the store."""
         self.turns = LoopLock()
         """Admits one turn at a time, in the order in which they were asked for."""
         self.queue: list[TurnUnderWay] = []

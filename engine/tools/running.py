@@ -115,7 +115,7 @@ async def _answer(
 
 async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundContext) -> ToolResultBlock:
     assert tool.handler is not None
-    seconds = shared.timeout_seconds if tool.timeout_seconds is None else tool.timeout_seconds
+    seconds = shared.timeout_seconds if tool.timeout is None else tool.timeout
     controller = AbortController() if tool.handler.injected else None
     context = None if controller is None else _context(call, controller, shared)
     why = "the turn was cancelled"

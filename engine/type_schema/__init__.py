@@ -1,8 +1,8 @@
 """JSON Schemas of Python types, and values that are checked and converted by them.
 
 A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
-plain types. Pydantic is never imported. Several named values, such as the parameters of a function, become one
-Struct with `msgspec.defstruct`.
+plain types. Pydantic is imported only where msgspec refuses a part of a hint. Several named values, such as the
+parameters of a function, become one Struct with `msgspec.defstruct`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from .checking import check, check_schema
 from .converting import convert
 from .definitions import inline_root, refers_to
 from .errors import SchemaError
+from .fitting import fitted
 from .json_schema import json_schema
 
-__all__ = ["SchemaError", "check", "check_schema", "convert", "inline_root", "json_schema", "refers_to"]
+__all__ = ["SchemaError", "check", "check_schema", "convert", "fitted", "inline_root", "json_schema", "refers_to"]

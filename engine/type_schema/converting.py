@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from bus.values.json import Json
 
 from .errors import SchemaError
+from .fitting import Whole, described_by, fitted
+from .json_schema import json_schema
 from .paths import json_path
 from .pydantic_types import Refused, is_model, validate
 
@@ -56,16 +59,47 @@ def convert(value: Json, to: object) -> Any:
 def _converted(value: Json, to: object) -> Any:
     if is_model(to):
         return validate(value, to)
-    return msgspec.convert(value, to, str_keys=True, dec_hook=_custom)
+    return msgspec.convert(value, fitted(to), str_keys=True, dec_hook=_custom)
 
 
 def _custom(to: object, value: Json) -> object:
     """What msgspec asks of a type that it doesn't know itself."""
     if is_model(to):
         return validate(value, to)
+    if (described := described_by(to)) is not None:
+        return described.convert(value) if isinstance(described, Whole) else _chosen(value, described.members)
+    if isinstance(to, type) and issubclass(to, PurePath):
+        if not isinstance(value, str):
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+        return to(value)
     if to is object:
         return value
     raise NotImplementedError(f"{to!r} can't be made of JSON")
+
+
+def _chosen(value: Json, members: tuple[Any, ...]) -> object:
+    """The value as an instance of a member of a union.
+
+    Of several members that take a value, the one that knows most of its names is meant, then the first.
+
+    Raises:
+        Refused: No member takes it.
+    """
+    names = value.keys() if isinstance(value, dict) else frozenset[str]()
+    faults: list[str] = []
+    for member in sorted(members, key=lambda each: -len(_properties(each) & names)) if names else members:
+        try:
+            return convert(value, member)
+        except ValueError as error:
+            name = "null" if member is type(None) else getattr(member, "__name__", str(member))
+            faults.append(f"{name}: {error}")
+    raise Refused((((), f"it fits none of these: {'; '.join(faults)}"),))
+
+
+def _properties(of: object) -> frozenset[str]:
+    """The names of a type's members, as its schema has them."""
+    properties = json_schema(of).get("properties")
+    return frozenset(properties) if isinstance(properties, dict) else frozenset()
 
 
 def _with_whole_numbers(value: Json) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from pathlib import PurePath
 
 import msgspec
 
@@ -14,6 +15,7 @@ from bus.values.json import Json, JsonObject
 from .date_times import Moments
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
+from .fitting import Whole, described_by, fitted
 from .pydantic_types import is_model, model_schema
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
@@ -65,6 +67,7 @@ def _written(of: object) -> bytes:
 
 
 def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
+    of = fitted(of)
     moments = Moments(of)
     (schema, *references), definitions = msgspec.json.schema_components(
         (of, *moments.classes), schema_hook=_custom, ref_template="#/$defs/{name}"
@@ -77,6 +80,12 @@ def _custom(of: type) -> JsonObject:
     """What msgspec asks of a type that it doesn't know itself."""
     if is_model(of):
         return model_schema(of)
+    if (described := described_by(of)) is not None:
+        if isinstance(described, Whole):
+            return described.schema()
+        return lift_definitions({"anyOf": [json_schema(member) for member in described.members]})
+    if issubclass(of, PurePath):
+        return {"type": "string"}
     if of is object:
         return {"$comment": "any value"}  # msgspec takes an empty schema for none; `_without_noise` takes this out
     raise SchemaError(f"{_named(of)} has no form in JSON")

@@ -53,10 +53,11 @@ def validate(value: Json, model: _Model) -> object:
     try:
         return model.model_validate_json(msgspec.json.encode(value))
     except ValueError as error:
-        raise Refused(_faults(error)) from error
+        raise Refused(faults_of(error)) from error
 
 
-def _faults(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
+def faults_of(error: ValueError) -> tuple[tuple[tuple[str | int, ...], str], ...]:
+    """The faults that a validation of pydantic found, each with its place."""
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return (((), str(error)),)

@@ -199,7 +199,7 @@ class Round:
             "fallback": turn.fallback,
             "max_tool_rounds": turn.rounds,
             "drain_for_usage": turn.drain_for_usage,
-            "timeout_seconds": turn.timeout_seconds,
+            "timeout": turn.timeout_seconds,
         }
         chance = random.Random(turn.details)
         streamed = chance.random() < 0.5

@@ -61,7 +61,7 @@ def _definitions(file: str) -> dict[str, Any]:
 
 def defined(thing: type | FunctionType) -> Any:
     """Where it is written; of a function with overloads, the function itself."""
-    return _definitions(inspect.getfile(thing))[thing.__qualname__]
+    return _definitions(inspect.getfile(inspect.unwrap(thing)))[thing.__qualname__]
 
 
 def public() -> Iterator[Public]:

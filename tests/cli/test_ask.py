@@ -56,6 +56,22 @@ def test_the_last_conversation_goes_on_with_its_model_and_its_system_prompt(talk
     assert stat.S_IMODE((talkative / "last-session.json").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-o", "temperature", "0.5"),
+        ("-o", "temperature=0.5"),
+        ("-otemperature=0.5",),
+        ("--option", "temperature=0.5"),
+        ("--option=temperature=0.5",),
+    ],
+)
+def test_an_option_is_two_words_or_one_with_an_equals_sign(words: tuple[str, ...], talkative: Path) -> None:
+    """The word that follows is the question, and not the option's value."""
+    done = call("ask", "-m", "obedient:m", "-s", "short", *words, "what", home=talkative, exits=0)
+    assert done.stdout == "TextBlock|short|0.5|\n"
+
+
 def test_nothing_of_what_is_said_is_kept_if_that_is_not_wanted(talkative: Path) -> None:
     """The call is in the trace all the same, and the last conversation is still the one before."""
     call("ask", "kept", home=talkative, exits=0)

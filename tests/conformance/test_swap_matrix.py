@@ -370,7 +370,7 @@ def test_a_round_that_was_cancelled_poisons_no_history(wire: Wire) -> None:
             tools = [Tool(TOOLS[0], work), Tool(TOOLS[1], hang)]  # type: ignore[arg-type]
             session = engine.session(f"{home.name}:m", tools=tools)
             with pytest.raises(RequestTimeoutError):
-                await session.send("asked-at-home", max_output_tokens=64, timeout_seconds=5)
+                await session.send("asked-at-home", max_output_tokens=64, timeout=5)
             await session.send("asked-abroad", max_output_tokens=64, model=f"{abroad.name}:m")
             assert (await session.send("asked-back-home", max_output_tokens=64)).text == "welcome"
 

@@ -24,13 +24,13 @@ adapters:
     type: anthropic
     api_key_env: ANTHROPIC_API_KEY
     base_url: https://api.anthropic.com
-    timeout_seconds: 600
+    timeout: 600
     max_retries: 2
   openai:
     type: openai
     api_key_env: OPENAI_API_KEY
     base_url: https://api.openai.com
-    timeout_seconds: 600
+    timeout: 600
     max_retries: 2
 models:
   anthropic:claude-opus-4-7:
@@ -124,8 +124,8 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
         ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
         (
-            "adapters:\n  x: {type: openai, timeout_seconds: soon}",
-            r"adapters\.x\.timeout_seconds: expected a number",
+            "adapters:\n  x: {type: openai, timeout: soon}",
+            r"adapters\.x\.timeout: expected a number",
         ),
         ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),

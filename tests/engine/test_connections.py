@@ -151,7 +151,7 @@ async def test_a_call_out_of_time_closes_its_connection() -> None:
     async with engine_and_server() as (engine, server):
         server.script = silent
         with pytest.raises(AdapterError):
-            await engine.session("s:m").send("Hello", timeout_seconds=0.05)
+            await engine.session("s:m").send("Hello", timeout=0.05)
         with anyio.fail_after(10):
             await server.all_closed()
 

@@ -344,7 +344,7 @@ async def test_a_turn_that_is_ended_gives_its_messages_back(stage: Stage, how: s
         session.tools = [stage.tool(act)]
         async with anyio.create_task_group() as closing:
             with pytest.raises(CallboardError) as caught:
-                await said(session, "go", streamed=streamed, timeout_seconds=5 if how == "timeout" else None)
+                await said(session, "go", streamed=streamed, timeout=5 if how == "timeout" else None)
         assert texts(present(caught.value.turn).undelivered) == ["more"]
         assert "more" not in texts(session.messages)
         with pytest.raises(NoTurnRunning, match="send"):

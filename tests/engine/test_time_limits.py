@@ -45,7 +45,7 @@ async def test_a_turn_out_of_time_keeps_what_came_and_fails() -> None:
     """The call is cancelled in order, its part of the reply enters the history, the turn ends as failed."""
     async with talking(Say("Well, ", "ever", pause=lambda: wait(2))) as (session, events):
         with pytest.raises(RequestTimeoutError, match="turn took longer than 3 s") as caught:
-            async with session.stream("Hello", timeout_seconds=3) as turn:
+            async with session.stream("Hello", timeout=3) as turn:
                 await turn.message()
         assert anyio.current_time() == pytest.approx(3)
         assert caught.value.content == (TextBlock("Well, "),)
@@ -66,7 +66,7 @@ async def test_the_engine_gives_turns_their_time_unless_a_send_does() -> None:
         session = engine.session("s:m")
         with pytest.raises(RequestTimeoutError):
             await session.send("Hello")
-        assert (await session.send("Hello", timeout_seconds=20)).text == "late"
+        assert (await session.send("Hello", timeout=20)).text == "late"
 
 
 async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
@@ -79,13 +79,13 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
         finally:
             cut.append("cut")
 
-    tool = Tool(ToolDefinition("dig", "Dig."), forever, timeout_seconds=1000)
+    tool = Tool(ToolDefinition("dig", "Dig."), forever, timeout=1000)
     async with talking(Say(calls=[("dig", {})]), tools=[tool]) as (session, _):
         failures: list[type[Exception]] = []
 
         async def send(seconds: float) -> None:
             try:
-                await session.send("Dig", timeout_seconds=seconds)
+                await session.send("Dig", timeout=seconds)
             except RequestTimeoutError as error:
                 failures.append(type(error))
 
@@ -102,7 +102,7 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
 async def test_a_turn_that_ends_before_it_begins_asks_nobody(how: str) -> None:
     """It says only how it ended, and the turn behind it has its place."""
     async with talking(Say("later")) as (session, events):
-        turn = session.stream("Hello", timeout_seconds=0 if how == "out of time" else None)
+        turn = session.stream("Hello", timeout=0 if how == "out of time" else None)
         if how == "out of time":
             with pytest.raises(RequestTimeoutError, match="turn took longer than 0 s"):
                 await turn.message()
@@ -128,7 +128,7 @@ async def test_a_call_that_ends_while_it_waits_for_a_slot_leaves_the_slots_alone
             return provider.in_flight, provider.waiting
 
         first, waiting = engine.session("s:m"), engine.session("s:m")
-        async with first.stream("Hello") as served, waiting.stream("Hello", timeout_seconds=3) as late:
+        async with first.stream("Hello") as served, waiting.stream("Hello", timeout=3) as late:
             await anyio.sleep(1)
             assert slots() == (1, 1)
             if how == "cancelled":
@@ -154,7 +154,7 @@ async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
 
     tools = [
         Tool(ToolDefinition("dig", "Dig."), forever),
-        Tool(ToolDefinition("fill", "Fill."), forever, timeout_seconds=3),
+        Tool(ToolDefinition("fill", "Fill."), forever, timeout=3),
     ]
     models = registry(Say(calls=[("dig", {}), ("fill", {})]), Say("Tired."))
     async with Engine(models=models, trace=False, timeouts=Timeouts(tool=7)) as engine:
@@ -170,7 +170,7 @@ async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
 async def test_a_cancel_at_the_last_moment_is_a_cancel() -> None:
     """A turn that its host cancels before its time is up ends as cancelled."""
     async with talking(Say("Well", pause=lambda: wait(2))) as (session, _):
-        async with session.stream("Hello", timeout_seconds=10) as turn:
+        async with session.stream("Hello", timeout=10) as turn:
             await anyio.sleep(3)
             await turn.cancel()
             with pytest.raises(CancelledError):

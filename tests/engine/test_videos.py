@@ -212,7 +212,7 @@ async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaSer
     server.steps = [10] * 100_000
     async with filming(server) as (_, handle):
         with pytest.raises(RequestTimeoutError, match=r"resume_video\('video_1', 'openai:sora-2'\)"):
-            await handle.wait(timeout_seconds=0.02)
+            await handle.wait(timeout=0.02)
         server.steps = []
         assert (await handle.wait()).job.status == "completed"
 

@@ -33,7 +33,7 @@ def plain(city: str, days: int = 1) -> list[str]:
     return [city] * days
 
 
-@tool(name="other", annotations=ToolAnnotations(read_only=True), timeout_seconds=3)
+@tool(name="other", annotations=ToolAnnotations(read_only=True), timeout=3)
 async def asynchronous(city: str, context: ToolContext) -> dict[str, int]:
     context.progress("half", 0.5)
     return {city: 1}

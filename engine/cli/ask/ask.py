@@ -12,6 +12,7 @@ from engine import load_registry
 from ..answer.answering import answer
 from ..answer.last_session import LastSession, last_session
 from ..answer.question import Question, name_of
+from ..commands import PAIR
 from ..common.arguments import add_key, add_models_file, tag
 from ..common.harmless import note
 from ..common.places import short
@@ -80,10 +81,10 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--option",
         dest="options",
         nargs=2,
-        metavar=("NAME", "VALUE"),
+        metavar=PAIR,
         action="append",
         default=[],
-        help="such as temperature 0.2, or anthropic.top_k 40 for one provider",
+        help="such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
     )
     parser.add_argument("-t", "--template", metavar="NAME", help="ask by this template")
     parser.add_argument(
@@ -91,7 +92,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--param",
         dest="parameters",
         nargs=2,
-        metavar=("NAME", "VALUE"),
+        metavar=PAIR,
         action="append",
         default=[],
         help="the value of a template's parameter",

@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from engine import load_registry
 
 from ..answer.last_session import LastSession, last_session
+from ..commands import PAIR
 from ..common.arguments import add_key, add_models_file
 from ..common.screen import Screen, make_console
 from ..given.options import options_of
@@ -60,10 +61,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--option",
         dest="options",
         nargs=2,
-        metavar=("NAME", "VALUE"),
+        metavar=PAIR,
         action="append",
         default=[],
-        help="such as temperature 0.2, for every message",
+        help="such as temperature=0.2 or temperature 0.2, for every message",
     )
     add_key(parser)
     add_models_file(parser)

@@ -57,7 +57,7 @@ def request_for(
         stop_sequences=tuple(options.get("stop_sequences", ())),
         message_id=ids.message_id,
         session_id=turn.state.id,
-        timeout_seconds=options.get("call_timeout_seconds"),
+        timeout_seconds=options.get("call_timeout"),
         stream=turn.streamed,
         **asked,
     )

@@ -10,6 +10,7 @@ from bus import Log, SessionSetup
 from tracestore import SavedSession
 from tracestore.rows import NOTHING_SAID
 
+from ...conversation.asked_with import AskedWith, asked_with_of
 from ..setup import setup_of
 from ..state import SessionState
 
@@ -36,17 +37,17 @@ class Opening(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(Opening)
 
 
-def packed_opening(state: SessionState) -> bytes:
+def packed_opening(state: SessionState, asked: AskedWith) -> bytes:
     """A session's setup as bytes; nothing if it can't be written. Made once, until it changes."""
-    now = (state.model, state.system_prompt, state.tools, state.name)
+    now = (state.model, state.system_prompt, state.tools, state.name, asked)
     if state.opening is None or state.opening[0] != now:
-        state.opening = (now, _packed(state))
+        state.opening = (now, _packed(state, asked))
     return state.opening[1]
 
 
-def _packed(state: SessionState) -> bytes:
+def _packed(state: SessionState, asked: AskedWith) -> bytes:
     try:
-        packed = msgspec.msgpack.encode(Opening(setup_of(state), state.tags, state.name))
+        packed = msgspec.msgpack.encode(Opening(setup_of(state, asked), state.tags, state.name))
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
         _log.warning("setup_not_framed", session_id=state.id, error=type(error).__name__)
         return b""
@@ -68,6 +69,12 @@ def saved_of(session_id: str, packed: bytes) -> SavedSession | None:
         messages=(),
         missing=(),
     )
+
+
+def asked_in(packed: bytes) -> AskedWith | None:
+    """The options of the last turn that a dead owner began; None if they can't be read."""
+    saved = saved_of("", packed)
+    return None if saved is None or saved.setup is None else asked_with_of(saved.setup.asked_with)
 
 
 def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:

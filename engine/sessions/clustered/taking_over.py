@@ -14,7 +14,7 @@ from bus import CallboardError, Log, StoreError
 from ...runtime.runtime import Runtime
 from ..resuming import Wanted, require_nothing_lost, show_costs, state_of_saved
 from ..state import SessionState
-from .opening import in_its_first_turn, saved_of
+from .opening import asked_in, in_its_first_turn, saved_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,8 +125,11 @@ async def _go_on(runtime: Runtime, node: Node, state: SessionState, kept: Retain
     """Add what a dead owner had said beyond the stored history, and end the turn that it was at."""
     if kept is None:
         return
+    beyond = kept.beyond(len(state.messages))
+    if any(message.tool_uses for message in beyond) and (asked := asked_in(kept.opening)) is not None:
+        runtime.sessions.keep_asked(state, asked)
     of_turns = {place: each.stream_id for each in kept.turns for place in each.appended}
-    for message in kept.beyond(len(state.messages)):
+    for message in beyond:
         runtime.sessions.append(state, message, of_turns.get(len(state.messages)))
     turn = kept.unfinished
     if turn is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import overload
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from adapters import ToolAnnotations, ToolDefinition
 from bus.values.json import Json, JsonObject
+from engine.old_names import takes_old_names
 from engine.type_schema import SchemaError, json_schema
 
 from ..approval import NeedsApproval
@@ -39,7 +41,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -52,7 +54,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -60,13 +62,14 @@ def tool(
 ) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
 
 
+@takes_old_names(timeout_seconds="timeout")
 def tool(
     function: Callable[P, R_co] | None = None,
     /,
     *,
     name: str | None = None,
     description: str | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     annotations: ToolAnnotations | None = None,
     strict: bool | None = None,
     needs_approval: NeedsApproval | None = None,
@@ -82,7 +85,7 @@ def tool(
         function: The function, async or plain.
         name: The tool's name; None is the function's name.
         description: The tool's description; None is the docstring's text before its first section.
-        timeout_seconds: Seconds for one call, as in `Tool`.
+        timeout: Seconds for one call, as in `Tool`.
         annotations: Hints about the tool, as in `ToolDefinition`.
         strict: Whether the model is held to the schema, as in `ToolDefinition`.
         needs_approval: Whether calls need approval, as in `Tool`.
@@ -93,7 +96,7 @@ def tool(
         SchemaError: A type has no JSON Schema.
         ValueError: No model takes the name.
     """
-    caller = sys._getframe(1)
+    caller = sys._getframe(2)  # above the function that takes old names
 
     def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
         called = name if name is not None else _name_of(function)
@@ -112,9 +115,7 @@ def tool(
             provider_options=provider_options or {},
         )
         handler = Handler(function, is_async(function), parameters.injected, keywords=struct)
-        return FunctionTool(
-            function, definition, handler, timeout_seconds=timeout_seconds, needs_approval=needs_approval
-        )
+        return FunctionTool(function, definition, handler, timeout=timeout, needs_approval=needs_approval)
 
     return make if function is None else make(function)
 
@@ -124,7 +125,9 @@ def _name_of(function: Callable[..., object]) -> str:
         raise ToolDefinitionError(
             f"@tool takes a function, not a {type(function).__name__}; put it below @classmethod and @staticmethod"
         )
-    name = getattr(unwrapped(function), "__name__", None)
+    name = getattr(function, "__name__", None) or getattr(unwrapped(function), "__name__", None)
+    if name is None:
+        name = getattr(function, "name", None)  # of a callable object
     if not isinstance(name, str) or name == "<lambda>":
         raise ToolDefinitionError(f"{function!r} has no name to call the tool by: tool(..., name='...')")
     return name
@@ -180,6 +183,12 @@ def _schema(
     return {**schema, "properties": properties}
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError
+
+
 def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
     """The schema of a parameter, with its description and its default."""
     told = dict(schema)
@@ -188,7 +197,7 @@ def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> Js
         told["description"] = description
     if not parameter.required:
         try:
-            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default))
+            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default, enc_hook=_plain))
         except (TypeError, ValueError):
             return told  # the function knows it; JSON has no word for it
         told["default"] = default

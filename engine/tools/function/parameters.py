@@ -201,9 +201,11 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", 
 
 def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
     """A Struct with one field for each parameter that the model fills in. A value that is left out is UNSET."""
+    from engine.type_schema import fitted  # only programs with tools need it
+
     fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
     for parameter in parameters.filled_in:
-        hint = object if parameter.hint is NOTHING else _constrained(parameter.hint)
+        hint = object if parameter.hint is NOTHING else fitted(_constrained(parameter.hint))
         fields.append((parameter.name, hint) if parameter.required else (parameter.name, hint, msgspec.UNSET))
     return msgspec.defstruct(
         "Arguments", fields, kw_only=True, forbid_unknown_fields=not parameters.variadic, gc=False

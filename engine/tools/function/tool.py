@@ -9,6 +9,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from adapters import ToolDefinition
 from bus import ConfigurationError
+from engine.old_names import takes_old_names, warn_of_old_name
 
 from ..approval import NeedsApproval
 from .handler import Handler, ToolHandler, handler_of
@@ -33,7 +34,7 @@ class Tool:
     """A function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`). It
     returns text, a JSON value, or content blocks. A plain function runs in a thread. None makes the tool passive:
     the turn ends with the call open, for the host to answer."""
-    timeout_seconds: float | None = None
+    timeout: float | None = None
     """Seconds for one call; None is the engine's `Timeouts.tool`. A plain function goes on in its thread when its
     time is up, unless it looks at its `ToolContext`."""
     needs_approval: NeedsApproval | None = None
@@ -49,9 +50,18 @@ class Tool:
         object.__setattr__(self, "handler", handler)
 
     @property
+    def timeout_seconds(self) -> float | None:
+        """The old name of `timeout`."""
+        warn_of_old_name("timeout_seconds is called timeout now")
+        return self.timeout
+
+    @property
     def name(self) -> str:
         """The name of the tool, as the model knows it."""
         return self.definition.name
+
+
+Tool.__init__ = takes_old_names(timeout_seconds="timeout")(Tool.__init__)  # type: ignore[method-assign]
 
 
 def require_distinct(tools: Iterable[Tool]) -> None:
@@ -74,13 +84,13 @@ class FunctionTool(Tool, Generic[P, R_co]):
         definition: ToolDefinition,
         handler: Handler,
         *,
-        timeout_seconds: float | None = None,
+        timeout: float | None = None,
         needs_approval: NeedsApproval | None = None,
     ) -> None:
         values = {
             "definition": definition,
             "execute": function,
-            "timeout_seconds": timeout_seconds,
+            "timeout": timeout,
             "needs_approval": needs_approval,
             "handler": handler,
             "function": function,
@@ -110,6 +120,6 @@ class FunctionTool(Tool, Generic[P, R_co]):
             bound,
             self.definition,
             self.handler.bound(bound),
-            timeout_seconds=self.timeout_seconds,
+            timeout=self.timeout,
             needs_approval=self.needs_approval,
         )

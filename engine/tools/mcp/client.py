@@ -53,7 +53,7 @@ class McpOptions:
 
     prefix: str = ""
     include: Callable[[str], bool] | None = None
-    timeout_seconds: float | None = None
+    timeout: float | None = None
     needs_approval: NeedsApproval | None = None
     connect_seconds: float = 30.0
 
@@ -155,7 +155,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         return McpTool(
             definition_of(tool, name),
             execute,
-            timeout_seconds=self._options.timeout_seconds,
+            timeout=self._options.timeout,
             needs_approval=self._options.needs_approval,
             original_name=tool.name,
         )

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from bus.errors import ConfigurationError
 
+from ...old_names import takes_old_names
 from ..approval import NeedsApproval
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
+@takes_old_names(timeout_seconds="timeout")
 def mcp_tools(
     server: str | Sequence[str] | object,
     *,
@@ -30,7 +32,7 @@ def mcp_tools(
     headers: Mapping[str, str] | None = None,
     prefix: str = "",
     include: Callable[[str], bool] | None = None,
-    timeout_seconds: float | None = None,
+    timeout: float | None = None,
     needs_approval: NeedsApproval | None = None,
     connect_seconds: float = 30.0,
 ) -> McpConnection:
@@ -48,7 +50,7 @@ def mcp_tools(
         headers: The headers of requests to a URL.
         prefix: A text before each name, for servers that have tools of the same name.
         include: Tells by the server's own name whether a tool is wanted.
-        timeout_seconds: Seconds for one call of each tool, as in `Tool`.
+        timeout: Seconds for one call of each tool, as in `Tool`.
         needs_approval: Whether calls of the tools need approval, as in `Tool`.
         connect_seconds: Seconds for the server to answer when the context is entered.
 
@@ -65,7 +67,7 @@ def mcp_tools(
     options = mcp_client.McpOptions(
         prefix=prefix,
         include=include,
-        timeout_seconds=timeout_seconds,
+        timeout=timeout,
         needs_approval=needs_approval,
         connect_seconds=connect_seconds,
     )

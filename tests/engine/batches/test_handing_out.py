@@ -183,7 +183,7 @@ async def test_a_time_limit_ends_only_the_waiting(server: BatchServer) -> None:
     async with engine_at(server.url) as engine:
         batch = await engine.create_batch(requests_of("openai", *TEXTS), batch_id="slow", polling=OFTEN)
         with pytest.raises(RequestTimeoutError):
-            await batch.for_each(never, timeout_seconds=0.1)
+            await batch.for_each(never, timeout=0.1)
         await batch.for_each(got.append)
         assert texts_of(got) == ALL
 

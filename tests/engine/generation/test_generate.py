@@ -268,7 +268,6 @@ async def test_a_prompt_in_the_model_s_place_is_noticed() -> None:
         ("n", "make n calls"),
         ("max_tokens", "max_output_tokens="),
         ("system", "system_prompt="),
-        ("timeout_seconds", "timeout="),
         ("schema", "generate_object"),
         ("temprature", "did you mean temperature="),
         ("xyzzy", "fields of TurnOptions"),
@@ -285,7 +284,6 @@ async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: 
     ("name", "advice"),
     [
         ("max_tokens", "max_output_tokens="),
-        ("timeout", "timeout_seconds="),
         ("system_prompt", r"session\.system_prompt ="),
         ("temprature", "did you mean temperature="),
     ],

@@ -29,7 +29,7 @@ async def _generate(engine: Engine, cancelled: bool) -> object:
 
 
 async def _send(engine: Engine, cancelled: bool) -> object:
-    return await engine.session("s:m").send("Hi", timeout_seconds=0.0 if cancelled else None)
+    return await engine.session("s:m").send("Hi", timeout=0.0 if cancelled else None)
 
 
 async def _stream(engine: Engine, cancelled: bool) -> object:

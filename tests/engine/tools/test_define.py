@@ -97,14 +97,14 @@ def test_everything_can_be_said_in_the_decorator_instead() -> None:
     """Keywords of the decorator win over what the function says."""
     hints = ToolAnnotations(read_only=True)
 
-    @tool(name="look-up", description="Looks up.", timeout_seconds=3, annotations=hints, strict=True)
+    @tool(name="look-up", description="Looks up.", timeout=3, annotations=hints, strict=True)
     def look_up(word: str) -> str:
         """Not this."""
         return word
 
     definition = look_up.definition
     assert (definition.name, definition.description) == ("look-up", "Looks up.")
-    assert (definition.annotations, definition.strict, look_up.timeout_seconds) == (hints, True, 3)
+    assert (definition.annotations, definition.strict, look_up.timeout) == (hints, True, 3)
 
 
 def test_hints_of_every_kind_become_schemas() -> None:
@@ -316,11 +316,15 @@ def test_what_is_no_function_is_refused() -> None:
         tool(classmethod(lambda cls: None))  # type: ignore[arg-type]
 
 
-def test_a_path_is_no_json_type() -> None:
-    """What has no obvious form in JSON is not guessed at."""
+def test_a_path_is_a_string_and_a_number_without_a_form_in_json_is_refused() -> None:
+    """A path has an obvious form in JSON. What has none is not guessed at."""
 
     def read(path: Path) -> str:
         return str(path)
 
-    with pytest.raises(SchemaError, match="Path"):
-        tool(read)
+    def turn(by: complex) -> str:
+        return str(by)
+
+    assert tool(read).definition.input_schema["properties"] == {"path": {"type": "string"}}
+    with pytest.raises(SchemaError, match="complex"):
+        tool(turn)

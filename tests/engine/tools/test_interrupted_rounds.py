@@ -130,7 +130,7 @@ async def test_a_turn_out_of_time_keeps_what_its_tools_did() -> None:
     say = Say(calls=[("hang_in_thread", {}), ("add", {"a": 1, "b": 2})])
     async with talking(say, Say("fine"), tools=[add, hang_in_thread]) as (session, _):
         with pytest.raises(RequestTimeoutError, match="longer than 5 s"):
-            await session.send("go", timeout_seconds=5)
+            await session.send("go", timeout=5)
         assert results(session.messages[-1]) == [(INTERRUPTED, True), ("3", False)]
         assert (await session.send("so?")).text == "fine"
 

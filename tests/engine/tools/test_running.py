@@ -82,7 +82,7 @@ async def test_an_abandoned_thread_is_told_and_forgotten() -> None:
     heard = threading.Event()
     over = threading.Event()
 
-    @tool(timeout_seconds=0.01)
+    @tool(timeout=0.01)
     def slow(context: ToolContext) -> str:
         try:
             assert context.abort_signal.wait_in_thread(10)
@@ -109,7 +109,7 @@ import asyncio, threading
 from callboard import tool
 from tests.engine.tools.rounds import result_of
 
-@tool(timeout_seconds=0.01)
+@tool(timeout=0.01)
 def hang() -> None:
     threading.Event().wait()
 

@@ -277,7 +277,6 @@ class _Unknown:
         (complex, "no JSON Schema says complex: complex has no form in JSON; use a dataclass"),
         (Callable[[], int], "has no form in JSON"),
         (list[complex], "complex has no form in JSON"),
-        (Person | Tree, "more than one dict-like type"),
         (_Unknown, "name 'Missing' is not defined"),
         ("Person", "pass a JSON Schema"),
         (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),

@@ -1,0 +1,177 @@
+"""Hints that msgspec does not take, in a form that it takes.
+
+msgspec refuses unions of several dataclasses, of untagged Structs, and of classes that it does not know, such as
+pydantic's. `fitted` puts a stand-in for each part of a hint that msgspec refuses. A stand-in is a class without
+instances, which msgspec passes to its hooks. There are two kinds:
+
+    Whole     pydantic describes and converts the part, because one of its types takes part, or only it can
+    Choice    the members of a union are tried one after the other
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from bus.values.json import Json, JsonObject
+
+from .errors import SchemaError
+from .pydantic_types import Refused, faults_of, is_model
+
+
+class _StandIn(type):
+    """The class of stand-ins. msgspec asks whether the converted value is an instance: it always is."""
+
+    described: Whole | Choice
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+def described_by(of: object) -> Whole | Choice | None:
+    """What stands behind a stand-in; None for any other type."""
+    return of.described if isinstance(of, _StandIn) else None
+
+
+def fitted(hint: Any) -> Any:
+    """The hint in a form that msgspec takes; the same hint if msgspec takes it as it is.
+
+    A hint that nothing can describe stays as it is, so that its error is msgspec's.
+    """
+    try:
+        return _remembered(hint)
+    except TypeError:  # a hint that can't be hashed
+        return _fitted(hint)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(hint: Any) -> Any:
+    return _fitted(hint)
+
+
+def _fitted(hint: Any) -> Any:
+    if is_model(hint) or isinstance(hint, _StandIn) or _is_taken(hint):
+        return hint
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        whole = _whole(hint) if _is_pydantics(hint) else None
+        return _rebuilt(hint, arguments[:1], origin) if whole is None else whole
+    if origin in (typing.Union, types.UnionType):
+        whole = _whole(hint) if any(map(_is_pydantics, _classes(hint))) else None
+        return _stand_in(hint, Choice(arguments)) if whole is None else whole
+    if origin is not None and arguments:
+        return _rebuilt(hint, arguments, origin)
+    return _whole(hint) or hint
+
+
+def _is_taken(hint: Any) -> bool:
+    """Whether msgspec takes a hint, and everything within it."""
+    try:
+        msgspec.json.Decoder(hint)
+    except (TypeError, NameError, RecursionError):
+        return False
+    return not _has_discriminator(hint)
+
+
+def _has_discriminator(hint: Any) -> bool:
+    return any(getattr(each, "discriminator", None) is not None for each in getattr(hint, "__metadata__", ()))
+
+
+def _rebuilt(hint: Any, arguments: tuple[Any, ...], origin: Any) -> Any:
+    """A generic hint with other arguments."""
+    made = tuple(fitted(each) for each in arguments)
+    if all(new is old for new, old in zip(made, arguments, strict=True)):
+        return hint
+    if origin is typing.Annotated:
+        return typing.Annotated[(made[0], *hint.__metadata__)]
+    if copy_with := getattr(hint, "copy_with", None):  # typing's own, such as Sequence
+        return copy_with(made)
+    return origin[made if len(made) > 1 else made[0]]
+
+
+def _classes(hint: Any) -> Iterator[Any]:
+    """A hint and all hints within its arguments."""
+    yield hint
+    for each in typing.get_args(hint):
+        yield from _classes(each)
+
+
+def _is_pydantics(hint: Any) -> bool:
+    """Whether pydantic knows best what a hint means: its class, its dataclass, or a Field of its own."""
+    if any(type(each).__module__.partition(".")[0] == "pydantic" for each in getattr(hint, "__metadata__", ())):
+        return True
+    return isinstance(hint, type) and hasattr(hint, "__pydantic_core_schema__")
+
+
+def _stand_in(hint: Any, described: Whole | Choice) -> Any:
+    made = _StandIn(getattr(hint, "__name__", "Choice"), (), {})
+    made.described = described
+    return made
+
+
+# -- the two kinds
+
+
+class Whole:
+    """A hint that pydantic describes and converts.
+
+    Args:
+        adapter: Its TypeAdapter.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def schema(self) -> JsonObject:
+        """The JSON Schema. Raises SchemaError."""
+        try:
+            schema: JsonObject = self._adapter.json_schema()
+        except Exception as error:  # of pydantic's own kinds
+            raise SchemaError(str(error).partition("\n")[0]) from error
+        return schema
+
+    def convert(self, value: Json) -> object:
+        """The value as an instance. Raises Refused."""
+        try:
+            return self._adapter.validate_json(msgspec.json.encode(value))
+        except ValueError as error:
+            faults = tuple((_own_steps(steps, value), text) for steps, text in faults_of(error))
+            raise Refused(faults) from error
+
+
+def _whole(hint: Any) -> Any | None:
+    """The stand-in of a hint that pydantic takes; None if it does not, or is not installed."""
+    try:
+        import pydantic
+
+        adapter = pydantic.TypeAdapter(hint)
+        adapter.json_schema()
+    except Exception:  # it is not there, or the hint is not for it
+        return None
+    return _stand_in(hint, Whole(adapter))
+
+
+def _own_steps(steps: tuple[str | int, ...], value: Json) -> tuple[str | int, ...]:
+    """The place of a fault without the names of a union's members, which pydantic writes between."""
+    found: list[str | int] = []
+    for number, step in enumerate(steps):
+        if isinstance(value, dict) and step in value:
+            value = value[str(step)]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        elif number < len(steps) - 1 or not isinstance(value, dict):  # else it is a member that is missing
+            continue
+        found.append(step)
+    return tuple(found)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A union whose members are tried one after the other."""
+
+    members: tuple[Any, ...]
+    """The members, as hints."""

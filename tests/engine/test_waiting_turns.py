@@ -1,0 +1,285 @@
+"""Turns that wait for an answer: they go on with the options that they were asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, RetryPolicy
+from bus import ConfigurationError
+from engine import AdapterEntry, Approved, Denied, Engine, ModelRegistry, Reply, Requirements, Session, tool
+from engine.tools import ApprovalRequest, Pending
+from tests.support.cluster_engines import node_engine
+from tests.support.engines import keeping, requests_of, serving
+from tests.support.postgres_server import why_not
+from tests.support.scripted import Say, scripted_type
+from tests.support.virtual_time import runs_on
+
+pytestmark = pytest.mark.anyio
+
+anyio_backend = runs_on("asyncio")
+
+REFUND = Say("Let me see.", calls=[("refund", {"order": "1"})])
+
+ENTRY_POINTS: dict[str, Callable[..., Awaitable[Reply]]] = {}
+
+
+def entry_point(make: Callable[..., Awaitable[Reply]]) -> Callable[..., Awaitable[Reply]]:
+    """One of the six ways to answer a waiting turn."""
+    ENTRY_POINTS[make.__name__] = make
+    return make
+
+
+@entry_point
+async def submit(session: Session, **options: Any) -> Reply:
+    return await session.submit({session.pending_calls[0].id: "done"}, **options)
+
+
+@entry_point
+async def approve(session: Session, **options: Any) -> Reply:
+    return await session.approve(*session.pending_calls, **options)
+
+
+@entry_point
+async def deny(session: Session, **options: Any) -> Reply:
+    return await session.deny(*session.pending_calls, why="no", **options)
+
+
+@entry_point
+async def submit_stream(session: Session, **options: Any) -> Reply:
+    async with session.submit_stream({session.pending_calls[0].id: "done"}, **options) as turn:
+        return await turn.message()
+
+
+@entry_point
+async def approve_stream(session: Session, **options: Any) -> Reply:
+    async with session.approve_stream(*session.pending_calls, **options) as turn:
+        return await turn.message()
+
+
+@entry_point
+async def deny_stream(session: Session, **options: Any) -> Reply:
+    async with session.deny_stream(*session.pending_calls, why="no", **options) as turn:
+        return await turn.message()
+
+
+@tool(needs_approval=True)
+async def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+def models(*replies: Say, other: list[Say] | None = None) -> ModelRegistry:
+    """The models `s:m` and `t:m`, whose adapters have a key of their own and one of a tenant."""
+    config = AdapterConfig(api_key="house-secret", keys={"tenant": "tenant-secret", "second": "second-secret"})
+    return serving(
+        s=AdapterEntry(name="s", type=scripted_type(*replies), config=config),
+        t=AdapterEntry(name="t", type=scripted_type(*(other or [])), config=config),
+    )
+
+
+OPTIONS: dict[str, Any] = {
+    "max_output_tokens": 80,
+    "temperature": 0.25,
+    "top_p": 0.5,
+    "seed": 7,
+    "stop_sequences": ("END",),
+    "reasoning_effort": None,
+    "user": "u-1",
+    "max_retries": 0,
+    "call_timeout": 33.0,
+    "provider_options": {"s": {"extra": 1}},
+    "retry": RetryPolicy(base_delay=2.0),
+    "requires": Requirements(("tools",)),
+    "max_tool_rounds": 3,
+    "tags": {"job": "refunds"},
+}
+
+IN_REQUESTS = ("max_output_tokens", "temperature", "top_p", "seed", "stop_sequences", "user", "retry")
+
+
+def everything_in(folder: Path) -> bytes:
+    """All bytes that the engine has written to the disk."""
+    return b"".join(each.read_bytes() for each in folder.iterdir())
+
+
+def assert_asked_as_before(engine: Engine, place: int = -1) -> None:
+    """The last request has the options of the turn that waited."""
+    request = requests_of(engine)[place]
+    for name in IN_REQUESTS:
+        assert getattr(request, name) == OPTIONS[name], name
+    assert request.timeout_seconds == 33.0
+    assert request.provider_options == OPTIONS["provider_options"]
+
+
+@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+async def test_a_turn_that_goes_on_keeps_its_options(
+    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
+) -> None:
+    """All six entry points send the options of the turn that asked."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
+        session = engine.session("s:m", tools=[refund])
+        await session.send("Refund it.", key="tenant", **OPTIONS)
+        assert (await answer(session)).text == "Done."
+        assert_asked_as_before(engine)
+        assert requests_of(engine)[-1].key == "tenant"
+
+
+@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+async def test_a_turn_keeps_its_options_over_a_restart(
+    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
+) -> None:
+    """Options that can be stored are there in another engine, at each of the six entry points."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
+        await engine.session("s:m", tools=[refund], session_id="ses_1").send("Refund it.", **OPTIONS)
+    async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
+        session = await engine.resume("ses_1", tools=[refund])
+        assert (await answer(session)).text == "Done."
+        assert_asked_as_before(engine)
+
+
+@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+async def test_what_is_passed_with_the_answer_stands_over_the_turn(
+    answer: Callable[..., Awaitable[Reply]], tmp_path: Path
+) -> None:
+    """An option that the answer passes replaces the turn's; the others stay."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."))) as engine:
+        session = engine.session("s:m", tools=[refund])
+        await session.send("Refund it.", key="tenant", **OPTIONS)
+        await answer(session, temperature=0.75, key="second")
+        request = requests_of(engine)[-1]
+        assert (request.temperature, request.key, request.max_output_tokens) == (0.75, "second", 80)
+
+
+@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_turn_goes_on_with_its_own_model(
+    answer: Callable[..., Awaitable[Reply]], restarted: bool, tmp_path: Path
+) -> None:
+    """A turn with `model=` does not go on with the session's model."""
+    script = [REFUND, Say("Of t.")]
+    engine = keeping(tmp_path / "t.db", models=models(Say("Of s."), other=script))
+    async with engine:
+        session = engine.session("s:m", tools=[refund], session_id="ses_1")
+        await session.send("Refund it.", model="t:m")
+        if not restarted:
+            assert (await answer(session)).text == "Of t."
+            return
+    async with keeping(tmp_path / "t.db", models=models(Say("Of s."), other=[Say("Of t.")])) as engine:
+        session = await engine.resume("ses_1", tools=[refund])
+        assert (await answer(session)).text == "Of t."
+
+
+@pytest.mark.parametrize("answer", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@pytest.mark.parametrize("of_session", [False, True])
+async def test_a_turn_whose_key_is_lost_is_refused_until_the_key_is_passed(
+    answer: Callable[..., Awaitable[Reply]], of_session: bool, tmp_path: Path
+) -> None:
+    """After a restart the house's key never stands in for a tenant's, whether the turn or its session had it."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
+        session = engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant" if of_session else None)
+        await session.send("Refund it.", key=None if of_session else "tenant")
+    assert b"tenant-secret" not in everything_in(tmp_path)
+    assert b'"key"' in everything_in(tmp_path), "only the name of the option is stored"
+    async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
+        session = await engine.resume("ses_1", tools=[refund])
+        with pytest.raises(ConfigurationError, match="pass key= again"):
+            await answer(session)
+        assert session.pending_calls, "the calls still wait"
+        assert (await answer(session, key="tenant")).text == "Done."
+        assert requests_of(engine)[-1].key == "tenant"
+
+
+async def test_a_session_that_is_resumed_with_its_key_goes_on(tmp_path: Path) -> None:
+    """The key of a session may be passed to `resume` in place of the answer."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND)) as engine:
+        await engine.session("s:m", tools=[refund], session_id="ses_1", key="tenant").send("Refund it.")
+    async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
+        session = await engine.resume("ses_1", tools=[refund], key="tenant")
+        await session.approve(*session.pending_calls)
+        assert requests_of(engine)[-1].key == "tenant"
+
+
+async def test_calls_wait_again_when_the_approve_hook_is_lost(tmp_path: Path) -> None:
+    """A hook is not stored, so further calls of the turn wait and do not run without a decision."""
+    ran: list[str] = []
+
+    @tool
+    async def pay(order: str) -> str:
+        """Pay an order."""
+        ran.append(order)
+        return "paid"
+
+    calls = [Say("", calls=[("pay", {"order": str(place)})]) for place in range(3)]
+    async with keeping(tmp_path / "t.db", models=models(calls[0])) as engine:
+        session = engine.session("s:m", tools=[pay], session_id="ses_1")
+        await session.send("Pay.", approve=lambda request: Pending())
+    for place in (1, 2):
+        async with keeping(tmp_path / "t.db", models=models(calls[place])) as engine:
+            session = await engine.resume("ses_1", tools=[pay])
+            reply = await session.approve(*session.pending_calls)
+            assert reply.status == "awaiting_tools"
+    assert ran == ["0", "1"]
+
+
+async def test_an_approve_hook_stays_with_its_turn(tmp_path: Path) -> None:
+    """In the same engine the hook of the turn decides about the calls that follow."""
+    asked: list[str] = []
+
+    def hook(request: ApprovalRequest) -> Pending | Denied | Approved:
+        asked.append(request.call.name)
+        return Pending() if len(asked) == 1 else Denied("enough")
+
+    async with keeping(tmp_path / "t.db", models=models(REFUND, REFUND, Say("Done."))) as engine:
+        session = engine.session("s:m", tools=[refund])
+        await session.send("Refund it.", approve=hook, max_tool_rounds=2)
+        assert (await session.approve(*session.pending_calls)).text == "Done."
+        assert asked == ["refund", "refund"]
+
+
+async def test_a_later_turn_without_options_does_not_take_those_of_an_earlier_one(tmp_path: Path) -> None:
+    """The options are those of the turn that waits, and of no turn before it."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("Done."), REFUND)) as engine:
+        session = engine.session("s:m", tools=[refund], session_id="ses_1")
+        await session.send("Refund it.", **OPTIONS)
+        await session.approve(*session.pending_calls)
+        await session.send("Refund another.")
+    async with keeping(tmp_path / "t.db", models=models(Say("Done."))) as engine:
+        session = await engine.resume("ses_1", tools=[refund])
+        await session.approve(*session.pending_calls)
+        request = requests_of(engine)[-1]
+        assert (request.temperature, request.stop_sequences) == (None, ())
+
+
+async def test_an_exported_and_a_forked_session_keep_what_a_turn_was_asked_with(tmp_path: Path) -> None:
+    """A copy of a session that waits goes on as its original would."""
+    async with keeping(tmp_path / "t.db", models=models(REFUND, Say("One."), Say("Two."))) as engine:
+        session = engine.session("s:m", tools=[refund])
+        await session.send("Refund it.", **OPTIONS)
+        fork = session.fork()
+        other = await engine.import_session(session.export(), session_id="ses_2", tools=[refund])
+        for each in (fork, other):
+            await each.approve(*each.pending_calls)
+            assert_asked_as_before(engine)
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+async def test_a_turn_goes_on_as_it_was_asked_on_another_node(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options reach the other node through the shared store, and the key does not."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "home"))
+    async with node_engine("a", postgres_dsn, tmp_path, models=models(REFUND)) as a:
+        session = a.session("s:m", tools=[refund])
+        await session.send("Refund it.", key="tenant", **OPTIONS)
+        async with node_engine("b", postgres_dsn, tmp_path, models=models(Say("Done."))) as b:
+            with anyio.fail_after(5):
+                there = await b.resume(session.id, tools=[refund])
+            with pytest.raises(ConfigurationError, match="pass key= again"):
+                await there.approve(*there.pending_calls)
+            await there.approve(*there.pending_calls, key="tenant")
+            assert_asked_as_before(b)
