@@ -44,13 +44,17 @@ class WatchingMethods:
         self._runtime.host.require_loop()
         return self._watcher.look(limit)
 
-    async def cancel(self, turn_id: str) -> bool:
+    async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
         """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
 
         In a cluster the turn may run on any node; then that node is asked.
 
+        Args:
+            turn_id: The id of the turn and its stream.
+            owner: The owner that the stream must have, as in `attach`; None cancels the turn whoever owns it.
+
         Returns:
-            False if no such turn is under way, or its node does not answer.
+            False if no such turn of that owner is under way, or its node does not answer.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.
@@ -58,9 +62,9 @@ class WatchingMethods:
         self._runtime.host.require_loop()
         turn = self._watcher.turn(turn_id)
         if turn is not None:
-            return turn.cancel()
+            return (owner is None or turn.log.owner == owner) and turn.cancel()
         frames = self._runtime.frames
-        return False if frames is None else await frames.mirrors.cancel(turn_id)
+        return False if frames is None else await frames.mirrors.cancel(turn_id, owner)
 
     def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
         """One item at once, and then one whenever the numbers of the engine may have changed.

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from bus import TurnComplete, UnknownStream
+from bus.errors import CancelledError
 from engine import Engine
 from tests.support.engines import registry
 from tests.support.scripted import Say
@@ -76,3 +77,15 @@ async def test_the_engine_s_own_channel_refuses_others_too(engine: Engine) -> No
     with pytest.raises(UnknownStream):
         engine.streams.attach(stream_id)
     assert engine.streams.attach(stream_id, owner="ada").stream_id == stream_id
+
+
+async def test_a_turn_is_cancelled_for_its_owner_only(engine: Engine) -> None:
+    """The operator names none, and cancels any."""
+    for owner, cancels in (("bob", False), ("ada", True), (None, True)):
+        async with engine.session("s:m", tags=OWNED).stream("Hi") as turn:
+            assert await engine.cancel(turn.stream_id, owner=owner) is cancels
+            if cancels:
+                with pytest.raises(CancelledError):
+                    await turn.message()
+            else:
+                await turn.message()

@@ -94,6 +94,8 @@ class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     stream_id: str
     """The stream."""
+    owner: str | None = None
+    """The owner that the stream must have; None cancels it whoever owns it."""
 
 
 Ask: TypeAlias = AskFrames | AskCancel

@@ -185,14 +185,14 @@ class Mirrors:
         """Whether the stream is being mirrored."""
         return stream_id in self._mirrored
 
-    async def cancel(self, stream_id: str) -> bool:
+    async def cancel(self, stream_id: str, owner: str | None = None) -> bool:
         """Ask the node of a stream to cancel its turn.
 
         Returns:
             False if no node that answers has it under way.
         """
         subject = self._subjects.ask("", stream_id)
-        answer = await self._broker.request(subject, encode(AskCancel(stream_id)), ASK_ALL_SECONDS)
+        answer = await self._broker.request(subject, encode(AskCancel(stream_id, owner)), ASK_ALL_SECONDS)
         return bool(read_answer(answer, bool))
 
     async def run(self) -> None:

@@ -213,9 +213,10 @@ class FrameSender:
         if ask is None or not reply or not self._speaks_for(ask.stream_id):
             return
         match ask:
-            case AskCancel(stream_id=stream_id):
+            case AskCancel(stream_id=stream_id, owner=owner):
                 followed = self._open.get(stream_id)
-                cancelled = followed is not None and followed.cancel()
+                is_theirs = followed is not None and owner in (None, followed.framer.log.owner)
+                cancelled = followed is not None and is_theirs and followed.cancel()
                 self._broker.publish(reply, encode(cancelled))
             case AskFrames():
                 self._answer(ask, reply)

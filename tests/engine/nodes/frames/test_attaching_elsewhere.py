@@ -276,9 +276,10 @@ async def test_a_stream_of_another_node_is_read_by_its_owner_only(nats: NatsServ
             for options in ({}, {"owner": "bob"}):
                 with anyio.fail_after(20), pytest.raises(UnknownStream):
                     await anext(other.attach(stream_id, from_seq=from_seq, **options))  # type: ignore[call-overload]
+        assert not await other.cancel(stream_id, owner="bob")
         gate.open()
         rest = [event async for event in reader]
-        assert isinstance(rest[-1], TurnComplete)
+        assert rest[-1] == TurnComplete("completed")
         await owner.aclose()
         for options in ({}, {"owner": "bob"}):
             with anyio.fail_after(20), pytest.raises(UnknownStream):
