@@ -7,7 +7,6 @@ because statements that make triggers and functions have semicolons of their own
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TypeAlias
 
 Steps: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
@@ -17,17 +16,17 @@ _HEADING = re.compile(r"^-- step (\d+): (.+)$", re.MULTILINE)
 _END = re.compile(r"^;$", re.MULTILINE)
 
 
-def read_steps(path: Path) -> Steps:
-    """The steps of a file.
+def read_steps(text: str) -> Steps:
+    """The steps of a file, given its text.
 
     Raises:
         ValueError: A step is out of order, has no statement, or has one without an end.
     """
-    _, *parts = _HEADING.split(path.read_text(encoding="utf-8"))
+    _, *parts = _HEADING.split(text)
     steps = []
     for place, (number, name, body) in enumerate(zip(parts[::3], parts[1::3], parts[2::3], strict=True), 1):
         *statements, rest = (part.strip() for part in _END.split(body))
         if int(number) != place or rest or not statements:
-            raise ValueError(f"{path.name}: step {number} ({name}) is out of order or not complete")
+            raise ValueError(f"steps.sql: step {number} ({name}) is out of order or not complete")
         steps.append((name, tuple(statements)))
     return tuple(steps)

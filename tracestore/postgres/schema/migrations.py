@@ -10,10 +10,10 @@ brings the database up to date. A database of a newer version is refused when it
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import StoreError
+from bus.package_data import package_data
 
 from ...sql.connection import Row
 from ...sql.steps import Steps, read_steps
@@ -24,7 +24,7 @@ from ..link import WRITERS_LOCK
 if TYPE_CHECKING:
     import psycopg
 
-MIGRATIONS: Steps = read_steps(Path(__file__).with_name("steps.sql"))
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

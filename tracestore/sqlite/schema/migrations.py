@@ -30,12 +30,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from bus.errors import StoreError
+from bus.package_data import package_data
 
 from ...sql.steps import Steps, read_steps
 from ..database import APPLICATION_ID, Database
 from ..statements import Statements
 
-MIGRATIONS: Steps = read_steps(Path(__file__).with_name("steps.sql"))
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
