@@ -42,7 +42,7 @@ print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)
 """
 
-SHIPPED = {".py", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
+SHIPPED = {".py", ".sql", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,8 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
     assert not [name for name in ours if name.parts[1] in ONLY_IN_A_CHECKOUT]
     data = ("tracestore/prices/snapshots/prices.json", "adapters/servers/replies.jsonl")
-    for needed in (*data, *FOR_THE_DEMO.values()):
+    steps = (f"tracestore/{store}/schema/steps.sql" for store in ("sqlite", "postgres"))
+    for needed in (*data, *steps, *FOR_THE_DEMO.values()):
         assert [name for name in ours if name.is_relative_to(PurePosixPath("callboard", needed))]
     assert PurePosixPath("callboard/py.typed") in ours
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,7 @@ from tests.tracestore.trace_making import DAY_US, T0, Maker
 from tracestore import PostgresStore
 from tracestore.postgres.schema import migrations
 from tracestore.postgres.schema.partitions import month_of
+from tracestore.sql.steps import Steps, read_steps
 
 pytestmark = pytest.mark.anyio
 
@@ -218,3 +220,65 @@ def test_the_tables_are_made_in_one_process_that_dies_half_way(dsn: str, tmp_pat
     with started(_OPEN, dsn, tmp_path / "trace") as again:
         said, _ = again.communicate("go\n", timeout=60)
     assert said == "0\n"
+
+
+OLD_SCHEMAS = sorted(Path(__file__).with_name("old_schemas").glob("*.sql.gz"))
+"""The steps as the code of each version had them."""
+
+_CATALOGUE = (
+    """
+    SELECT c.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod) || ' ' || a.attnotnull
+           || ' ' || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
+      FROM pg_attribute AS a
+      JOIN pg_class AS c ON c.oid = a.attrelid
+      LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+     WHERE c.relnamespace = CAST('callboard' AS regnamespace) AND a.attnum > 0 AND NOT a.attisdropped
+    """,
+    "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'callboard'",
+    "SELECT viewname, definition FROM pg_views WHERE schemaname = 'callboard'",
+    """
+    SELECT t.tgname || c.relname, pg_get_triggerdef(t.oid)
+      FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+     WHERE c.relnamespace = CAST('callboard' AS regnamespace) AND NOT t.tgisinternal
+    """,
+    """
+    SELECT proname, pg_get_functiondef(oid) FROM pg_proc
+     WHERE pronamespace = CAST('callboard' AS regnamespace)
+    """,
+)
+
+
+def catalogue(dsn: str) -> dict[str, str]:
+    """Columns, indexes, views, triggers and functions of the schema, without white space."""
+    with psycopg.connect(dsn) as connection:
+        rows = [row for query in _CATALOGUE for row in connection.execute(query).fetchall()]
+    return {str(name): "".join(str(said).split()) for name, said in rows}
+
+
+def make_old(dsn: str, steps: Steps) -> None:
+    """Make the schema as old code made it."""
+    with psycopg.connect(dsn) as connection:
+        migrations._make_schema(connection, "callboard")
+        connection.execute("SET search_path = callboard")
+        for number, (name, script) in enumerate(steps, 1):
+            for statement in script:
+                connection.execute(statement.replace("CALLBOARD_SCHEMA", "'callboard'").encode())
+            connection.execute("INSERT INTO schema_history VALUES (%s, %s, 0)", (number, name))
+
+
+@pytest.mark.parametrize("old", OLD_SCHEMAS, ids=lambda path: path.name.removesuffix(".sql.gz"))
+async def test_an_old_database_becomes_like_a_new_one(
+    server: StartedServer, dsn: str, tmp_path: Path, make: Maker, old: Path
+) -> None:
+    """It has the same columns, indexes, views, triggers and functions, and takes events."""
+    with gzip.open(old, "rt") as packed:
+        make_old(dsn, read_steps(packed.read()))
+    async with PostgresStore(dsn, path=tmp_path / "trace"):
+        pass
+    with server.database() as other:
+        async with PostgresStore(other, path=tmp_path / "new"):
+            pass
+        assert catalogue(dsn) == catalogue(other)
+    async with PostgresStore(dsn, path=tmp_path / "trace") as store:
+        await store.write([make.started(), make.completed()])
+        assert [call.status for call in await store.calls()] == ["completed"]

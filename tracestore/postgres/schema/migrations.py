@@ -1,5 +1,6 @@
 """The schema as numbered steps. All that a database lacks are applied in one transaction, under an advisory lock.
 
+The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal.
 A step, once released, is never changed: a correction is a further step. A step adds: tables, indexes, columns that
 may be NULL or have a default, functions. So a process of the version before goes on writing while another one
 brings the database up to date. A database of a newer version is refused when it is opened.
@@ -12,43 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bus.errors import StoreError
+from bus.package_data import package_data
 
-from ...sql.calls.current_costs import call_rows_view
 from ...sql.connection import Row
+from ...sql.steps import Steps, read_steps
 from ..database import Database
 from ..errors import said
 from ..link import WRITERS_LOCK
-from .append_only import APPEND_ONLY
-from .erasures import ERASURES
-from .ledger import LEDGER
-from .nodes import CLAIMS, NODES
-from .partitions import PARTITIONS
-from .probes import PROBES
-from .shipping import SHIPPING
-from .sums import SUMS
-from .tables import TABLES
 
 if TYPE_CHECKING:
     import psycopg
 
-_TOTAL_INPUT = "CAST(input_tokens AS numeric) + cached_input_tokens + cache_creation_input_tokens"
-_MOST = 2**63 - 1
-
-CALL_ROWS = (
-    call_rows_view(f"CAST(CASE WHEN {_TOTAL_INPUT} > {_MOST} THEN {_MOST} ELSE {_TOTAL_INPUT} END AS bigint)"),
-)
-"""The view of calls. The sum of absurd counts is no error in it."""
-
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("initial", (*TABLES, *PARTITIONS, *SUMS, *APPEND_ONLY)),
-    ("shipping", SHIPPING),
-    ("erasures", ERASURES),
-    ("nodes", NODES),
-    ("ledger", LEDGER),
-    ("probes", PROBES),
-    ("claims", CLAIMS),
-    ("call rows", CALL_ROWS),
-)
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
 """Name and statements of each step; the step at index i brings a database to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -17,27 +17,6 @@ from ...timestamps import to_us
 FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))
 END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
 
-PARTITIONS = (
-    f"CREATE TABLE events_before PARTITION OF events FOR VALUES FROM (MINVALUE) TO ({FIRST_US})",
-    f"CREATE TABLE events_after PARTITION OF events FOR VALUES FROM ({END_US}) TO (MAXVALUE)",
-    """
-    CREATE FUNCTION callboard_make_month(first_us bigint, end_us bigint, name text) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    BEGIN
-        IF to_regclass(format('%I.%I', CALLBOARD_SCHEMA, name)) IS NOT NULL THEN RETURN; END IF;
-        EXECUTE format(
-            'CREATE TABLE %1$I.%2$I (LIKE %1$I.events INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES,'
-            ' CHECK (ts_us >= %3$s AND ts_us < %4$s))', CALLBOARD_SCHEMA, name, first_us, end_us);
-        EXECUTE format('ALTER TABLE %1$I.events ATTACH PARTITION %1$I.%2$I FOR VALUES FROM (%3$s) TO (%4$s)',
-                       CALLBOARD_SCHEMA, name, first_us, end_us);
-        EXECUTE format('ALTER TABLE %1$I.%2$I DROP CONSTRAINT %3$I',
-                       CALLBOARD_SCHEMA, name, name || '_ts_us_check');
-    END $$
-    """,
-    "REVOKE EXECUTE ON FUNCTION callboard_make_month FROM PUBLIC",
-)
-"""Belongs to the first step. ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal."""
-
 
 def month_of(ts_us: int) -> tuple[int, int, str] | None:
     """The month of a moment: its begin, its end, and the name of its partition; None if it has none of its own."""

@@ -59,41 +59,6 @@ _WITH_COST = f"""
 """
 
 
-_AS_THEY_ARE = (
-    *("request_id", "attempt", "session_id", "turn_id", "message_id", "caused_by", "started_us", "finished_us"),
-    *("first_token_ms", "latency_ms", "status", "key", "reason", "provider", "model"),
-    *("requested_model", "served_model", "streamed", "stop_reason", "raw_stop_reason", "response_id"),
-    *("provider_request_id", "error_class", "error_type", "error_message", "provider_status", "provider_code"),
-    *("retry_count", "will_retry", "delay_seconds", "retry_after_seconds", "input_tokens"),
-    *("cached_input_tokens", "cache_creation_input_tokens", "cache_creation_1h_input_tokens", "output_tokens"),
-    *("reasoning_tokens", "usage_source", "usage_raw", "usage_details", "service_tier", "priced_as", "routing"),
-    *("estimated_input_tokens", "tags", "warnings"),
-)
-"""The columns that the view has as the table has them."""
-
-_COSTS = ("nano_usd", "source", "pricing_version", "reason", "computed_nano_usd")
-_THEN = ("cost_nano", "cost_source", "cost_version", "cost_reason", "cost_computed_nano")
-_NOW = ("now_nano", "now_source", "now_version", "now_reason", "now_computed_nano")
-
-
-def call_rows_view(total_input: str) -> str:
-    """The statement that makes the view `call_rows`: calls by the names that the export and `CallRow` have.
-
-    It is a step of the schema, so what it gives never changes.
-
-    Args:
-        total_input: The expression for all input tokens of a call.
-    """
-    columns = [
-        *("id AS call_id", "run_id", *_AS_THEY_ARE, f"{total_input} AS total_input_tokens"),
-        *("coalesce(operation, 'chat') AS operation", "coalesce(resent, 0) AS resent"),
-        *(f"{column} AS cost_{name}" for name, column in zip(_COSTS, _NOW, strict=True)),
-        *(f"{column} AS at_call_time_{name}" for name, column in zip(_COSTS, _THEN, strict=True)),
-    ]
-    priced = _WITH_COST.format(run=_CURRENT_RUN_OF_CALL)
-    return f"CREATE VIEW call_rows AS SELECT {', '.join(columns)} FROM ({priced}) AS priced"
-
-
 def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
     """A SELECT of calls with both of their costs.
 

@@ -124,11 +124,6 @@ def sums(values: Iterable[str]) -> str:
     return ", ".join(f"sum({value})" for value in values)
 
 
-def of_key(row: str) -> str:
-    """The condition that a row of sums is that of a call."""
-    return " AND ".join(f"{name} = {row}.{name}" for name in KEY)
-
-
 def keys(row: str) -> str:
     """The columns of `KEY`, as a list."""
     return ", ".join(f"{row}.{name}" for name in KEY)

@@ -1,5 +1,8 @@
 """The schema as numbered steps. Each runs in one transaction together with its record, in a new file all in one.
 
+The steps are literal SQL in ``steps.sql``. No step is built from a query of today's code. Queries change, and old
+files that were brought up to date would then differ from new ones.
+
 A file says to which application it belongs (`application_id`) and how far its schema has come (`user_version`). A
 step, once released, is never changed: a correction is a further step. A file from a newer Callboard is refused
 rather than guessed at.
@@ -14,7 +17,7 @@ The tables:
   append-only.
 * `current_run` says which of those costs is current: that of the first run in it that has a row for the call, else
   the one at call time. It mostly has no row or one. A repricing of some calls puts itself before the others.
-* `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model (see `call_sums`).
+* `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day and model.
 * `call_rows` shows calls with their current costs, by the names that Python and the export have for them.
 * `content`, `session_messages` and `session_setups` hold content, if the host asks for it (see `sql.content`).
 * `erasures` says which of it was deleted on purpose (see `sql.upkeep.erasures`).
@@ -27,35 +30,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from bus.errors import StoreError
+from bus.package_data import package_data
 
-from ...sql.calls.current_costs import call_rows_view
+from ...sql.steps import Steps, read_steps
 from ..database import APPLICATION_ID, Database
 from ..statements import Statements
-from . import tables
-from .call_sums import CALL_SUMS, UNKNOWN_SUMS
-from .repriced import REPRICE_BASE, REPRICE_COUNTS, RUN_COSTS
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("initial", tables.INITIAL),
-    ("price dimensions", tables.PRICE_DIMENSIONS),
-    ("queries", tables.QUERIES),
-    ("runs_end", tables.RUNS_END),
-    ("pruning", tables.PRUNING),
-    ("content", tables.CONTENT_TABLES),
-    ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
-    ("call sums", CALL_SUMS),
-    ("operations", tables.OPERATIONS),
-    ("jobs", tables.JOBS),
-    ("repricing base", REPRICE_BASE),
-    ("resent", tables.RESENT),
-    ("calls of unknown cost", (*UNKNOWN_SUMS, *REPRICE_COUNTS)),
-    ("costs of runs", RUN_COSTS),
-    ("reservations", tables.RESERVED),
-    ("keys", tables.KEYS),
-    ("erasures", tables.ERASURES),
-    ("epochs", tables.EPOCHS),
-    ("call rows", (call_rows_view("input_tokens + cached_input_tokens + cache_creation_input_tokens"),)),
-)
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

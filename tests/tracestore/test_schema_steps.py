@@ -1,0 +1,131 @@
+"""The steps of both schemas: literal text that never changes, and old files that become like new ones."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import sqlite3
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from callboard import TraceStore
+from tests.support.virtual_time import runs_on
+from tracestore.postgres.schema import migrations as postgres
+from tracestore.sql.steps import Steps, read_steps
+from tracestore.sqlite.schema import migrations as sqlite
+
+pytestmark = pytest.mark.anyio
+anyio_backend = runs_on("asyncio")
+
+OLD_FILES = sorted(Path(__file__).with_name("old_files").glob("*.db.gz"))
+"""Files that the code of their time made, each with one call that ended and one that did not."""
+
+SQLITE = (
+    "b2eb9eb5f35bd2d6",  # 1: initial
+    "294210a9843d805e",  # 2: price dimensions
+    "c75cf13afbb25079",  # 3: queries
+    "6fb06692c917c36a",  # 4: runs_end
+    "e56d2473186afbdb",  # 5: pruning
+    "7c1907977b34d224",  # 6: content
+    "3a739ba5172a8d0b",  # 7: session names
+    "6c9eeb4643f6ea83",  # 8: call sums
+    "21faa2720c6745bf",  # 9: operations
+    "08a5e7ae22f188a8",  # 10: jobs
+    "4e8bdd99df6933d4",  # 11: repricing base
+    "b7dfe8ad2882a58a",  # 12: resent
+    "ef15ac34fdf41a20",  # 13: calls of unknown cost
+    "6485f9bb5139ec28",  # 14: costs of runs
+    "4f5736030a3675a1",  # 15: reservations
+    "e972194dc3f03059",  # 16: keys
+    "650655679a2aaeab",  # 17: erasures
+    "aaa5c474aa4f4bfa",  # 18: epochs
+    "45c311fe2c0ea49d",  # 19: call rows
+    "97eb17b40a19baa2",  # 20: triggers of sums
+)
+
+POSTGRES = (
+    "c55584411236a9b9",  # 1: initial
+    "e9f32c5e720e2264",  # 2: shipping
+    "c277e208ec6bf763",  # 3: erasures
+    "71ccb19b7db6b41b",  # 4: nodes
+    "e1ef7684f4c48375",  # 5: ledger
+    "d4470f780cd56c3c",  # 6: probes
+    "222bc2fab10309d4",  # 7: claims
+    "359b34649bfab417",  # 8: call rows
+    "dfb5d88f21c01189",  # 9: early databases
+)
+
+
+def hashes(steps: Steps) -> tuple[str, ...]:
+    """A hash of each step, with its name."""
+    return tuple(sha256("\n;\n".join((name, *texts)).encode()).hexdigest()[:16] for name, texts in steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "known"), [(sqlite.MIGRATIONS, SQLITE), (postgres.MIGRATIONS, POSTGRES)], ids=["sqlite", "postgres"]
+)
+def test_no_released_step_changes(steps: Steps, known: tuple[str, ...]) -> None:
+    """A correction is a new step at the end, whose hash is added here."""
+    assert hashes(steps) == known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-- step 2: second\nSELECT 1\n;\n",
+        "-- step 1: empty\n",
+        "-- step 1: open\nSELECT 1\n",
+        "-- step 1: one\nSELECT 1\n;\n-- step 1: again\nSELECT 1\n;\n",
+    ],
+)
+def test_a_file_of_steps_that_is_out_of_order_is_refused(text: str) -> None:
+    """The error names the file and the step."""
+    with pytest.raises(ValueError, match=r"steps\.sql: step \d"):
+        read_steps(text)
+
+
+def schema_of(path: Path) -> dict[tuple[str, str], object]:
+    """Tables, indexes, views and triggers by type and name, without their white space; and the columns of each."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        texts = file.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+        found: dict[tuple[str, str], object] = {
+            (kind, name): "".join((text or "").split()) for kind, name, text in texts
+        }
+        for kind, name, _ in texts:
+            if kind in ("table", "view"):
+                found["columns", name] = file.execute(f"PRAGMA table_xinfo({name})").fetchall()
+        found["version", ""] = file.execute("PRAGMA user_version").fetchone()
+        return found
+
+
+def unpacked(old: Path, path: Path) -> Path:
+    """The path of an old file, as private as a trace file is."""
+    path.write_bytes(gzip.decompress(old.read_bytes()))
+    path.chmod(0o600)
+    return path
+
+
+def test_there_is_an_old_file_of_every_version() -> None:
+    """No file of version 4 was ever made: its step came with the next one."""
+    versions = {int(path.name[1:3]) for path in OLD_FILES}
+    assert versions >= set(range(1, 20)) - {4}
+
+
+@pytest.mark.parametrize("old", OLD_FILES, ids=lambda path: path.name.removesuffix(".db.gz"))
+async def test_an_old_file_becomes_like_a_new_one(old: Path, tmp_path: Path) -> None:
+    """It has the same tables, columns, indexes, views and triggers, and its calls with their costs."""
+    path = unpacked(old, tmp_path / "old.db")
+    async with TraceStore(path) as store:
+        calls = await store.calls()
+        assert sorted((call.status, call.cost and call.cost.nano_usd) for call in calls) == [
+            ("completed", 1234),
+            ("started", None),
+        ]
+        shown = await store.sql("SELECT status, cost_nano_usd FROM call_rows ORDER BY status")
+        assert shown.rows == (("completed", 1234), ("started", None))
+        assert sum(row.calls for row in await store.costs()) == 2
+    async with TraceStore(tmp_path / "new.db"):
+        pass
+    assert schema_of(path) == schema_of(tmp_path / "new.db")

@@ -1,0 +1,1300 @@
+-- The schema of a trace in a SQLite file, as numbered steps. Step N brings a trace from version N - 1 to N.
+--
+-- A line with nothing but a semicolon ends each statement. A released step never changes: a correction is a new
+-- step at the end. A test holds a hash of each step.
+
+-- step 1: initial
+
+CREATE TABLE schema_history (
+    version     INTEGER PRIMARY KEY,
+    name        TEXT NOT NULL,
+    applied_us  INTEGER NOT NULL
+) STRICT
+;
+
+CREATE TABLE runs (
+    id             INTEGER PRIMARY KEY,
+    run_id         TEXT NOT NULL UNIQUE,
+    first_us       INTEGER NOT NULL,
+    last_us        INTEGER NOT NULL,
+    committed_seq  INTEGER NOT NULL
+) STRICT
+;
+
+CREATE TABLE events (
+    id          INTEGER PRIMARY KEY,
+    run         INTEGER NOT NULL REFERENCES runs (id),
+    seq         INTEGER NOT NULL,
+    topic       TEXT NOT NULL,
+    ts_us       INTEGER NOT NULL,
+    mono_ns     INTEGER NOT NULL,
+    session_id  TEXT,
+    turn_id     TEXT,
+    request_id  TEXT,
+    attempt     INTEGER,
+    message_id  TEXT,
+    caused_by   TEXT,
+    tags        TEXT,
+    data        TEXT NOT NULL,
+    UNIQUE (run, seq)
+) STRICT
+;
+
+CREATE INDEX events_by_session ON events (session_id, ts_us) WHERE session_id IS NOT NULL
+;
+
+CREATE INDEX events_by_request ON events (request_id) WHERE request_id IS NOT NULL
+;
+
+CREATE TRIGGER events_are_append_only BEFORE UPDATE ON events
+BEGIN SELECT RAISE(ABORT, 'events are append-only'); END
+;
+
+CREATE TABLE calls (
+    id                              INTEGER PRIMARY KEY,
+    request_id                      TEXT NOT NULL,
+    attempt                         INTEGER NOT NULL,
+    run                             INTEGER NOT NULL,
+    session_id                      TEXT,
+    turn_id                         TEXT,
+    message_id                      TEXT,
+    caused_by                       TEXT,
+    tags                            TEXT,
+    ts_us                           INTEGER NOT NULL,  -- of the attempt's start; the price is of this moment
+    day                             INTEGER NOT NULL,
+    started_us                      INTEGER,
+    finished_us                     INTEGER,
+    first_token_ms                  INTEGER,
+    latency_ms                      INTEGER,
+    status                          TEXT NOT NULL
+        CHECK (status IN ('started', 'completed', 'failed', 'cancelled')),
+    reason                          TEXT,
+    provider                        TEXT NOT NULL,
+    model                           TEXT NOT NULL,     -- provider:name, as routed
+    requested_model                 TEXT,
+    served_model                    TEXT,
+    streamed                        INTEGER,
+    routing                         TEXT,
+    estimated_input_tokens          INTEGER,
+    stop_reason                     TEXT,
+    raw_stop_reason                 TEXT,
+    warnings                        TEXT,
+    response_id                     TEXT,
+    provider_request_id             TEXT,
+    error_class                     TEXT,
+    error_type                      TEXT,
+    error_message                   TEXT,
+    provider_status                 INTEGER,
+    provider_code                   TEXT,
+    retry_count                     INTEGER,
+    will_retry                      INTEGER,
+    delay_seconds                   REAL,
+    retry_after_seconds             REAL,
+    input_tokens                    INTEGER,
+    output_tokens                   INTEGER,
+    cached_input_tokens             INTEGER,
+    cache_creation_input_tokens     INTEGER,
+    cache_creation_1h_input_tokens  INTEGER,
+    reasoning_tokens                INTEGER,
+    usage_source                    TEXT,              -- NULL: the call has no usage
+    usage_raw                       TEXT,
+    cost_nano                       INTEGER,           -- at call time; NULL: unknown
+    cost_source                     TEXT,
+    cost_version                    TEXT,
+    cost_reason                     TEXT,
+    UNIQUE (request_id, attempt)
+) STRICT
+;
+
+CREATE INDEX calls_by_session ON calls (session_id, ts_us) WHERE session_id IS NOT NULL
+;
+
+CREATE INDEX calls_by_day ON calls (day, provider, model)
+;
+
+CREATE INDEX calls_by_time ON calls (ts_us)
+;
+
+CREATE TABLE call_tags (
+    key      TEXT NOT NULL,
+    value    TEXT NOT NULL,
+    call_id  INTEGER NOT NULL,
+    PRIMARY KEY (key, value, call_id)
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TABLE sessions (
+    session_id  TEXT PRIMARY KEY,
+    first_us    INTEGER NOT NULL,
+    last_us     INTEGER NOT NULL,
+    model       TEXT,
+    tags        TEXT
+) STRICT, WITHOUT ROWID
+;
+
+CREATE INDEX sessions_by_time ON sessions (last_us)
+;
+
+CREATE TABLE price_version (
+    version    TEXT PRIMARY KEY,
+    label      TEXT NOT NULL,
+    loaded_us  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TABLE price_row (
+    version         TEXT NOT NULL REFERENCES price_version (version),
+    position        INTEGER NOT NULL,
+    model           TEXT NOT NULL,
+    valid_from      INTEGER,
+    valid_to        INTEGER,
+    above           INTEGER NOT NULL,
+    input           INTEGER,
+    output          INTEGER,
+    reasoning       INTEGER,
+    cache_read      INTEGER,
+    cache_write_5m  INTEGER,
+    cache_write_1h  INTEGER,
+    per_request     INTEGER NOT NULL,
+    note            TEXT NOT NULL,
+    PRIMARY KEY (version, position)
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TABLE call_cost (
+    price_version  TEXT NOT NULL,
+    call_id        INTEGER NOT NULL,
+    cost_nano      INTEGER,
+    reason         TEXT,
+    PRIMARY KEY (price_version, call_id)
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TABLE reprice_run (
+    id           INTEGER PRIMARY KEY,
+    version      TEXT NOT NULL,
+    filter       TEXT NOT NULL,
+    started_us   INTEGER NOT NULL,
+    finished_us  INTEGER,
+    calls        INTEGER,
+    unpriced     INTEGER,
+    sum_before   INTEGER,
+    sum_after    INTEGER
+) STRICT
+;
+
+CREATE TABLE current_version (
+    position  INTEGER PRIMARY KEY,
+    version   TEXT NOT NULL UNIQUE
+) STRICT
+;
+
+CREATE TRIGGER price_version_is_immutable BEFORE UPDATE ON price_version
+BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+;
+
+CREATE TRIGGER price_row_is_immutable BEFORE UPDATE ON price_row
+BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+;
+
+CREATE TRIGGER call_cost_is_append_only BEFORE UPDATE ON call_cost
+BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+;
+
+-- step 2: price dimensions
+
+ALTER TABLE calls ADD COLUMN priced_as TEXT
+;
+
+ALTER TABLE calls ADD COLUMN service_tier TEXT
+;
+
+ALTER TABLE calls ADD COLUMN usage_details TEXT
+;
+
+ALTER TABLE calls ADD COLUMN cost_computed_nano INTEGER
+;
+
+ALTER TABLE price_row ADD COLUMN extra TEXT NOT NULL DEFAULT '{}'
+;
+
+ALTER TABLE price_row ADD COLUMN service_tier TEXT NOT NULL DEFAULT ''
+;
+
+ALTER TABLE price_row ADD COLUMN daily_from INTEGER
+;
+
+ALTER TABLE price_row ADD COLUMN daily_to INTEGER
+;
+
+ALTER TABLE price_row ADD COLUMN reference INTEGER NOT NULL DEFAULT 0
+;
+
+CREATE TABLE price_alias (
+    version    TEXT NOT NULL REFERENCES price_version (version),
+    position   INTEGER NOT NULL,
+    pattern    TEXT NOT NULL,
+    target     TEXT NOT NULL,
+    reference  INTEGER NOT NULL,
+    PRIMARY KEY (version, position)
+) STRICT, WITHOUT ROWID
+;
+
+CREATE TRIGGER price_alias_is_immutable BEFORE UPDATE ON price_alias
+BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+;
+
+-- step 3: queries
+
+CREATE INDEX calls_by_error ON calls (error_class, ts_us) WHERE error_class IS NOT NULL
+;
+
+ALTER TABLE reprice_run ADD COLUMN last_call INTEGER
+;
+
+ALTER TABLE reprice_run ADD COLUMN done INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE reprice_run ADD COLUMN by_session INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE reprice_run ADD COLUMN replaced TEXT
+;
+
+ALTER TABLE reprice_run ADD COLUMN undone_us INTEGER
+;
+
+CREATE TABLE reprice_sum (
+    run              INTEGER NOT NULL REFERENCES reprice_run (id),
+    model            TEXT NOT NULL,
+    day              INTEGER NOT NULL,
+    session          TEXT NOT NULL,   -- empty where it was not asked for, or the call has none
+    calls            INTEGER NOT NULL,
+    unpriced         INTEGER NOT NULL,
+    after            INTEGER NOT NULL,
+    unpriced_before  INTEGER NOT NULL,
+    before           INTEGER NOT NULL,
+    PRIMARY KEY (run, model, day, session)
+) STRICT, WITHOUT ROWID
+;
+
+-- step 4: runs_end
+
+ALTER TABLE runs ADD COLUMN ended_us INTEGER
+;
+
+ALTER TABLE runs ADD COLUMN ending TEXT CHECK (ending IN ('closed', 'process_lost', 'unknown'))
+;
+
+CREATE INDEX calls_without_end ON calls (run) WHERE status = 'started'
+;
+
+UPDATE runs
+   SET ended_us = last_us, ending = 'unknown'
+ WHERE NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
+;
+
+-- step 5: pruning
+
+CREATE TABLE pruning (before_us INTEGER NOT NULL) STRICT
+;
+
+CREATE TRIGGER events_go_by_pruning BEFORE DELETE ON events
+WHEN OLD.ts_us >= coalesce((SELECT before_us FROM pruning), OLD.ts_us)
+BEGIN SELECT RAISE(ABORT, 'events are append-only'); END
+;
+
+CREATE TRIGGER call_cost_goes_by_pruning BEFORE DELETE ON call_cost
+WHEN NOT EXISTS (SELECT 1 FROM pruning)
+BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+;
+
+-- step 6: content
+
+CREATE TABLE content (
+    id       INTEGER PRIMARY KEY,
+    hash     BLOB NOT NULL UNIQUE,    -- SHA-256 of the body
+    last_us  INTEGER NOT NULL,        -- when it was last said
+    body     BLOB NOT NULL            -- JSON, or the bytes of an image, a recording, a document
+) STRICT
+;
+
+CREATE INDEX content_by_age ON content (last_us)
+;
+
+CREATE TABLE session_messages (
+    session_id  TEXT NOT NULL,
+    position    INTEGER NOT NULL,
+    run         INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    ts_us       INTEGER NOT NULL,
+    hash        BLOB,                 -- NULL: not stored
+    message_id  TEXT,
+    metadata    TEXT,
+    withheld    TEXT,                 -- why it isn't
+    PRIMARY KEY (session_id, position)
+) STRICT, WITHOUT ROWID
+;
+
+CREATE INDEX session_messages_by_age ON session_messages (ts_us)
+;
+
+CREATE TABLE session_setups (
+    session_id  TEXT PRIMARY KEY,
+    run         INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    ts_us       INTEGER NOT NULL,
+    history     INTEGER NOT NULL,
+    hash        BLOB,
+    withheld    TEXT                  -- why the system prompt isn't stored
+) STRICT, WITHOUT ROWID
+;
+
+-- step 7: session names
+
+ALTER TABLE sessions ADD COLUMN name TEXT
+;
+
+-- step 8: call sums
+
+CREATE TABLE call_sums (
+    day       INTEGER NOT NULL,
+    provider  TEXT NOT NULL,
+    model     TEXT NOT NULL,
+    calls INTEGER NOT NULL, total_input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        cost_nano INTEGER NOT NULL, unpriced INTEGER NOT NULL, estimated INTEGER NOT NULL,
+        cached_input_tokens INTEGER NOT NULL, cache_creation_input_tokens INTEGER NOT NULL,
+        reasoning_tokens INTEGER NOT NULL,
+    PRIMARY KEY (day, provider, model)
+) WITHOUT ROWID
+;
+
+CREATE TABLE summed_calls (up_to INTEGER NOT NULL) STRICT
+;
+
+INSERT INTO summed_calls (up_to) VALUES (0)
+;
+
+CREATE TABLE repriced_sums (
+    price_version  TEXT NOT NULL,
+    day            INTEGER NOT NULL,
+    provider       TEXT NOT NULL,
+    model          TEXT NOT NULL,
+    calls INTEGER NOT NULL, cost_nano INTEGER NOT NULL, unpriced INTEGER NOT NULL,
+    PRIMARY KEY (price_version, day, provider, model)
+) WITHOUT ROWID
+;
+
+INSERT INTO call_sums (day, provider, model, calls, total_input_tokens, output_tokens, cost_nano, unpriced,
+    estimated, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens)
+        SELECT c.day, c.provider, c.model, sum(1), sum(CASE WHEN (CAST(c.input_tokens AS numeric) +
+            c.cached_input_tokens + c.cache_creation_input_tokens) BETWEEN -9007199254740992
+            AND 9007199254740992 THEN (CAST(c.input_tokens AS numeric) + c.cached_input_tokens +
+            c.cache_creation_input_tokens) ELSE coalesce((CAST(c.input_tokens AS numeric) +
+            c.cached_input_tokens + c.cache_creation_input_tokens) * 1.0, 0) END),
+            sum(CASE WHEN c.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN c.output_tokens
+            ELSE coalesce(c.output_tokens * 1.0, 0) END), sum(coalesce(c.cost_nano, 0)),
+            sum(CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END),
+            sum(CASE WHEN c.usage_source = 'estimated' THEN 1 ELSE 0 END),
+            sum(CASE WHEN c.cached_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.cached_input_tokens ELSE coalesce(c.cached_input_tokens * 1.0, 0) END),
+            sum(CASE WHEN c.cache_creation_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.cache_creation_input_tokens ELSE coalesce(c.cache_creation_input_tokens * 1.0, 0) END),
+            sum(CASE WHEN c.reasoning_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.reasoning_tokens ELSE coalesce(c.reasoning_tokens * 1.0, 0) END)
+          FROM calls AS c NOT INDEXED
+         WHERE c.id > (SELECT up_to FROM summed_calls)
+         GROUP BY c.day, c.provider, c.model
+         ON CONFLICT (day, provider, model) DO UPDATE SET calls = call_sums.calls + excluded.calls,
+             total_input_tokens = call_sums.total_input_tokens + excluded.total_input_tokens,
+             output_tokens = call_sums.output_tokens + excluded.output_tokens,
+             cost_nano = call_sums.cost_nano + excluded.cost_nano,
+             unpriced = call_sums.unpriced + excluded.unpriced,
+             estimated = call_sums.estimated + excluded.estimated,
+             cached_input_tokens = call_sums.cached_input_tokens + excluded.cached_input_tokens,
+             cache_creation_input_tokens = call_sums.cache_creation_input_tokens +
+             excluded.cache_creation_input_tokens, reasoning_tokens = call_sums.reasoning_tokens +
+             excluded.reasoning_tokens
+;
+
+UPDATE summed_calls SET up_to = CASE WHEN up_to > (SELECT coalesce(max(id),
+    0) FROM calls) THEN up_to ELSE (SELECT coalesce(max(id), 0) FROM calls) END
+;
+
+INSERT INTO repriced_sums (price_version, day, provider, model, calls, cost_nano, unpriced)
+        SELECT k.price_version, c.day, c.provider, c.model, sum(1), sum((coalesce(k.cost_nano,
+            0) - coalesce(c.cost_nano, 0))), sum((CASE WHEN k.cost_nano IS NULL THEN 1
+            ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END))
+          FROM call_cost AS k
+          JOIN calls AS c ON c.id = k.call_id
+         GROUP BY k.price_version, c.day, c.provider, c.model
+         ON CONFLICT (price_version, day, provider, model) DO UPDATE SET calls = repriced_sums.calls +
+             excluded.calls, cost_nano = repriced_sums.cost_nano + excluded.cost_nano,
+             unpriced = repriced_sums.unpriced + excluded.unpriced
+;
+
+CREATE TRIGGER summed_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano, input_tokens, output_tokens, cached_input_tokens,
+    cache_creation_input_tokens, reasoning_tokens ON calls
+WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+BEGIN
+UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE WHEN
+    (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens) BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+    OLD.cache_creation_input_tokens) ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens
+    + OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+    OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+    ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano, 0),
+    unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1
+    ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1 ELSE 0 END,
+    cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+    ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+    call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+    ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+    reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0,
+    0) END WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+    INSERT INTO call_sums (day, provider, model, calls, total_input_tokens, output_tokens, cost_nano, unpriced,
+        estimated, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens) VALUES (NEW.day,
+        NEW.provider, NEW.model, 1, CASE WHEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) BETWEEN -9007199254740992 AND 9007199254740992
+        THEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens + NEW.cache_creation_input_tokens)
+        ELSE coalesce((CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) * 1.0, 0) END, CASE WHEN NEW.output_tokens BETWEEN -9007199254740992
+        AND 9007199254740992 THEN NEW.output_tokens ELSE coalesce(NEW.output_tokens * 1.0, 0) END,
+        coalesce(NEW.cost_nano, 0), CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1
+        ELSE 0 END, CASE WHEN NEW.usage_source = 'estimated' THEN 1 ELSE 0 END,
+        CASE WHEN NEW.cached_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cached_input_tokens ELSE coalesce(NEW.cached_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.cache_creation_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cache_creation_input_tokens ELSE coalesce(NEW.cache_creation_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.reasoning_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN NEW.reasoning_tokens
+        ELSE coalesce(NEW.reasoning_tokens * 1.0, 0) END) ON CONFLICT (day, provider,
+        model) DO UPDATE SET calls = call_sums.calls + excluded.calls,
+        total_input_tokens = call_sums.total_input_tokens + excluded.total_input_tokens,
+        output_tokens = call_sums.output_tokens + excluded.output_tokens,
+        cost_nano = call_sums.cost_nano + excluded.cost_nano, unpriced = call_sums.unpriced + excluded.unpriced,
+        estimated = call_sums.estimated + excluded.estimated,
+        cached_input_tokens = call_sums.cached_input_tokens + excluded.cached_input_tokens,
+        cache_creation_input_tokens = call_sums.cache_creation_input_tokens +
+        excluded.cache_creation_input_tokens, reasoning_tokens = call_sums.reasoning_tokens +
+        excluded.reasoning_tokens;
+END
+;
+
+CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
+   WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+   BEGIN
+   UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE
+       WHEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       BETWEEN -9007199254740992 AND 9007199254740992
+       THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+       OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+       OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+       ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano,
+       0), unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL
+       THEN 1 ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1
+       ELSE 0 END, cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens
+       BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+       ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+       call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN
+       -9007199254740992 AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+       ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+       reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+       AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0,
+       0) END WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+   DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+END
+;
+
+CREATE TRIGGER repriced_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano,
+    OLD.usage_source) IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM call_cost AS k
+     WHERE k.price_version = repriced_sums.price_version AND k.call_id = OLD.id
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (OLD.day, OLD.provider,
+           OLD.model);
+    INSERT INTO repriced_sums (price_version, day, provider, model, calls, cost_nano,
+        unpriced) SELECT k.price_version, NEW.day, NEW.provider, NEW.model, 1, (coalesce(k.cost_nano,
+        0) - coalesce(NEW.cost_nano, 0)), (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END)
+        FROM call_cost AS k WHERE k.price_version IN (SELECT version
+        FROM price_version) AND k.call_id = NEW.id ON CONFLICT (price_version, day, provider,
+        model) DO UPDATE SET calls = repriced_sums.calls + excluded.calls,
+        cost_nano = repriced_sums.cost_nano + excluded.cost_nano,
+        unpriced = repriced_sums.unpriced + excluded.unpriced;
+    DELETE FROM repriced_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model
+        AND calls = 0;
+END
+;
+
+CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM calls AS c
+     WHERE c.id = OLD.call_id AND repriced_sums.price_version = OLD.price_version
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (c.day, c.provider, c.model);
+    DELETE FROM repriced_sums WHERE price_version = OLD.price_version AND calls = 0;
+END
+;
+
+-- step 9: operations
+
+ALTER TABLE calls ADD COLUMN operation TEXT
+;
+
+-- step 10: jobs
+
+CREATE INDEX calls_of_jobs ON calls (response_id) WHERE operation IN ('video_create', 'video')
+;
+
+-- step 11: repricing base
+
+ALTER TABLE reprice_run ADD COLUMN base TEXT
+;
+
+CREATE INDEX reprice_run_by_base ON reprice_run (base) WHERE finished_us IS NULL AND base IS NOT NULL
+;
+
+CREATE TRIGGER call_to_reprice_goes AFTER DELETE ON call_cost
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, c.model, c.day, '', 0, 0, 0, -(CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN calls AS c ON c.id = OLD.call_id WHERE r.base = OLD.price_version
+       AND r.finished_us IS NULL AND OLD.call_id > r.done AND OLD.call_id <= r.last_call
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before
+; END
+;
+
+CREATE TRIGGER call_to_reprice_changes
+AFTER UPDATE OF day, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL
+ AND (OLD.day, OLD.model, OLD.usage_source, OLD.cost_nano)
+     IS NOT (NEW.day, NEW.model, NEW.usage_source, NEW.cost_nano)
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, OLD.model, OLD.day, '', 0, 0, 0, -(CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.price_version = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND k.call_id > r.done AND k.call_id <= r.last_call
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, NEW.model, NEW.day, '', 0, 0, 0, (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END),
+        (coalesce(k.cost_nano, 0) - coalesce(NEW.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.price_version = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND k.call_id > r.done AND k.call_id <= r.last_call
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+END
+;
+
+-- step 12: resent
+
+ALTER TABLE calls ADD COLUMN resent INTEGER
+;
+
+-- step 13: calls of unknown cost
+
+CREATE INDEX calls_without_usage ON calls (model, day) WHERE usage_source IS NULL
+;
+
+CREATE INDEX calls_estimated ON calls (model, day) WHERE usage_source = 'estimated'
+;
+
+DROP TRIGGER IF EXISTS summed_call_changes
+;
+
+DROP TRIGGER IF EXISTS summed_call_goes
+;
+
+ALTER TABLE call_sums ADD COLUMN unknown INTEGER NOT NULL DEFAULT 0
+;
+
+DELETE FROM call_sums
+;
+
+UPDATE summed_calls SET up_to = 0
+;
+
+INSERT INTO call_sums (day, provider, model, calls, total_input_tokens, output_tokens, cost_nano, unpriced,
+    estimated, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens, unknown)
+        SELECT c.day, c.provider, c.model, sum(1), sum(CASE WHEN (CAST(c.input_tokens AS numeric) +
+            c.cached_input_tokens + c.cache_creation_input_tokens) BETWEEN -9007199254740992
+            AND 9007199254740992 THEN (CAST(c.input_tokens AS numeric) + c.cached_input_tokens +
+            c.cache_creation_input_tokens) ELSE coalesce((CAST(c.input_tokens AS numeric) +
+            c.cached_input_tokens + c.cache_creation_input_tokens) * 1.0, 0) END),
+            sum(CASE WHEN c.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN c.output_tokens
+            ELSE coalesce(c.output_tokens * 1.0, 0) END), sum(coalesce(c.cost_nano, 0)),
+            sum(CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END),
+            sum(CASE WHEN c.usage_source = 'estimated' THEN 1 ELSE 0 END),
+            sum(CASE WHEN c.cached_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.cached_input_tokens ELSE coalesce(c.cached_input_tokens * 1.0, 0) END),
+            sum(CASE WHEN c.cache_creation_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.cache_creation_input_tokens ELSE coalesce(c.cache_creation_input_tokens * 1.0, 0) END),
+            sum(CASE WHEN c.reasoning_tokens BETWEEN -9007199254740992 AND 9007199254740992
+            THEN c.reasoning_tokens ELSE coalesce(c.reasoning_tokens * 1.0, 0) END),
+            sum(CASE WHEN (c.usage_source IS NULL AND c.cost_nano IS NULL
+            AND (c.status = 'started' OR coalesce(c.error_class, '') IN ('cancelled', 'network',
+            'process_lost') OR (coalesce(c.error_class, '') IN ('other',
+            'server_error') AND c.provider_status IS NULL))) THEN 1 ELSE 0 END)
+          FROM calls AS c NOT INDEXED
+         WHERE c.id > (SELECT up_to FROM summed_calls)
+         GROUP BY c.day, c.provider, c.model
+         ON CONFLICT (day, provider, model) DO UPDATE SET calls = call_sums.calls + excluded.calls,
+             total_input_tokens = call_sums.total_input_tokens + excluded.total_input_tokens,
+             output_tokens = call_sums.output_tokens + excluded.output_tokens,
+             cost_nano = call_sums.cost_nano + excluded.cost_nano,
+             unpriced = call_sums.unpriced + excluded.unpriced,
+             estimated = call_sums.estimated + excluded.estimated,
+             cached_input_tokens = call_sums.cached_input_tokens + excluded.cached_input_tokens,
+             cache_creation_input_tokens = call_sums.cache_creation_input_tokens +
+             excluded.cache_creation_input_tokens, reasoning_tokens = call_sums.reasoning_tokens +
+             excluded.reasoning_tokens, unknown = call_sums.unknown + excluded.unknown
+;
+
+UPDATE summed_calls SET up_to = CASE WHEN up_to > (SELECT coalesce(max(id),
+    0) FROM calls) THEN up_to ELSE (SELECT coalesce(max(id), 0) FROM calls) END
+;
+
+CREATE TRIGGER summed_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano, input_tokens, output_tokens, cached_input_tokens,
+    cache_creation_input_tokens, reasoning_tokens, status, error_class, provider_status ON calls
+WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+BEGIN
+UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE WHEN
+    (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens) BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+    OLD.cache_creation_input_tokens) ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens
+    + OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+    OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+    ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano, 0),
+    unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1
+    ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1 ELSE 0 END,
+    cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+    ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+    call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+    ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+    reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0, 0) END,
+    unknown = call_sums.unknown - CASE WHEN (OLD.usage_source IS NULL AND OLD.cost_nano IS NULL
+    AND (OLD.status = 'started' OR coalesce(OLD.error_class, '') IN ('cancelled', 'network',
+    'process_lost') OR (coalesce(OLD.error_class, '') IN ('other',
+    'server_error') AND OLD.provider_status IS NULL))) THEN 1 ELSE 0 END
+    WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+    INSERT INTO call_sums (day, provider, model, calls, total_input_tokens, output_tokens, cost_nano, unpriced,
+        estimated, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens, unknown) VALUES (NEW.day,
+        NEW.provider, NEW.model, 1, CASE WHEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) BETWEEN -9007199254740992 AND 9007199254740992
+        THEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens + NEW.cache_creation_input_tokens)
+        ELSE coalesce((CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) * 1.0, 0) END, CASE WHEN NEW.output_tokens BETWEEN -9007199254740992
+        AND 9007199254740992 THEN NEW.output_tokens ELSE coalesce(NEW.output_tokens * 1.0, 0) END,
+        coalesce(NEW.cost_nano, 0), CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1
+        ELSE 0 END, CASE WHEN NEW.usage_source = 'estimated' THEN 1 ELSE 0 END,
+        CASE WHEN NEW.cached_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cached_input_tokens ELSE coalesce(NEW.cached_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.cache_creation_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cache_creation_input_tokens ELSE coalesce(NEW.cache_creation_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.reasoning_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN NEW.reasoning_tokens
+        ELSE coalesce(NEW.reasoning_tokens * 1.0, 0) END, CASE WHEN (NEW.usage_source IS NULL
+        AND NEW.cost_nano IS NULL AND (NEW.status = 'started' OR coalesce(NEW.error_class, '') IN ('cancelled',
+        'network', 'process_lost') OR (coalesce(NEW.error_class, '') IN ('other',
+        'server_error') AND NEW.provider_status IS NULL))) THEN 1 ELSE 0 END) ON CONFLICT (day, provider,
+        model) DO UPDATE SET calls = call_sums.calls + excluded.calls,
+        total_input_tokens = call_sums.total_input_tokens + excluded.total_input_tokens,
+        output_tokens = call_sums.output_tokens + excluded.output_tokens,
+        cost_nano = call_sums.cost_nano + excluded.cost_nano, unpriced = call_sums.unpriced + excluded.unpriced,
+        estimated = call_sums.estimated + excluded.estimated,
+        cached_input_tokens = call_sums.cached_input_tokens + excluded.cached_input_tokens,
+        cache_creation_input_tokens = call_sums.cache_creation_input_tokens +
+        excluded.cache_creation_input_tokens, reasoning_tokens = call_sums.reasoning_tokens +
+        excluded.reasoning_tokens, unknown = call_sums.unknown + excluded.unknown;
+END
+;
+
+CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
+   WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+   BEGIN
+   UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE
+       WHEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       BETWEEN -9007199254740992 AND 9007199254740992
+       THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+       OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+       OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+       ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano,
+       0), unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL
+       THEN 1 ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1
+       ELSE 0 END, cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens
+       BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+       ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+       call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN
+       -9007199254740992 AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+       ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+       reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+       AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0, 0) END,
+       unknown = call_sums.unknown - CASE WHEN (OLD.usage_source IS NULL AND OLD.cost_nano IS NULL
+       AND (OLD.status = 'started' OR coalesce(OLD.error_class, '') IN ('cancelled', 'network',
+       'process_lost') OR (coalesce(OLD.error_class, '') IN ('other',
+       'server_error') AND OLD.provider_status IS NULL))) THEN 1 ELSE 0 END
+       WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+   DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+END
+;
+
+ALTER TABLE reprice_run ADD COLUMN estimated INTEGER
+;
+
+ALTER TABLE reprice_run ADD COLUMN unknown INTEGER
+;
+
+-- step 14: costs of runs
+
+DROP TRIGGER call_cost_is_append_only
+;
+
+DROP TRIGGER call_cost_goes_by_pruning
+;
+
+DROP TRIGGER repriced_call_changes
+;
+
+DROP TRIGGER repriced_call_goes
+;
+
+DROP TRIGGER call_to_reprice_goes
+;
+
+DROP TRIGGER call_to_reprice_changes
+;
+
+DROP INDEX reprice_run_by_base
+;
+
+ALTER TABLE reprice_run DROP COLUMN base
+;
+
+ALTER TABLE reprice_run ADD COLUMN base INTEGER
+;
+
+ALTER TABLE reprice_run ADD COLUMN finished_no INTEGER
+;
+
+ALTER TABLE reprice_run ADD COLUMN in_flight INTEGER
+;
+
+ALTER TABLE reprice_run ADD COLUMN add_up_again INTEGER NOT NULL DEFAULT 0
+;
+
+CREATE INDEX reprice_run_by_base ON reprice_run (base) WHERE finished_us IS NULL AND base IS NOT NULL
+;
+
+CREATE INDEX reprice_run_by_finish ON reprice_run (finished_us)
+;
+
+UPDATE reprice_run SET finished_us = started_us
+ WHERE id IN (SELECT max(r.id) FROM reprice_run AS r JOIN current_version USING (version)
+               GROUP BY r.version HAVING max(r.finished_us) IS NULL)
+;
+
+UPDATE reprice_run SET finished_no = id WHERE finished_us IS NOT NULL
+;
+
+CREATE TABLE run_of_version AS
+SELECT version, max(id) AS run FROM reprice_run WHERE finished_us IS NOT NULL GROUP BY version
+;
+
+UPDATE reprice_run
+   SET replaced = (SELECT json_group_array(run)
+                     FROM (SELECT o.run
+                             FROM json_each(reprice_run.replaced) AS j
+                             JOIN run_of_version AS o ON o.version = j.value
+                            ORDER BY j.key))
+ WHERE replaced IS NOT NULL
+;
+
+UPDATE reprice_run SET done = 0, replaced = '[]' WHERE finished_us IS NULL
+;
+
+DELETE FROM reprice_sum WHERE run IN (SELECT id FROM reprice_run WHERE finished_us IS NULL)
+;
+
+CREATE TABLE current_run (position INTEGER PRIMARY KEY, run INTEGER NOT NULL UNIQUE) STRICT
+;
+
+INSERT INTO current_run (position, run)
+SELECT position, o.run FROM current_version JOIN run_of_version AS o USING (version)
+;
+
+DROP TABLE current_version
+;
+
+ALTER TABLE call_cost RENAME TO cost_by_version
+;
+
+CREATE TABLE call_cost (
+    run        INTEGER NOT NULL,
+    call_id    INTEGER NOT NULL,
+    cost_nano  INTEGER,
+    reason     TEXT,
+    PRIMARY KEY (run, call_id)
+) STRICT, WITHOUT ROWID
+;
+
+INSERT INTO call_cost (run, call_id, cost_nano, reason)
+SELECT o.run, k.call_id, k.cost_nano, k.reason
+  FROM cost_by_version AS k
+  JOIN run_of_version AS o ON o.version = k.price_version
+ ORDER BY o.run, k.call_id
+;
+
+DROP TABLE cost_by_version
+;
+
+DROP TABLE run_of_version
+;
+
+CREATE INDEX call_cost_unpriced ON call_cost (run, call_id) WHERE cost_nano IS NULL
+;
+
+DROP TABLE repriced_sums
+;
+
+CREATE TABLE repriced_sums (
+    run       INTEGER NOT NULL,
+    day       INTEGER NOT NULL,
+    provider  TEXT NOT NULL,
+    model     TEXT NOT NULL,
+    calls INTEGER NOT NULL, cost_nano INTEGER NOT NULL, unpriced INTEGER NOT NULL,
+    PRIMARY KEY (run, day, provider, model)
+) WITHOUT ROWID
+;
+
+INSERT INTO repriced_sums (run, day, provider, model, calls, cost_nano, unpriced)
+        SELECT k.run, c.day, c.provider, c.model, sum(1), sum((coalesce(k.cost_nano, 0) - coalesce(c.cost_nano,
+            0))), sum((CASE WHEN k.cost_nano IS NULL THEN 1 ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL
+            AND c.cost_nano IS NULL THEN 1 ELSE 0 END))
+          FROM call_cost AS k
+          JOIN calls AS c ON c.id = k.call_id
+         GROUP BY k.run, c.day, c.provider, c.model
+         ON CONFLICT (run, day, provider, model) DO UPDATE SET calls = repriced_sums.calls + excluded.calls,
+             cost_nano = repriced_sums.cost_nano + excluded.cost_nano,
+             unpriced = repriced_sums.unpriced + excluded.unpriced
+;
+
+ALTER TABLE reprice_sum ADD COLUMN newly_priced INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE reprice_sum ADD COLUMN newly_priced_nano INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE reprice_sum ADD COLUMN no_longer_priced INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE reprice_sum ADD COLUMN no_longer_priced_nano INTEGER NOT NULL DEFAULT 0
+;
+
+CREATE TRIGGER call_cost_is_append_only BEFORE UPDATE ON call_cost
+BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+;
+
+CREATE TRIGGER call_cost_goes_by_pruning BEFORE DELETE ON call_cost
+WHEN NOT EXISTS (SELECT 1 FROM pruning)
+BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+;
+
+CREATE TRIGGER repriced_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano,
+    OLD.usage_source) IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM call_cost AS k
+     WHERE k.run = repriced_sums.run AND k.call_id = OLD.id
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (OLD.day, OLD.provider,
+           OLD.model);
+    INSERT INTO repriced_sums (run, day, provider, model, calls, cost_nano, unpriced) SELECT k.run, NEW.day,
+        NEW.provider, NEW.model, 1, (coalesce(k.cost_nano, 0) - coalesce(NEW.cost_nano, 0)),
+        (CASE WHEN k.cost_nano IS NULL THEN 1 ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL
+        AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END)  FROM call_cost AS k WHERE k.run IN (SELECT id
+        FROM reprice_run) AND k.call_id = NEW.id ON CONFLICT (run, day, provider,
+        model) DO UPDATE SET calls = repriced_sums.calls + excluded.calls,
+        cost_nano = repriced_sums.cost_nano + excluded.cost_nano,
+        unpriced = repriced_sums.unpriced + excluded.unpriced;
+    DELETE FROM repriced_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model
+        AND calls = 0;
+    UPDATE reprice_run SET add_up_again = 1
+     WHERE finished_us IS NULL
+       AND EXISTS (SELECT 1 FROM call_cost AS k WHERE k.run = reprice_run.id AND k.call_id = OLD.id);
+END
+;
+
+CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM calls AS c
+     WHERE c.id = OLD.call_id AND repriced_sums.run = OLD.run
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (c.day, c.provider, c.model);
+    DELETE FROM repriced_sums WHERE run = OLD.run AND calls = 0;
+    UPDATE reprice_run SET add_up_again = 1 WHERE id = OLD.run AND finished_us IS NULL;
+END
+;
+
+CREATE TRIGGER call_to_reprice_goes AFTER DELETE ON call_cost
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, c.model, c.day, '', 0, 0, 0, -(CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN calls AS c ON c.id = OLD.call_id WHERE r.base = OLD.run
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = OLD.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before
+; END
+;
+
+CREATE TRIGGER call_to_reprice_changes
+AFTER UPDATE OF day, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL
+ AND (OLD.day, OLD.model, OLD.usage_source, OLD.cost_nano)
+     IS NOT (NEW.day, NEW.model, NEW.usage_source, NEW.cost_nano)
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, OLD.model, OLD.day, '', 0, 0, 0, -(CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.run = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = k.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, NEW.model, NEW.day, '', 0, 0, 0, (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END),
+        (coalesce(k.cost_nano, 0) - coalesce(NEW.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.run = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = k.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+END
+;
+
+-- step 15: reservations
+
+ALTER TABLE calls ADD COLUMN reserved_nano INTEGER
+;
+
+ALTER TABLE calls ADD COLUMN reserved_tokens INTEGER
+;
+
+-- step 16: keys
+
+ALTER TABLE calls ADD COLUMN key TEXT
+;
+
+-- step 17: erasures
+
+CREATE TABLE erasures (
+    id          INTEGER PRIMARY KEY,
+    key         TEXT NOT NULL UNIQUE,
+    at_us       INTEGER NOT NULL,
+    event       INTEGER NOT NULL,     -- the last one that the file had by then
+    session_id  TEXT,                 -- the session that was deleted, or
+    before_us   INTEGER,              -- the moment before which content was
+    runs        TEXT NOT NULL         -- those that said something in the session, as JSON
+) STRICT
+;
+
+CREATE INDEX erasures_by_session ON erasures (session_id) WHERE session_id IS NOT NULL
+;
+
+-- step 18: epochs
+
+ALTER TABLE session_setups ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0
+;
+
+ALTER TABLE session_messages ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0
+;
+
+-- step 19: call rows
+
+CREATE VIEW call_rows AS SELECT id AS call_id, run_id, request_id, attempt, session_id, turn_id, message_id,
+    caused_by, started_us, finished_us, first_token_ms, latency_ms, status, key, reason, provider, model,
+    requested_model, served_model, streamed, stop_reason, raw_stop_reason, response_id, provider_request_id,
+    error_class, error_type, error_message, provider_status, provider_code, retry_count, will_retry,
+    delay_seconds, retry_after_seconds, input_tokens, cached_input_tokens, cache_creation_input_tokens,
+    cache_creation_1h_input_tokens, output_tokens, reasoning_tokens, usage_source, usage_raw, usage_details,
+    service_tier, priced_as, routing, estimated_input_tokens, tags, warnings,
+    input_tokens + cached_input_tokens + cache_creation_input_tokens AS total_input_tokens, coalesce(operation,
+    'chat') AS operation, coalesce(resent, 0) AS resent, now_nano AS cost_nano_usd, now_source AS cost_source,
+    now_version AS cost_pricing_version, now_reason AS cost_reason, now_computed_nano AS cost_computed_nano_usd,
+    cost_nano AS at_call_time_nano_usd, cost_source AS at_call_time_source,
+    cost_version AS at_call_time_pricing_version, cost_reason AS at_call_time_reason,
+    cost_computed_nano AS at_call_time_computed_nano_usd FROM (
+    SELECT c.*, r.run_id,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_version
+                ELSE (SELECT v.version FROM reprice_run AS v WHERE v.id = cc.run)
+           END AS now_version,
+           (CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END) AS now_nano,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_source
+                WHEN cc.cost_nano IS NULL THEN 'unpriced'
+                ELSE 'computed'
+           END AS now_source,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_computed_nano END AS now_computed_nano
+      FROM calls AS c
+      JOIN runs AS r ON r.id = c.run
+      LEFT JOIN call_cost AS cc
+        ON cc.call_id = c.id
+       AND cc.run = (
+        SELECT cr.run
+          FROM current_run AS cr
+          JOIN call_cost AS k ON k.run = cr.run AND k.call_id = c.id
+         ORDER BY cr.position
+         LIMIT 1
+    )
+) AS priced
+;
+
+-- step 20: triggers of sums
+
+-- Versions 13 to 16 made these triggers from queries that changed meanwhile. All files get the same ones.
+
+DROP TRIGGER summed_call_changes
+;
+
+CREATE TRIGGER summed_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano, input_tokens, output_tokens, cached_input_tokens,
+    cache_creation_input_tokens, reasoning_tokens, status, error_class, provider_status ON calls
+WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+BEGIN
+UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE WHEN
+    (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens) BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+    OLD.cache_creation_input_tokens) ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens
+    + OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+    OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+    ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano, 0),
+    unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1
+    ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1 ELSE 0 END,
+    cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens BETWEEN
+    -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+    ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+    call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+    ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+    reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+    AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0, 0) END,
+    unknown = call_sums.unknown - CASE WHEN (OLD.usage_source IS NULL AND OLD.cost_nano IS NULL
+    AND (OLD.status = 'started' OR coalesce(OLD.error_class, '') IN ('cancelled', 'network',
+    'process_lost') OR (coalesce(OLD.error_class, '') IN ('other',
+    'server_error') AND OLD.provider_status IS NULL))) THEN 1 ELSE 0 END
+    WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+    INSERT INTO call_sums (day, provider, model, calls, total_input_tokens, output_tokens, cost_nano, unpriced,
+        estimated, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens, unknown) VALUES (NEW.day,
+        NEW.provider, NEW.model, 1, CASE WHEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) BETWEEN -9007199254740992 AND 9007199254740992
+        THEN (CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens + NEW.cache_creation_input_tokens)
+        ELSE coalesce((CAST(NEW.input_tokens AS numeric) + NEW.cached_input_tokens +
+        NEW.cache_creation_input_tokens) * 1.0, 0) END, CASE WHEN NEW.output_tokens BETWEEN -9007199254740992
+        AND 9007199254740992 THEN NEW.output_tokens ELSE coalesce(NEW.output_tokens * 1.0, 0) END,
+        coalesce(NEW.cost_nano, 0), CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1
+        ELSE 0 END, CASE WHEN NEW.usage_source = 'estimated' THEN 1 ELSE 0 END,
+        CASE WHEN NEW.cached_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cached_input_tokens ELSE coalesce(NEW.cached_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.cache_creation_input_tokens BETWEEN -9007199254740992 AND 9007199254740992
+        THEN NEW.cache_creation_input_tokens ELSE coalesce(NEW.cache_creation_input_tokens * 1.0, 0) END,
+        CASE WHEN NEW.reasoning_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN NEW.reasoning_tokens
+        ELSE coalesce(NEW.reasoning_tokens * 1.0, 0) END, CASE WHEN (NEW.usage_source IS NULL
+        AND NEW.cost_nano IS NULL AND (NEW.status = 'started' OR coalesce(NEW.error_class, '') IN ('cancelled',
+        'network', 'process_lost') OR (coalesce(NEW.error_class, '') IN ('other',
+        'server_error') AND NEW.provider_status IS NULL))) THEN 1 ELSE 0 END) ON CONFLICT (day, provider,
+        model) DO UPDATE SET calls = call_sums.calls + excluded.calls,
+        total_input_tokens = call_sums.total_input_tokens + excluded.total_input_tokens,
+        output_tokens = call_sums.output_tokens + excluded.output_tokens,
+        cost_nano = call_sums.cost_nano + excluded.cost_nano, unpriced = call_sums.unpriced + excluded.unpriced,
+        estimated = call_sums.estimated + excluded.estimated,
+        cached_input_tokens = call_sums.cached_input_tokens + excluded.cached_input_tokens,
+        cache_creation_input_tokens = call_sums.cache_creation_input_tokens +
+        excluded.cache_creation_input_tokens, reasoning_tokens = call_sums.reasoning_tokens +
+        excluded.reasoning_tokens, unknown = call_sums.unknown + excluded.unknown;
+END
+;
+
+DROP TRIGGER summed_call_goes
+;
+
+CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
+   WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+   BEGIN
+   UPDATE call_sums SET calls = call_sums.calls - 1, total_input_tokens = call_sums.total_input_tokens - CASE
+       WHEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       BETWEEN -9007199254740992 AND 9007199254740992
+       THEN (CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens + OLD.cache_creation_input_tokens)
+       ELSE coalesce((CAST(OLD.input_tokens AS numeric) + OLD.cached_input_tokens +
+       OLD.cache_creation_input_tokens) * 1.0, 0) END, output_tokens = call_sums.output_tokens - CASE WHEN
+       OLD.output_tokens BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.output_tokens
+       ELSE coalesce(OLD.output_tokens * 1.0, 0) END, cost_nano = call_sums.cost_nano - coalesce(OLD.cost_nano,
+       0), unpriced = call_sums.unpriced - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL
+       THEN 1 ELSE 0 END, estimated = call_sums.estimated - CASE WHEN OLD.usage_source = 'estimated' THEN 1
+       ELSE 0 END, cached_input_tokens = call_sums.cached_input_tokens - CASE WHEN OLD.cached_input_tokens
+       BETWEEN -9007199254740992 AND 9007199254740992 THEN OLD.cached_input_tokens
+       ELSE coalesce(OLD.cached_input_tokens * 1.0, 0) END, cache_creation_input_tokens =
+       call_sums.cache_creation_input_tokens - CASE WHEN OLD.cache_creation_input_tokens BETWEEN
+       -9007199254740992 AND 9007199254740992 THEN OLD.cache_creation_input_tokens
+       ELSE coalesce(OLD.cache_creation_input_tokens * 1.0, 0) END,
+       reasoning_tokens = call_sums.reasoning_tokens - CASE WHEN OLD.reasoning_tokens BETWEEN -9007199254740992
+       AND 9007199254740992 THEN OLD.reasoning_tokens ELSE coalesce(OLD.reasoning_tokens * 1.0, 0) END,
+       unknown = call_sums.unknown - CASE WHEN (OLD.usage_source IS NULL AND OLD.cost_nano IS NULL
+       AND (OLD.status = 'started' OR coalesce(OLD.error_class, '') IN ('cancelled', 'network',
+       'process_lost') OR (coalesce(OLD.error_class, '') IN ('other',
+       'server_error') AND OLD.provider_status IS NULL))) THEN 1 ELSE 0 END
+       WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model;
+   DELETE FROM call_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model AND calls = 0;
+END
+;
+
+DROP TRIGGER repriced_call_changes
+;
+
+CREATE TRIGGER repriced_call_changes
+AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano,
+    OLD.usage_source) IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM call_cost AS k
+     WHERE k.run = repriced_sums.run AND k.call_id = OLD.id
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (OLD.day, OLD.provider,
+           OLD.model);
+    INSERT INTO repriced_sums (run, day, provider, model, calls, cost_nano, unpriced) SELECT k.run, NEW.day,
+        NEW.provider, NEW.model, 1, (coalesce(k.cost_nano, 0) - coalesce(NEW.cost_nano, 0)),
+        (CASE WHEN k.cost_nano IS NULL THEN 1 ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL
+        AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END)  FROM call_cost AS k WHERE k.run IN (SELECT id
+        FROM reprice_run) AND k.call_id = NEW.id ON CONFLICT (run, day, provider,
+        model) DO UPDATE SET calls = repriced_sums.calls + excluded.calls,
+        cost_nano = repriced_sums.cost_nano + excluded.cost_nano,
+        unpriced = repriced_sums.unpriced + excluded.unpriced;
+    DELETE FROM repriced_sums WHERE day = OLD.day AND provider = OLD.provider AND model = OLD.model
+        AND calls = 0;
+    UPDATE reprice_run SET add_up_again = 1
+     WHERE finished_us IS NULL
+       AND EXISTS (SELECT 1 FROM call_cost AS k WHERE k.run = reprice_run.id AND k.call_id = OLD.id);
+END
+;
+
+DROP TRIGGER repriced_call_goes
+;
+
+CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
+BEGIN
+    UPDATE repriced_sums SET calls = repriced_sums.calls - 1,
+        cost_nano = repriced_sums.cost_nano - (coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0)),
+        unpriced = repriced_sums.unpriced - (CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END)
+      FROM calls AS c
+     WHERE c.id = OLD.call_id AND repriced_sums.run = OLD.run
+       AND (repriced_sums.day, repriced_sums.provider, repriced_sums.model) = (c.day, c.provider, c.model);
+    DELETE FROM repriced_sums WHERE run = OLD.run AND calls = 0;
+    UPDATE reprice_run SET add_up_again = 1 WHERE id = OLD.run AND finished_us IS NULL;
+END
+;
+
+DROP TRIGGER call_to_reprice_changes
+;
+
+CREATE TRIGGER call_to_reprice_changes
+AFTER UPDATE OF day, model, usage_source, cost_nano ON calls
+WHEN OLD.usage_source IS NOT NULL
+ AND (OLD.day, OLD.model, OLD.usage_source, OLD.cost_nano)
+     IS NOT (NEW.day, NEW.model, NEW.usage_source, NEW.cost_nano)
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, OLD.model, OLD.day, '', 0, 0, 0, -(CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN OLD.usage_source IS NOT NULL AND OLD.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(k.cost_nano, 0) - coalesce(OLD.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.run = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = k.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, NEW.model, NEW.day, '', 0, 0, 0, (CASE WHEN k.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN NEW.usage_source IS NOT NULL AND NEW.cost_nano IS NULL THEN 1 ELSE 0 END),
+        (coalesce(k.cost_nano, 0) - coalesce(NEW.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN call_cost AS k ON k.run = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = k.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before;
+END
+;
+
+DROP TRIGGER call_to_reprice_goes
+;
+
+CREATE TRIGGER call_to_reprice_goes AFTER DELETE ON call_cost
+BEGIN
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, c.model, c.day, '', 0, 0, 0, -(CASE WHEN OLD.cost_nano IS NULL THEN 1
+        ELSE 0 END - CASE WHEN c.usage_source IS NOT NULL AND c.cost_nano IS NULL THEN 1 ELSE 0 END),
+        -(coalesce(OLD.cost_nano, 0) - coalesce(c.cost_nano, 0))
+      FROM reprice_run AS r
+      JOIN calls AS c ON c.id = OLD.call_id WHERE r.base = OLD.run
+       AND r.finished_us IS NULL AND NOT EXISTS (SELECT 1 FROM call_cost AS own
+           WHERE own.run = r.id AND own.call_id = OLD.call_id)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before
+; END
+;
