@@ -15,9 +15,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
+from callboard import AuthError, CallRow, Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
 from engine.web_view import tail as web_tail
 from engine.web_view.app import WebView
+from engine.web_view.screens.now import ended_us
+from engine.web_view.screens.rows import billed, first_ms, took_ms, waited_ms
 from engine.web_view.tail import Tail
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer
@@ -687,3 +689,72 @@ async def test_closing_a_view_ends_what_its_pages_listen_to() -> None:
             async with asyncio.timeout(20):
                 assert [name async for name, _, _ in frames if name != "now"] == []
             assert engine.statistics().state == "running"
+
+
+# -- Attempts, turns and filters
+
+
+async def test_took_is_the_time_of_the_attempt_and_a_refusal_costs_nothing_everywhere(tmp_path: Path) -> None:
+    """*Now*, *Calls* and *Session* give the same times and the same word for the cost."""
+    refused = AuthError("no", provider="s", request_id="r", provider_status=401, retryable=False)
+    async with running(Say("Hi"), Say(fails=refused), store=tmp_path / "t.db", prices=CHEAP) as (engine, _):
+        session = engine.session("s:m")
+        await session.send("Hi")
+        with pytest.raises(AuthError):
+            await session.send("Hi")
+        await engine.flush()
+        async with looking(web(engine)) as client, listening(client, "api/now") as frames:
+            lists = [
+                (await first(frames, "now"))["recent"],
+                (await client.get("api/calls")).json(),
+                (await client.get(f"api/sessions/{session.id}")).json()["calls"],
+            ]
+            for rows in lists:
+                assert [row["billed"] for row in rows] == ["nothing", "known"]
+                assert all(row["took_ms"] == (row["finished_us"] - row["started_us"]) // 1000 for row in rows)
+
+
+def attempt(**fields: object) -> CallRow:
+    """A row of the trace with what the test is about."""
+    known = dict.fromkeys(CallRow.__struct_fields__) | {"attempt": 1, "status": "completed"}
+    return CallRow(**(known | fields))  # type: ignore[arg-type]
+
+
+def test_waits_are_told_from_the_attempt() -> None:
+    """A call's latency counts from its beginning, and so does its first token."""
+    row = attempt(started_us=5_000_000, finished_us=6_000_000, latency_ms=3000, first_token_ms=2400)
+    assert (took_ms(row), waited_ms(row), first_ms(row)) == (1000, 2000, 400)
+    assert billed(attempt(status="started", started_us=1)) == "open"
+    assert billed(attempt(status="failed", error_class="auth", provider_status=401)) == "nothing"
+    assert billed(attempt(status="cancelled", error_class="cancelled")) == "unknown"
+
+
+def test_just_ended_is_in_the_order_of_the_ends() -> None:
+    """A long call that began first and ended last comes first."""
+    long = attempt(request_id="long", started_us=1, finished_us=900)
+    quick = attempt(request_id="quick", started_us=5, finished_us=50)
+    assert sorted([quick, long], key=ended_us, reverse=True) == [long, quick]
+
+
+async def test_events_are_filtered_by_session_tag_and_time(tmp_path: Path) -> None:
+    """The history and what comes: each filter by itself, and a moment that is no number is refused."""
+    async with running(Say("One"), Say("Two"), store=tmp_path / "t.db") as (engine, _):
+        one = engine.session("s:m", tags={"team": "search"})
+        await one.send("Hi")
+        await engine.session("s:m").send("Hi")
+        async with looking(web(engine)) as client:
+
+            async def found(**asked: str) -> list[dict[str, object]]:
+                events: list[dict[str, object]] = (await client.get("api/events/history", params=asked)).json()
+                return events
+
+            everything = await found()
+            own = await found(session_id=one.id)
+            assert own == [each for each in everything if each.get("session_id") == one.id] != []
+            tagged = await found(tag="team:search")
+            assert {str(each["topic"]) for each in tagged} >= {"llm.call_started", "llm.call_completed"}
+            assert all(each["tags"] == {"team": "search"} for each in tagged)
+            middle = str(everything[len(everything) // 2]["ts_us"])
+            before, after = await found(until=middle), await found(since=middle)
+            assert len(before) + len(after) == len(everything)
+            assert (await client.get("api/events/history", params={"since": "now"})).status_code == 400

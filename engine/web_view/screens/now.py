@@ -113,7 +113,7 @@ async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     own = None if subject.engine is None else subject.engine.bus.run_id
     begun = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
     recent = [row for row in await store.calls(limit=LATEST) if row.status != "started"]
-    recent.sort(key=_ended_us, reverse=True)
+    recent.sort(key=ended_us, reverse=True)
     return {
         "today": sums[0] if sums else None,
         "others": [attempt_in_brief(row) for row in begun if row.run_id != own],
@@ -121,5 +121,6 @@ async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
     }
 
 
-def _ended_us(row: CallRow) -> int:
+def ended_us(row: CallRow) -> int:
+    """When an attempt ended, in microseconds since the epoch."""
     return row.finished_us or (row.started_us or 0) + (row.latency_ms or 0) * 1000
