@@ -287,6 +287,30 @@ async def test_the_streams_are_listed_with_their_readers() -> None:
     assert folded.bytes > 0
 
 
+async def test_the_list_says_whose_stream_it_is_and_how_long_it_took() -> None:
+    """Session, model and times, while it is open, kept, folded, and after one of its id was forgotten."""
+    clock = FakeClock()
+    channel = StreamChannel(clock=clock, retain_seconds=60)
+    log = channel.open("one", session_id="ses_1", model="s:m")
+    began = clock.now_us()
+    clock.advance(2)
+
+    def listed() -> tuple[object, ...]:
+        (each,) = channel.streams()
+        return each.session_id, each.model, each.began_us, each.ended_us
+
+    assert listed() == ("ses_1", "s:m", began, None)
+    filled(log, reply("a"))
+    assert listed() == ("ses_1", "s:m", began, began + 2_000_000)
+    clock.advance(61)
+    assert listed() == ("ses_1", "s:m", began, began + 2_000_000)
+    channel.discard("one")
+    channel.open("one")
+    assert listed() == (None, None, clock.now_us(), None)
+    channel.discard("one")
+    assert channel.streams() == ()
+
+
 async def test_a_log_that_jumps_resets_who_was_behind() -> None:
     """Readers of the part that was skipped begin anew with the snapshot; a new one gets it from the start."""
     log: StreamLog[TurnEvent] = StreamLog("s")
