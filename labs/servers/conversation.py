@@ -97,7 +97,7 @@ def plan_of(seed: int) -> list[Step]:
         for _ in range(chance.randint(1, most)):
             step = _step(temper, chance, len(steps))
             if step.ends == "shortened" and not any(before.ends == "said" for before in steps):
-                step = step._replace(says=step.says[:1], ends="failed")  # there is nothing to leave out
+                step = step._replace(says=step.says[:1] * 3, ends="failed")  # there is nothing to leave out
             steps.append(step)
     return steps
 
@@ -134,7 +134,8 @@ def _with_error(
         return Step(temper, content, (Says(error=note), *says), streamed, "shortened", note)
     if note.expect["fallback"] and not overflow and not in_stream:
         return Step(temper, content, (*says[:at], Says(error=note), *says[at:]), streamed, "healed", note)
-    return Step(temper, content, (*says[:at], Says(error=note)), streamed, "failed", note)
+    errors = [Says(error=note)] * 3  # a request that was mended is refused again
+    return Step(temper, content, (*says[:at], *errors), streamed, "failed", note)
 
 
 def _thought(chance: random.Random) -> str:
