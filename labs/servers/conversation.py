@@ -92,7 +92,7 @@ def plan_of(seed: int) -> list[Step]:
     third = chance.choice(TEMPERS)
     stays = [home, away, home, *chance.choices((home, away, third), k=chance.randint(0, 3)), home]
     most = 8 if chance.random() < 0.1 else 3
-    steps = []
+    steps: list[Step] = []
     for temper in stays:
         for _ in range(chance.randint(1, most)):
             step = _step(temper, chance, len(steps))
@@ -199,9 +199,9 @@ async def _turn(session: Session, step: Step) -> str | None:
             async with session.stream(content, **options) as turn:
                 async for _ in turn:
                     pass
-                reply = await turn.response()
+                said = (await turn.response()).text
         else:
-            reply = await session.send(content, **options)
+            said = (await session.send(content, **options)).text
     except AdapterError as error:
         if step.ends != "failed":
             raise
@@ -210,7 +210,7 @@ async def _turn(session: Session, step: Step) -> str | None:
         return None if type(error) is expected else f"{step.error.id} became {type(error).__name__}: {error}"
     if step.ends == "failed":
         return "no error was raised"
-    return None if reply.text == step.last else f"the reply is {reply.text!r} and not {step.last!r}"
+    return None if said == step.last else f"the reply is {said!r} and not {step.last!r}"
 
 
 def _model(step: Step) -> str:
