@@ -16,6 +16,7 @@ import msgspec
 import bus
 from adapters.provider import provider_named
 from adapters.registry import adapter_types
+from adapters.servers import Note, notes
 from bus.streams.events import StreamEvent, TurnEvent
 from engine.cli.command_line import build_parser
 
@@ -96,6 +97,30 @@ def providers() -> str:
         keys = ", ".join(f"`{variable}`" for variable in provider.key_variables)
         rows.append((f"`{name}`", _in_a_cell(speaks), ", ".join(provider.kinds) or "what was recorded", keys))
     return _table(("`type`", "what it speaks", "models for", "key, without a models.yaml"), rows)
+
+
+def servers() -> str:
+    """A table for each server of the field notes: fact, what Callboard does, source."""
+    by_server: dict[str, list[Note]] = {}
+    for note in notes():
+        by_server.setdefault(note.server, []).append(note)
+    parts = []
+    for name in sorted(by_server):
+        rows = [(_fact(note), _in_a_cell(note.right), _source(note.source)) for note in by_server[name]]
+        parts.append(f"## {name}\n\n{_table(('fact', 'what Callboard does', 'source'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _fact(note: Note) -> str:
+    return _in_a_cell(note.fact if note.wire == "any" else f"{note.fact} ({note.wire})")
+
+
+def _source(source: str) -> str:
+    """A link to a report or a page."""
+    if source.startswith("https://"):
+        return f"[{source.split('/')[2]}]({source})"
+    repository, _, number = source.partition("#")
+    return f"[{source}](https://github.com/{repository}/issues/{number})"
 
 
 def stream_events() -> str:
@@ -217,6 +242,7 @@ ROOT = Path(__file__).parents[2]
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "events": events,
+    "servers": servers,
     "providers": providers,
     "stream_events": stream_events,
     "definition_of_done": definition_of_done,

@@ -92,12 +92,12 @@ def plan_of(seed: int) -> list[Step]:
     third = chance.choice(TEMPERS)
     stays = [home, away, home, *chance.choices((home, away, third), k=chance.randint(0, 3)), home]
     most = 8 if chance.random() < 0.1 else 3
-    steps = []
+    steps: list[Step] = []
     for temper in stays:
         for _ in range(chance.randint(1, most)):
             step = _step(temper, chance, len(steps))
             if step.ends == "shortened" and not any(before.ends == "said" for before in steps):
-                step = step._replace(says=step.says[:1], ends="failed")  # there is nothing to leave out
+                step = step._replace(says=step.says[:1] * 3, ends="failed")  # there is nothing to leave out
             steps.append(step)
     return steps
 
@@ -134,7 +134,8 @@ def _with_error(
         return Step(temper, content, (Says(error=note), *says), streamed, "shortened", note)
     if note.expect["fallback"] and not overflow and not in_stream:
         return Step(temper, content, (*says[:at], Says(error=note), *says[at:]), streamed, "healed", note)
-    return Step(temper, content, (*says[:at], Says(error=note)), streamed, "failed", note)
+    errors = [Says(error=note)] * 3  # a request that was mended is refused again
+    return Step(temper, content, (*says[:at], *errors), streamed, "failed", note)
 
 
 def _thought(chance: random.Random) -> str:
@@ -198,9 +199,9 @@ async def _turn(session: Session, step: Step) -> str | None:
             async with session.stream(content, **options) as turn:
                 async for _ in turn:
                     pass
-                reply = await turn.response()
+                said = (await turn.response()).text
         else:
-            reply = await session.send(content, **options)
+            said = (await session.send(content, **options)).text
     except AdapterError as error:
         if step.ends != "failed":
             raise
@@ -209,7 +210,7 @@ async def _turn(session: Session, step: Step) -> str | None:
         return None if type(error) is expected else f"{step.error.id} became {type(error).__name__}: {error}"
     if step.ends == "failed":
         return "no error was raised"
-    return None if reply.text == step.last else f"the reply is {reply.text!r} and not {step.last!r}"
+    return None if said == step.last else f"the reply is {said!r} and not {step.last!r}"
 
 
 def _model(step: Step) -> str:

@@ -169,7 +169,9 @@ def blank_text(asked: Asked) -> str | None:
 def blank_system(asked: Asked) -> str | None:
     """No system text is empty or white space."""
     system = asked.body.get("system")
-    texts = [system] if isinstance(system, str) else [block.get("text") for block in system or []]  # type: ignore
+    blocks = system if isinstance(system, list) else []
+    texts: list[Any] = [system] if isinstance(system, str) else []
+    texts += [block.get("text") for block in blocks if isinstance(block, dict)]
     texts += [block.get("text") for m in _messages(asked) if m.get("role") == "system" for block in _blocks(m)]
     return (
         "system: text content blocks must be non-empty" if any(not str(t or "").strip() for t in texts) else None

@@ -14,6 +14,7 @@ from adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from adapters.servers import Note, notes
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
+from docs.book.generated import servers
 from engine.routing.candidates import may_fall_back
 
 from ..support.virtual_time import FakeClock, run_virtual
@@ -143,3 +144,12 @@ def test_every_note_has_a_source_and_an_id_of_its_own() -> None:
         assert note.id.startswith(f"C-{note.server}-")
         assert note.fact.endswith(".")
         assert note.right.endswith(".")
+
+
+def test_the_book_shows_every_note() -> None:
+    """The page has a table for each server, with a link to each source."""
+    page = servers()
+    for note in notes():
+        assert f"## {note.server}\n" in page
+        assert note.right in page
+        assert note.source in page

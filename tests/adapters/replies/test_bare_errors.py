@@ -9,6 +9,7 @@ import pytest
 
 from adapters.replies.sse import SseDecoder
 from bus.errors import AdapterError, ContextOverflowError, RateLimitError
+from bus.values.json import JsonObject
 
 from ...support.wires import chat
 from ...support.wires.anthropic import AnthropicWire
@@ -58,12 +59,11 @@ def test_an_error_after_text_is_that_error(make: Callable[[], Wire]) -> None:
 @pytest.mark.parametrize("make", [*WIRES], ids=lambda make: make.__name__)
 def test_a_whole_reply_that_is_an_error_is_that_error(make: Callable[[], Wire]) -> None:
     """With status 200, in shapes that are none of the wire's own."""
-    spent = {"code": "x", "message": "Insufficient balance"}
-    for body in (
-        {"errors": [spent], "success": False},
-        {"base_resp": {"status_code": 1008, "status_msg": "no"}},
-        spent,
-    ):
+    spent: JsonObject = {"code": "x", "message": "Insufficient balance"}
+    bodies: list[JsonObject] = [
+        {"errors": [spent], "success": False}, {"base_resp": {"status_code": 1008, "status_msg": "no"}}, spent,
+    ]  # fmt: skip
+    for body in bodies:
         assert type(read_whole(make(), body).error).__name__ == "QuotaExceededError"
 
 
