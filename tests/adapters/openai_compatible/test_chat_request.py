@@ -244,7 +244,7 @@ def thought(text: str, **data: Json) -> ThinkingBlock:
 
 
 def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
-    """DeepSeek takes that of the running tool loop, OpenRouter its opaque details; for others it is a loss."""
+    """DeepSeek takes that of turns with tools, OpenRouter its opaque details. For others it is a loss."""
     details: Json = [{"type": "reasoning.text", "text": "b", "signature": "c2ln"}]
     history = (
         Message.user("Go"),
@@ -280,6 +280,40 @@ def test_a_message_that_steers_a_tool_loop_does_not_end_it() -> None:
     echoes = [m.get("reasoning_content") for m in msgspec.convert(made.body["messages"], list[Plain])]
     assert echoes == [None, "a", None, None, "b", None]
     assert codes(made) == []
+
+
+@pytest.mark.parametrize("name", ["deepseek", "moonshot"])
+def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str) -> None:
+    """All messages of a turn that called tools keep their reasoning. Calls without any get an empty field."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message.assistant([thought("b"), TextBlock("Gone.")]),
+        Message.user("Without tools"),
+        Message.assistant([thought("c"), TextBlock("Yes.")]),
+        Message.user("From another provider"),
+        Message.assistant([ToolUseBlock("tu_2", "look", {})]),
+        Message.tool_result("tu_2", "seen"),
+        Message.assistant("Seen."),
+        Message.user("So?"),
+    )
+    wire = wire_messages(*history, quirks=QUIRKS[name])
+    echoes = [m.get("reasoning_content") for m in wire if m["role"] == "assistant"]
+    assert echoes == ["a", "b", None, "", None]
+
+
+def test_mistral_gets_an_assistant_message_between_results_and_a_user() -> None:
+    """Its service refuses a user's message right after tool results. Other servers get none."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message.user("Stop"),
+    )
+    roles = [m["role"] for m in wire_messages(*history, quirks=QUIRKS["mistral"])]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+    assert [m["role"] for m in wire_messages(*history)] == ["user", "assistant", "tool", "user"]
 
 
 def test_opaque_blocks_are_a_loss() -> None:

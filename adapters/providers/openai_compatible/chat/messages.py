@@ -7,7 +7,7 @@ chat templates want the roles to alternate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import cycle
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
@@ -36,6 +36,9 @@ from .media import media_part, refusal
 
 _TEXT = {"type", "text"}
 """The fields of a part that is text and nothing else."""
+
+_RESULTS_READ = "I have the results."
+"""The assistant's message between tool results and a user's message. Servers refuse an empty one."""
 
 
 def write_messages(
@@ -84,9 +87,7 @@ class _Writer:
 
     def write(self) -> tuple[list[JsonObject], list[Loss]]:
         history = self.history.messages
-        loop_start = len(history) - 1
-        while loop_start >= 0 and (history[loop_start].role is not Role.USER or history[loop_start].steers):
-            loop_start -= 1
+        tool_turns = _tool_turns(history) if self.quirks.replays == "tool_loop" else frozenset()
         done = len(self.messages)
         before = history[done - 1].role if done else Role.ASSISTANT
         for position, message in enumerate(history[done:], done):
@@ -102,7 +103,7 @@ class _Writer:
                 case Role.USER:
                     self._say(self._parts(message.content, message))
                 case Role.ASSISTANT:
-                    wire = self._assistant(message, in_loop=position > loop_start)
+                    wire = self._assistant(message, in_tool_turn=position in tool_turns)
                     if wire["content"] or len(wire) > len(("role", "content")):
                         self.messages.append(wire)  # else all that it held is among the losses
                 case Role.TOOL:
@@ -110,7 +111,18 @@ class _Writer:
                 case _:
                     content = self._marked(message.content) or join_text(message.content)
                     self.messages.append({"role": message.role.value, "content": content})
+        if not self.quirks.user_after_tool:
+            self._answer_results()
         return self.messages, self.losses
+
+    def _answer_results(self) -> None:
+        """Put an assistant's message between tool results and a user's message."""
+        separated: list[JsonObject] = []
+        for wire in self.messages:
+            if wire["role"] == "user" and separated and separated[-1]["role"] == "tool":
+                separated.append({"role": "assistant", "content": _RESULTS_READ})
+            separated.append(wire)
+        self.messages = separated
 
     def _only_text(self, message: Message) -> bool:
         """Whether a user's message is text alone, with no user's message before it that it would join."""
@@ -155,14 +167,14 @@ class _Writer:
                     pass
         return parts
 
-    def _assistant(self, message: Message, *, in_loop: bool) -> JsonObject:
+    def _assistant(self, message: Message, *, in_tool_turn: bool) -> JsonObject:
         calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
         text = join_text(message.content)
         wire: JsonObject = {"role": "assistant", "content": self._marked(message.content) or text}
         if calls:
             wire["content"] = wire["content"] or (None if self.quirks.null_content else "")
             wire["tool_calls"] = [self._call(call) for call in calls]
-        self._replay(wire, message, with_calls=bool(calls) and in_loop)
+        self._replay(wire, message, with_calls=bool(calls), in_tool_turn=in_tool_turn)
         return wire
 
     def _marked(self, content: Iterable[ContentBlock]) -> list[Json] | None:
@@ -189,7 +201,7 @@ class _Writer:
             wire["extra_content"] = own["extra_content"]
         return wire
 
-    def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool) -> None:
+    def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool, in_tool_turn: bool) -> None:
         """The reasoning that the server wants back; the rest is lost, and said to be."""
         details: list[Json] = []
         for block in message.content:
@@ -197,7 +209,7 @@ class _Writer:
                 continue
             data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
             match self.quirks.replays:
-                case "tool_loop" if isinstance(block, ThinkingBlock) and with_calls:
+                case "tool_loop" if isinstance(block, ThinkingBlock) and in_tool_turn:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
                 case "reasoning_details" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
@@ -241,6 +253,20 @@ class _Writer:
         kind = str(type(block).__struct_config__.tag)
         session_id = self.request.session_id
         self.losses.append(Loss(session_id, message.id or "", kind, self.provider, reason, block))
+
+
+def _tool_turns(history: Sequence[Message]) -> frozenset[int]:
+    """The positions of all messages of user turns in which the model called a tool."""
+    positions: set[int] = set()
+    start, called = 0, False
+    for position, message in enumerate(history):
+        if message.role is Role.USER and not message.steers:
+            start, called = position, False
+        called = called or any(isinstance(block, ToolUseBlock) for block in message.content)
+        if called:
+            positions.update(range(start, position + 1))
+            start = position + 1
+    return frozenset(positions)
 
 
 def text_parts(texts: Iterable[TextBlock], history: FittedHistory) -> list[JsonObject]:

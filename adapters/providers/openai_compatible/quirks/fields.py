@@ -97,7 +97,14 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The efforts that are known. Another effort becomes the nearest, with a warning."""
 
     replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
-    """Which reasoning goes back: `reasoning_content` of the running tool loop, or the opaque fields, always."""
+    """Which reasoning goes back: `reasoning_content` of every turn that called tools, or the opaque fields.
+
+    DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
+    (https://api-docs.deepseek.com/guides/thinking_mode).
+    """
+
+    user_after_tool: bool = True
+    """Whether a user's message may follow tool results. Otherwise an assistant's message goes between them."""
 
     tool_arguments: Meaning = "either"
     """What the fragments of a call's arguments are: ``pieces``, or all of them ``so_far`` in each chunk. With

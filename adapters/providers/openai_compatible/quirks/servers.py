@@ -85,6 +85,7 @@ QUIRKS: Mapping[str, Quirks] = {
     ),
     "mistral": Quirks(
         tool_id_length=9,
+        user_after_tool=False,
         tool_id_alphanumeric=True,
         required_word="any",
         tool_result_name=True,
