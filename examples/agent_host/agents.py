@@ -144,7 +144,7 @@ class Agents:
     async def left_usd(self, tenant: str) -> str:
         """The US dollars that a tenant may still spend today."""
         for account in await self._engine.budgets():
-            if account.value == tenant and account.left_nano_usd is not None:
+            if account.scope == tenant and account.left_nano_usd is not None:
                 return f"{account.left_nano_usd / 1e9:.6f}"
         return self._settings.daily_usd
 
