@@ -213,6 +213,9 @@ class _Writer:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
                 case "reasoning_details" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
+                case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
+                    # DeepSeek's models behind OpenRouter send no details, and want their words back
+                    wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
                 case _ if isinstance(block, ThinkingBlock):
