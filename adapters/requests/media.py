@@ -97,7 +97,7 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
     """A block's media type by its proper name. Empty if it has none. None if the block is an address of one of the
     schemes, which hides the type, unless it is a film's."""
-    if isinstance(block, ImageBlock) and (head := _first_bytes(block)) and (true := image_type(head)):
+    if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
         return true
     media_type = block.media_type or film_type(block)
     if media_type is not None and not isinstance(block, AudioBlock):
