@@ -38,7 +38,7 @@ _TEXT = {"type", "text"}
 """The fields of a part that is text and nothing else."""
 
 _RESULTS_READ = "I have the results."
-"""The assistant's message between tool results and a user's message. Servers refuse an empty one."""
+"""The assistant's message between tool results and a user's message, where the server wants one."""
 
 
 def write_messages(
