@@ -18,6 +18,9 @@ pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")
 
 
+HEADERS = [(b"content-type", b"application/json"), (b"authorization", b"Bearer key-of-ada")]
+
+
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What web.py of the page defines."""
@@ -32,7 +35,7 @@ async def asked(app: Any, method: str, path: str, body: bytes = b"") -> tuple[in
     """The status and the pieces of an application's answer, as it hands them to its server."""
     head = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1"}
     target = {"method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
-    scope = {**head, **target, "scheme": "http", "headers": [(b"content-type", b"application/json")], "state": {}}
+    scope = {**head, **target, "scheme": "http", "headers": HEADERS, "state": {}}
     told: list[dict[str, Any]] = []
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -54,7 +57,7 @@ async def test_a_silent_turn_is_kept_alive(page: dict[str, Any]) -> None:
     slow = ScriptedAdapter(replies=[ScriptedReply(("An", "swer"), pace=40.0)])
     async with Engine(trace=False, providers={"slow": slow}, clock=FakeClock()) as engine:
         page["engine"] = engine
-        async with engine.session("slow:m").stream("Well?") as turn:
+        async with engine.session("slow:m", tags={"owner": "ada"}).stream("Well?") as turn:
             status, pieces = await asked(page["app"], "GET", f"/streams/{turn.stream_id}")
     text = b"".join(pieces).decode()
     assert status == 200

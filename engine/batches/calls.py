@@ -90,7 +90,6 @@ class ItemCall(_BatchCall):
         if isinstance(outcome, CanonicalResponse):
             cost = self.price(outcome.usage, outcome.model)
             end = self.completed(outcome, cost, outcome.stop_reason, outcome.raw_stop_reason)
-            end.with_reply(outcome.content)
             self.publish_end(end)
             return cost
         self.publish_end(outcome)

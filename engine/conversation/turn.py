@@ -214,7 +214,7 @@ class Turn(TurnContext):
         state.queue.append(self)
         self.log = self.runtime.streams.open(
             self.id,
-            state.tags.get(OWNER_TAG),
+            self.tags.get(OWNER_TAG),
             session_id=state.id or None,
             model=in_words(self.model),
         )
