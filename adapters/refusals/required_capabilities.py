@@ -14,7 +14,7 @@ from bus.values.messages import Message
 
 from ..contract import AdapterCapabilities, CanonicalRequest
 from ..requests.effort import EFFORTS
-from ..requests.media import film_type, is_empty
+from ..requests.media import is_empty, media_type_of
 from ..requests.text import current_turn
 
 MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
@@ -80,6 +80,6 @@ def media_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator
                 continue
         if not supported:
             yield f"takes no {kind}"
-        media_type = block.media_type or film_type(block)
-        if accepted is not None and media_type is not None and media_type not in accepted:
+        media_type = media_type_of(block)
+        if accepted is not None and media_type and media_type not in accepted:
             yield f"takes no {media_type} {kind}, only {', '.join(accepted)}"

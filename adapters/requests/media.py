@@ -21,6 +21,14 @@ _FILMS = {
 
 _YOUTUBE = ("youtube.com", "youtu.be")
 
+_IMAGES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+"""The first bytes of image files. Anthropic answers 400 if an image is not of the type that its label names."""
+
 _STANDARD = bytes.maketrans(b"-_", b"+/")
 """From the alphabet of base64 for addresses, which would lose these two without a word, to the usual one."""
 
@@ -30,15 +38,35 @@ def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
     return url is not None and url.lower().startswith(tuple(f"{scheme}://" for scheme in schemes))
 
 
+def plain_type(media_type: str) -> str:
+    """A media type in lower case and without parameters. Servers compare the bare name."""
+    bare = media_type.partition(";")[0].strip().lower()
+    return "image/jpeg" if bare == "image/jpg" else bare
+
+
+def image_type(data: bytes) -> str | None:
+    """The media type of a PNG, JPEG, GIF or WebP from its first 12 bytes, or None for other bytes."""
+    if data[:4] == b"RIFF":
+        return "image/webp" if data[8:12] == b"WEBP" else None
+    return next((name for magic, name in _IMAGES.items() if data.startswith(magic)), None)
+
+
+def _true_type(block: ImageBlock | AudioBlock | DocumentBlock, label: str, data: bytes) -> str:
+    """The media type to send. The bytes of an image decide. Audio keeps its parameters: they describe samples."""
+    if isinstance(block, AudioBlock):
+        return label
+    return (image_type(data) if isinstance(block, ImageBlock) else None) or plain_type(label)
+
+
 def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
     """A block's media type (empty if unknown) and its bytes, from `data` or a data URL; None if it has no
     bytes."""
     if block.data is not None:
-        return block.media_type or "", block.data
+        return _true_type(block, block.media_type or "", block.data), block.data
     found = read_data_url(block.url or "")
     if found is None:
         return None
-    return found[0] or block.media_type or "", found[1]
+    return _true_type(block, found[0] or block.media_type or "", found[1]), found[1]
 
 
 def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
@@ -69,11 +97,24 @@ def film_type(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
     """A block's media type by its proper name. Empty if it has none. None if the block is an address of one of the
     schemes, which hides the type, unless it is a film's."""
+    if isinstance(block, ImageBlock) and (true := image_type(_first_bytes(block))):
+        return true
     media_type = block.media_type or film_type(block)
+    if media_type is not None and not isinstance(block, AudioBlock):
+        media_type = plain_type(media_type)
     if media_type is None and block.url is not None and not is_remote(block.url, schemes):
         head = block.url.partition(",")[0].partition(";")[0].lower()
         media_type = head.removeprefix("data:") if head.startswith("data:") else ""
     return "image/jpeg" if media_type == "image/jpg" else media_type
+
+
+def _first_bytes(block: ImageBlock) -> bytes:
+    """The first 12 bytes of an image, which name its type. Empty if it is an address."""
+    if block.data is not None:
+        return block.data[:12]
+    head, comma, body = (block.url or "")[:200].partition(",")
+    found = read_data_url(f"{head},{body[:16]}") if comma else None
+    return found[1] if found is not None else b""
 
 
 def read_data_url(url: str) -> tuple[str, bytes] | None:

@@ -6,6 +6,7 @@ Help is shown before anything of the library is imported. What one command needs
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -33,21 +34,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        _discard_stdout()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        from .common.screen import complain
+
+        _discard_stdout()
+        complain(f"the output could not be written: {error.strerror}")
+        return FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             sys.stderr.write("\n")  # after the terminal's own ^C
         return INTERRUPTED
 
 
+def _discard_stdout() -> None:
+    """Point stdout at the null device, because the interpreter flushes it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _main(words: Sequence[str]) -> int:
     if not words:
         build_parser(()).print_help(sys.stderr)
         return BADLY_CONFIGURED
+    words = _spelled_out(words)
     arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
     return _run_bare(arguments) if getattr(arguments, "bare", False) else _run(arguments)
+
+
+def _spelled_out(words: Sequence[str]) -> Sequence[str]:
+    """Replace the short forms: `help [COMMAND]` is `[COMMAND] --help`, and a question is `ask QUESTION`.
+
+    A first word with a space in it is a question, because no command has one.
+    """
+    if words[0] == "help":
+        return (*words[1:2], "--help")
+    if not words[0].startswith("-") and len(words[0].split()) > 1:
+        return ("ask", *words)
+    return words
 
 
 def _run_bare(arguments: argparse.Namespace) -> int:
@@ -117,6 +144,7 @@ def build_parser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
         epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
+        '`callboard "A question"` is short for `callboard ask`. '
         "`callboard plugins` lists those of other packages. "
         "models.yaml, and what is kept, is in the folder $CALLBOARD_HOME (default ~/.callboard). "
         "Exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.",

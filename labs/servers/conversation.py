@@ -224,10 +224,12 @@ def _registry(url: str) -> ModelRegistry:
             api_key="key-of-the-lab", base_url=f"{url}/{temper.name}", max_retries=0, options=temper.options
         )
         adapters[temper.name] = AdapterEntry(name=temper.name, type=TYPES[temper.wire], config=config)
-        other = "litellm-chat" if temper.name != "litellm-chat" else "together-chat"
-        for kind, fallback in (("alone", ()), ("healed", (f"{other}:alone",))):
+        for kind, fallback in (("alone", ()), ("healed", ("steady:alone",))):
             name = f"{temper.name}:{kind}"
             models[name] = ModelEntry(id=name, adapter=temper.name, wire_name=temper.model, fallback=fallback)
+    steady = AdapterConfig(api_key="key-of-the-lab", base_url=f"{url}/steady-chat", max_retries=0)
+    adapters["steady"] = AdapterEntry(name="steady", type="openai_compatible", config=steady)
+    models["steady:alone"] = ModelEntry(id="steady:alone", adapter="steady", wire_name="m")  # set back by no error
     return ModelRegistry(adapters, models)
 
 

@@ -22,7 +22,8 @@ from .rules import RULES, Asked
 from .tempers import TEMPERS, Temper, notes_of
 
 _REASONS = {200: "OK", 400: "Bad Request"}
-_BY_NAME = {temper.name: temper for temper in TEMPERS}
+_STEADY = Temper("steady", "chat")  # the fallback of all others, without notes
+_BY_NAME = {temper.name: temper for temper in (*TEMPERS, _STEADY)}
 _IDS = re.compile(rb'"(toolu_|call_|fc_)(\d+)"')
 
 

@@ -114,6 +114,11 @@ TEMPERS: tuple[Temper, ...] = (
     Temper("tgi", "tgi"),
     Temper("tgi", "chat", "tgi"),
     Temper("litellm", "chat"),
+    Temper("anthropic", "chat", model="claude-opus-4-6"),
+    Temper("vertex", "messages", model="claude-opus-4-6"),
+    Temper("xai", "responses", model="grok-4"),
+    Temper("fireworks", "messages"),
+    Temper("llama.cpp", "messages"),
 )
 
 

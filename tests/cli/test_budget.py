@@ -41,6 +41,13 @@ def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.Capt
     ]
 
 
+def test_a_row_names_its_scope(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The earlier name stays beside it."""
+    assert main(("budget", "--per", "tag:tenant", "--max-cost-usd", "0.0001", "--db", str(file), "--json")) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["scope"], row["value"]) for row in rows] == [("acme", "acme"), ("zoo", "zoo")]
+
+
 def test_a_budget_that_makes_no_sense_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, with what may stand there."""
     assert main(("budget", "--per", "planet", "--db", str(file))) == 2

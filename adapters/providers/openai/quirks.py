@@ -49,7 +49,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
 OPENAI = Quirks(
     strict_tools=True, documents=True, user="safety_identifier", cache_key=True, background=True, summaries=True
 )
-COMPATIBLE = Quirks()
+COMPATIBLE = Quirks(documents=True)
 
 QUIRKS: Mapping[str, Quirks] = {
     "openai": OPENAI,

@@ -136,11 +136,12 @@ class _Fitter:
         )
 
     def _system(self, hoisted: tuple[Role, ...]) -> str | None:
-        system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
+        prompt = self.request.system_prompt or ""
+        system = [mend_text(prompt)] if prompt.strip() else []  # Anthropic refuses a blank system text
         self.instructions = [message for message in self.rest if message.role in hoisted]
         for role in hoisted if self.instructions else ():
             said = [self._instruction(message) for message in self.instructions if message.role is role]
-            system += [text for text in said if text]
+            system += [text for text in said if text.strip()]
         return "\n\n".join(system) or None
 
     def _instruction(self, message: Message) -> str:
@@ -154,13 +155,14 @@ class _Fitter:
             for message in self.instructions
             if message.role is role
             for block in message.content
-            if isinstance(block, TextBlock) and block.text
+            if isinstance(block, TextBlock) and block.text.strip()
         ]
         marked = [(message, block) for message, block in parts if has_fields(block, self.target)]
         if not marked:
             return ()
         if self.target.takes_system and self.target.takes_system_parts:
-            prompt = [TextBlock(mend_text(self.request.system_prompt))] if self.request.system_prompt else []
+            said = self.request.system_prompt or ""
+            prompt = [TextBlock(mend_text(said))] if said.strip() else []
             texts = (msgspec.structs.replace(block, text=mend_text(block.text)) for _, block in parts)
             return (*prompt, *texts)
         for message, block in marked:

@@ -303,6 +303,19 @@ def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str) -> No
     assert echoes == ["a", "b", None, "", None]
 
 
+def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> None:
+    """DeepSeek's models behind it send plain reasoning, and refuse their calls without it."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message.assistant("Gone."),
+        Message.user("Again"),
+    )
+    wire = wire_messages(*history, quirks=QUIRKS["openrouter"])
+    assert [m.get("reasoning") for m in wire if m["role"] == "assistant"] == ["a", None]
+
+
 def test_mistral_gets_an_assistant_message_between_results_and_a_user() -> None:
     """Its service refuses a user's message right after tool results. Other servers get none."""
     history = (

@@ -517,3 +517,10 @@ def test_blank_text_goes_back_to_who_marked_it() -> None:
         target = Target(provider=provider, keeps_own_blanks=keeps)
         (message,) = fit(said, target=target).messages
         assert message.content == said.content[:kept]
+
+
+def test_blank_system_texts_are_left_out() -> None:
+    """Anthropic refuses a system text without visible characters."""
+    blank = Message(Role.SYSTEM, (TextBlock(" \n"),))
+    assert fit(blank, USER, system_prompt="  ").system is None
+    assert fit(blank, USER, system_prompt="Be brief.").system == "Be brief."

@@ -217,9 +217,9 @@ async def test_what_is_spent_survives_a_restart(tmp_path: Path) -> None:
     budgets = [Budget(max_tokens=1000), Budget(max_tokens=1000, per="session", window="day")]
     async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
         await engine.session("s:m").send("Hi", max_output_tokens=100)
-        before = [(each.value, each.spent, each.calls) for each in await engine.budgets()]
+        before = [(each.scope, each.spent, each.calls) for each in await engine.budgets()]
     async with running(Say("x"), store=path, budgets=budgets, prices=prices) as (engine, _):
-        assert [(each.value, each.spent, each.calls) for each in await engine.budgets()] == before
+        assert [(each.scope, each.spent, each.calls) for each in await engine.budgets()] == before
     assert [spent.tokens for _, spent, _ in before] == [15, 15]
 
 

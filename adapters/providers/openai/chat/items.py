@@ -20,7 +20,7 @@ import msgspec
 from adapters.requests.fitted import FittedHistory, Loss
 from adapters.requests.free_form import INPUT, free_text
 from adapters.requests.host_options import add_host_fields
-from adapters.requests.media import write_data_url
+from adapters.requests.media import media_bytes, write_data_url
 from adapters.requests.surrogates import mend_text
 from bus.values.content import (
     AudioBlock,
@@ -302,7 +302,8 @@ def _is_item(block: ContentBlock) -> bool:
 
 
 def _image_part(block: ImageBlock) -> JsonObject:
-    url = block.url if block.data is None else write_data_url(block.media_type or "", block.data)
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
     return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
 
 
@@ -310,8 +311,9 @@ def _file_part(block: DocumentBlock) -> JsonObject:
     """A file by address, which brings its name along, or as data, which needs one to be known by."""
     if block.url is not None and not block.url.lower().startswith("data:"):
         return {"type": "input_file", "file_url": block.url}
-    url = block.url if block.data is None else write_data_url(block.media_type or "", block.data)
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
     assert url is not None
-    media_type = block.media_type or url[len("data:") :].partition(",")[0].partition(";")[0]
+    media_type = found[0] if found is not None else block.media_type or ""
     name = mend_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
     return {"type": "input_file", "filename": name, "file_data": url}

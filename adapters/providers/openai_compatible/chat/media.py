@@ -75,9 +75,8 @@ def media_part(block: MediaBlock, quirks: Quirks) -> JsonObject:
 
 
 def _image(block: ImageBlock) -> JsonObject:
-    url = block.url
-    if block.data is not None:
-        url = write_data_url(block.media_type or "", block.data)
+    found = media_bytes(block)
+    url = block.url if found is None else write_data_url(*found)
     image: JsonObject = {"url": url}
     if block.detail is not None:
         image["detail"] = block.detail

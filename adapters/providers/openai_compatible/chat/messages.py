@@ -38,7 +38,7 @@ _TEXT = {"type", "text"}
 """The fields of a part that is text and nothing else."""
 
 _RESULTS_READ = "I have the results."
-"""The assistant's message between tool results and a user's message. Servers refuse an empty one."""
+"""The assistant's message between tool results and a user's message, where the server wants one."""
 
 
 def write_messages(
@@ -213,6 +213,9 @@ class _Writer:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
                 case "reasoning_details" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
+                case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
+                    # DeepSeek's models behind OpenRouter send no details, and want their words back
+                    wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
                 case _ if isinstance(block, ThinkingBlock):
