@@ -11,6 +11,7 @@ from adapters.keys.addresses import address_variable
 from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
 from bus.log import Log
+from bus.values.json import Json
 from tracestore.home import home_folder
 
 from ..keys.key_file import Variables, keys_file, read_keys, source_of
@@ -72,9 +73,7 @@ def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
     for provider in providers():
         for preset in provider.presets:
             config = AdapterConfig(options=preset.options)
-            adapters[preset.name] = AdapterEntry(
-                name=preset.name, type=provider.name, config=config, offered=True
-            )
+            adapters[preset.name] = AdapterEntry(name=preset.name, type=provider.name, config=config, offered=True)
             model = _of_preset(preset)
             models[model.id] = model
     return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
@@ -87,10 +86,11 @@ def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | 
         return None
     address_from = address_variable(provider.name, variable, environ)
     url = None if address_from is None else environ[address_from]
+    options: dict[str, Json] = {"find_protocol": True} if provider.name == "openai" and url is not None else {}
     return AdapterEntry(
         name=provider.name,
         type=provider.name,
-        config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url),
+        config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url, options=options),
         missing_key=None if variable else provider.key_variables[0],
         key_from=source_of(environ, variable) if variable else None,
         address_from=address_from,

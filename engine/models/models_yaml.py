@@ -99,7 +99,8 @@ class Reader:
             adapters = own
             offered: dict[str, ModelEntry] = {}
         else:
-            adapters = {**self.offered.adapters, **own}
+            usable = {name: each for name, each in self.offered.adapters.items() if each.missing_key is None}
+            adapters = {**usable, **own}
             offered = {name: each for name, each in self.offered.models.items() if each.adapter not in own}
             default_provider = default_provider or self.offered.default_provider
         listed = {name: self._model(name, entry, adapters) for name, entry in models.items()}
@@ -127,13 +128,14 @@ class Reader:
         key, missing = self._key(entry, where)
         key_from = None if key is None else self._key_from(entry, where)
         base_url, address_from = self._address(entry, kind, where)
+        found: JsonObject = {"find_protocol": True} if kind == "openai" and address_from is not None else {}
         config = AdapterConfig(
             api_key=key,
             base_url=base_url,
             timeout_seconds=self._number(_with_new_timeout(entry, where), "timeout", where, 600.0),
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
-            options=self._mapping(entry.get("options") or {}, f"{where}.options"),
+            options={**found, **self._mapping(entry.get("options") or {}, f"{where}.options")},
             connect_timeout=self._number(entry, "connect_timeout", where, 10.0),
             first_event_timeout=self._number(entry, "first_event_timeout", where, 120.0),
             stream_read_timeout=self._number(entry, "stream_read_timeout", where, 120.0),
