@@ -50,8 +50,8 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     quirks: str | None = None
     """How the server differs, a name of `quirks.QUIRKS`; None lets the address decide."""
     find_protocol: bool = False
-    """Whether to ask the server for its protocol when the adapter starts. Without a Responses API, the adapter speaks
-    Chat Completions. Set where the address comes from OPENAI_BASE_URL."""
+    """Whether to ask the server for its protocol at the start. Without a Responses API, the adapter speaks Chat
+    Completions. Set where the address comes from OPENAI_BASE_URL."""
 
 
 class ResponsesWire(ChatWire):
