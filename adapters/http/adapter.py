@@ -172,6 +172,13 @@ class HttpAdapter:
 
     # -- its life
 
+    def speak_as(self, other: HttpAdapter) -> None:
+        """Use the protocol of another adapter of the same server from now on. No call may be in progress."""
+        self.wire, self.client = other.wire, other.client
+        self._embeddings, self._images = other._embeddings, other._images
+        self._videos, self._batches = other._videos, other._batches
+        self._background = other._background
+
     async def initialize(self) -> None:
         """Ask the server what requests can't be written well without. Most servers are asked nothing."""
         await self.wire.initialize(self.client.look_up)

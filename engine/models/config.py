@@ -11,6 +11,7 @@ from adapters.keys.addresses import address_variable
 from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
 from bus.log import Log
+from bus.values.json import Json
 from tracestore.home import home_folder
 
 from ..keys.key_file import Variables, keys_file, read_keys, source_of
@@ -72,7 +73,7 @@ def registry_from_env(environ: Mapping[str, str]) -> ModelRegistry:
     for provider in providers():
         for preset in provider.presets:
             config = AdapterConfig(options=preset.options)
-            adapters[preset.name] = AdapterEntry(name=preset.name, type=provider.name, config=config)
+            adapters[preset.name] = AdapterEntry(name=preset.name, type=provider.name, config=config, offered=True)
             model = _of_preset(preset)
             models[model.id] = model
     return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
@@ -85,13 +86,15 @@ def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | 
         return None
     address_from = address_variable(provider.name, variable, environ)
     url = None if address_from is None else environ[address_from]
+    options: dict[str, Json] = {"find_protocol": True} if provider.name == "openai" and url is not None else {}
     return AdapterEntry(
         name=provider.name,
         type=provider.name,
-        config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url),
+        config=AdapterConfig(api_key=environ[variable] if variable else None, base_url=url, options=options),
         missing_key=None if variable else provider.key_variables[0],
         key_from=source_of(environ, variable) if variable else None,
         address_from=address_from,
+        offered=True,
     )
 
 
@@ -106,10 +109,17 @@ def _of_preset(preset: Preset) -> ModelEntry:
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] | None = None) -> ModelRegistry:
-    """The registry of one models.yaml; see `load_registry`. Raises ConfigurationError."""
+    """The registry of one models.yaml and, unless it says `only: true`, of the environment.
+
+    See `load_registry`. An adapter, a model or an alias of the file replaces one of the environment. Without a
+    `default_provider` the environment's holds.
+
+    Raises:
+        ConfigurationError: The file is wrong.
+    """
     environ = key_variables() if environ is None else environ
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: can't be read: {error}") from error
-    return Reader(path, environ).registry(read_yaml(text, str(path)))
+    return Reader(path, environ, registry_from_env(environ)).registry(read_yaml(text, str(path)))

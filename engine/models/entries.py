@@ -60,6 +60,8 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A function that makes the adapter, in place of its type; for adapters of `Engine.register`."""
     shared: bool = False
     """Whether `make` gives the same adapter each time, which is the host's own."""
+    offered: bool = False
+    """Whether only the environment offers the adapter. An adapter of models.yaml or of the host replaces it."""
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:

@@ -69,7 +69,7 @@ _MODEL_KEYS = {
 }
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
-_TOP_KEYS = {"adapters", "models", "default_model", "default_provider"}
+_TOP_KEYS = {"adapters", "models", "default_model", "default_provider", "only"}
 
 
 def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
@@ -83,21 +83,33 @@ def _with_new_timeout(entry: JsonObject, where: str) -> JsonObject:
 class Reader:
     """Walks the document with the key path in hand, so that each error can name it."""
 
-    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, environ: Mapping[str, str], offered: ModelRegistry) -> None:
         self.path = path
         self.environ = environ
+        self.offered = offered
 
     def registry(self, document: object) -> ModelRegistry:
         top = self._mapping(document if document is not None else {}, "the file")
         self._known(top, _TOP_KEYS, "")
         given = self._mapping(top.get("adapters") or {}, "adapters")
         models = self._mapping(top.get("models") or {}, "models")
-        adapters = {name: self._adapter(name, entry) for name, entry in given.items()}
+        default_provider = self._string(top, "default_provider", "")
+        own = {name: self._adapter(name, entry) for name, entry in given.items()}
+        if self._boolean(top, "only", ""):
+            adapters = own
+            offered: dict[str, ModelEntry] = {}
+        else:
+            usable = {name: each for name, each in self.offered.adapters.items() if each.missing_key is None}
+            adapters = {**usable, **own}
+            offered = {name: each for name, each in self.offered.models.items() if each.adapter not in own}
+            default_provider = default_provider or self.offered.default_provider
+        listed = {name: self._model(name, entry, adapters) for name, entry in models.items()}
+        taken = {*listed, *(alias for each in listed.values() for alias in each.aliases)}
         return ModelRegistry(
             adapters,
-            {name: self._model(name, entry, adapters) for name, entry in models.items()},
+            {**{name: each for name, each in offered.items() if not taken & {name, *each.aliases}}, **listed},
             default_model=self._string(top, "default_model", ""),
-            default_provider=self._string(top, "default_provider", ""),
+            default_provider=default_provider,
             source=str(self.path),
         )
 
@@ -116,13 +128,14 @@ class Reader:
         key, missing = self._key(entry, where)
         key_from = None if key is None else self._key_from(entry, where)
         base_url, address_from = self._address(entry, kind, where)
+        found: JsonObject = {"find_protocol": True} if kind == "openai" and address_from is not None else {}
         config = AdapterConfig(
             api_key=key,
             base_url=base_url,
             timeout_seconds=self._number(_with_new_timeout(entry, where), "timeout", where, 600.0),
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
-            options=self._mapping(entry.get("options") or {}, f"{where}.options"),
+            options={**found, **self._mapping(entry.get("options") or {}, f"{where}.options")},
             connect_timeout=self._number(entry, "connect_timeout", where, 10.0),
             first_event_timeout=self._number(entry, "first_event_timeout", where, 120.0),
             stream_read_timeout=self._number(entry, "stream_read_timeout", where, 120.0),

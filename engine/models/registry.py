@@ -250,12 +250,13 @@ class ModelRegistry:
         return fuller
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
-        """This registry and one more adapter.
+        """This registry and one more adapter, in place of one of the same name that the environment offers.
 
         Raises:
-            ConfigurationError: There is an adapter of that name.
+            ConfigurationError: The configuration has an adapter of that name.
         """
-        if entry.name in self.adapters:
+        known = self.adapters.get(entry.name)
+        if known is not None and not known.offered:
             raise ConfigurationError(
                 f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"
             )

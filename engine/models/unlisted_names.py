@@ -35,7 +35,8 @@ def place_in_catalogue(
         return None
     provider, local = found
     serving = [entry for entry in adapters.values() if published_provider(entry) == provider]
-    able = [entry.name for entry in serving if entry.missing_key is None] or [entry.name for entry in serving]
+    with_key = [entry for entry in serving if entry.missing_key is None] or serving
+    able = [entry.name for entry in with_key if not entry.offered] or [entry.name for entry in with_key]
     if len(able) > 1 and default_provider in able:
         able = [default_provider]
     if len(able) > 1:

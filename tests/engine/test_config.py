@@ -129,7 +129,7 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
         ),
         ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
         ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
-        ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: none"),
+        ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: local-chat, "),
         ("adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, aliases: y}", r"aliases: expected a list"),
         (
             "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
@@ -330,8 +330,48 @@ def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) ->
 def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: Path) -> None:
     """`provider:name` with a provider that isn't configured names those that are, and says what to do."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    with pytest.raises(ConfigurationError, match=r"'gemini' is none of the adapters in .*models\.yaml: .*add it"):
+    with pytest.raises(ConfigurationError, match=r"'gemini:gemini-3-pro' is one of gemini's, .* add one to mod"):
         registry.resolve("gemini:gemini-3-pro")
+
+
+ONE_ALIAS = """
+models:
+  "anthropic:claude-haiku-4-5": {adapter: anthropic, aliases: [quick]}
+"""
+
+
+def test_a_file_for_one_alias_leaves_what_the_environment_offers(tmp_path: Path) -> None:
+    """Adapters whose keys are set, the local models, and the environment's default provider."""
+    registry = read_models_yaml(written(tmp_path, ONE_ALIAS), KEYS)
+    assert registry.resolve("quick").model.id == "anthropic:claude-haiku-4-5"
+    assert registry.resolve("openai:gpt-5.2").model.adapter == "openai"
+    assert registry.resolve("local-chat").model.adapter == "local-chat"
+    assert registry.default_provider == registry_from_env(KEYS).default_provider
+    assert "gemini" not in registry.adapters, "it has no key"
+
+
+def test_a_file_that_says_only_is_all_there_is(tmp_path: Path) -> None:
+    """A list of what may be used, for hosts that want one."""
+    text = "only: true\nadapters:\n  mine: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}\n"
+    registry = read_models_yaml(written(tmp_path, text), KEYS)
+    assert [*registry.adapters] == ["mine"]
+    assert registry.models == {}
+    assert registry.default_provider is None
+
+
+def test_what_the_file_names_goes_before_what_the_environment_offers(tmp_path: Path) -> None:
+    """An adapter of the same name, an alias of a local model, and a vendor's model of another adapter."""
+    text = """
+adapters:
+  openai: {type: openai_compatible, base_url: "http://127.0.0.1:1/v1", api_key_env: OPENAI_API_KEY}
+  work: {type: anthropic, api_key_env: ANTHROPIC_API_KEY}
+models:
+  "work:claude-haiku-4-5": {adapter: work, aliases: [local-chat]}
+"""
+    registry = read_models_yaml(written(tmp_path, text), KEYS)
+    assert registry.adapters["openai"].type == "openai_compatible"
+    assert registry.resolve("local-chat").model.id == "work:claude-haiku-4-5"
+    assert registry.resolve("claude-sonnet-4-5").model.adapter == "work"
 
 
 def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from adapters.providers import scripted
@@ -30,6 +32,22 @@ async def test_an_engine_is_made_of_adapters() -> None:
         result = await engine.generate("mine:anything", "Hi")
         assert (result.text, result.response.model) == ("Hello", "mine:anything")
         assert (await engine.generate("anything", "Hi", provider="mine")).text == "Hello"
+
+
+async def test_an_adapter_of_the_hosts_replaces_one_that_only_the_environment_offers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With or without a key; of a name in models.yaml it is still refused."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    providers = {"anthropic": own(HELLO), "openai": own(HELLO)}
+    async with Engine(providers=providers, trace=False) as engine:
+        assert (await engine.generate("anthropic:m", "Hi")).text == "Hello"
+        assert (await engine.generate("openai:m", "Hi")).text == "Hello"
+    (tmp_path / "models.yaml").write_text("adapters: {anthropic: {type: anthropic, api_key_env: A_KEY}}")
+    with pytest.raises(ConfigurationError, match="already"):
+        Engine(providers={"anthropic": own(HELLO)}, trace=False)
 
 
 async def test_an_adapter_joins_a_running_engine_and_stays_over_a_reload() -> None:

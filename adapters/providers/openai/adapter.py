@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import anyio
+import msgspec
+
 from adapters.http.adapter import HttpAdapter
 from adapters.http.wire import ChatWire, Endpoint, OtherWires
 from adapters.http.wire_call import WireCall, bearer
@@ -12,11 +15,13 @@ from adapters.protocols.openai_images import OpenAIImages, is_image_model
 from adapters.protocols.openai_videos import OpenAIVideos
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.refusals.repair import Repair
+from adapters.registry import create_adapter
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
+from adapters.transport.transport import exchange
 from bus.errors import AdapterError
 
 from ...calls import RateLimitInfo
@@ -29,7 +34,10 @@ from .chat.stream import ResponsesNormaliser
 from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
 from .images import ResponsesImages
-from .quirks import choose_quirks
+from .quirks import OPENAI, choose_quirks
+
+_PROBE_SECONDS = 5.0
+_NO_SUCH_PATH = (404, 405, 501)
 
 
 class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
@@ -41,6 +49,9 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     """The project, sent as a header."""
     quirks: str | None = None
     """How the server differs, a name of `quirks.QUIRKS`; None lets the address decide."""
+    find_protocol: bool = False
+    """Whether to ask the server for its protocol at the start. Without a Responses API, the adapter speaks Chat
+    Completions. Set where the address comes from OPENAI_BASE_URL."""
 
 
 class ResponsesWire(ChatWire):
@@ -77,7 +88,7 @@ class ResponsesWire(ChatWire):
 
     def other_wires(self) -> OtherWires:
         return OtherWires(
-            OpenAIEmbeddings(),
+            OpenAIEmbeddings(base64=self.quirks is OPENAI),  # few other servers know it
             _image_wire,
             OpenAIVideos(codes=CODES),
             RESPONSES_BATCHES,
@@ -148,3 +159,28 @@ class OpenAIAdapter(HttpAdapter):
 
     wire_type = ResponsesWire
     wire: ResponsesWire
+
+    async def initialize(self) -> None:
+        """See `OpenAIOptions.find_protocol`."""
+        options = dict(self.config.options)
+        if options.pop("find_protocol", False) and not await self._has_responses():
+            config = msgspec.structs.replace(self.config, options=options)
+            transport = self.client.transport
+            chat = create_adapter(
+                "openai_compatible", config, name=self.name, clock=self.clock, transport=transport
+            )
+            assert isinstance(chat, HttpAdapter)
+            self.speak_as(chat)
+        await super().initialize()
+
+    async def _has_responses(self) -> bool:
+        """Whether the server knows the path. An empty request costs nothing and is refused with another status."""
+        with anyio.move_on_after(_PROBE_SECONDS):
+            try:
+                key = (await self.client.keys.own.get()).value
+                request = self.client.request(WireCall("/v1/responses", b"{}"), key)
+                reply, _ = await exchange(self.client.transport, request)
+            except AdapterError:
+                return False
+            return reply.status not in _NO_SUCH_PATH
+        return False
