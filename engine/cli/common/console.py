@@ -14,3 +14,7 @@ class HarmlessConsole(Console):
 
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(harmless(what) if isinstance(what, str) else what for what in objects), **how)
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, which ends the command. rich itself would exit with code 1."""
+        raise
