@@ -24,6 +24,9 @@ BADLY_CONFIGURED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is meant to end
 
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""The errors of a write to a full or broken disk. An error that names no file is one of stdout."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. An error of Callboard is reported in one line on stderr, without a traceback.
@@ -34,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
-        _discard_stdout()
+        _discard_output()
         return PIPE_CLOSED
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
         from .common.screen import complain
 
-        _discard_stdout()
-        complain(f"the output could not be written: {error.strerror}")
+        _discard_output()
+        complain(f"stdout: {error.strerror}")
         return FAILED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
@@ -50,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _discard_stdout() -> None:
-    """Point stdout at the null device, because the interpreter flushes it once more at its end."""
+def _discard_output() -> None:
+    """Send what is left for stdout nowhere, because the interpreter flushes it once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -182,8 +185,11 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         from .common.harmless import harmless
 
-        super()._print_message(harmless(message), file)
-        sys.stdout.flush()  # here, where a reader that has gone is no fault
+        if file is not sys.stdout:
+            super()._print_message(harmless(message), file)
+        elif message:  # argparse ignores that the reader has gone, or that the disk is full
+            sys.stdout.write(harmless(message))
+            sys.stdout.flush()
 
 
 def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:

@@ -73,15 +73,27 @@ class Forking:
                 start_new_session=True,
             )
 
-    def call(self, command: Command, said: bytes, *, timeout: float) -> subprocess.CompletedProcess[bytes]:
-        """Raises subprocess.TimeoutExpired."""
+    def call(
+        self, command: Command, said: bytes, *, timeout: float, stdout: int | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run one command.
+
+        Args:
+            command: The command.
+            said: The command's input.
+            timeout: The seconds after which the command is killed.
+            stdout: The file that gets the command's output. By default the result has it.
+
+        Raises:
+            subprocess.TimeoutExpired: The command did not end in time.
+        """
         assert len(said) < 65536, "more than a pipe takes"
         heard, speaks = os.pipe()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             os.write(speaks, said)
             os.close(speaks)
             try:
-                files = [heard, out.fileno(), err.fileno()]
+                files = [heard, out.fileno() if stdout is None else stdout, err.fileno()]
                 socket.send_fds(self._socket, [msgspec.json.encode(command) + b"\n"], files)
                 self._socket.settimeout(timeout)
                 status = self._socket.recv(16)

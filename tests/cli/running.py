@@ -92,6 +92,19 @@ def call(
     return done
 
 
+def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """A command that writes to an open file, such as a pipe or a device.
+
+    Args:
+        stdout: The number of the file.
+        arguments: The command's words.
+        home: The folder of the user's configuration.
+    """
+    command = Command(arguments, environment(home), str(CHECKOUT))
+    ended = _forking().call(command, b"", timeout=PATIENCE_SECONDS * 4, stdout=stdout)
+    return subprocess.CompletedProcess(ended.args, ended.returncode, "", ended.stderr.decode())
+
+
 def _called(
     arguments: tuple[str, ...], home: Path, said: str, without: str | None, more: Mapping[str, str] | None
 ) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ cost is in the trace.
     the call fails              what had arrived stays on stdout; the error goes to the caller
     SIGINT, SIGTERM             the turn is cancelled, what had arrived stays; 130, 143
     nobody reads stdout         the turn is cancelled, quietly; BrokenPipeError goes to the caller
+    stdout can't be written     the turn is cancelled; the caller gets the OSError
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def answer(question: Question, registry: ModelRegistry) -> int:
 
     Raises:
         BrokenPipeError: Nobody reads the reply.
+        OSError: The reply can't be written, for example to a full disk.
         CallboardError: The call failed.
     """
     answering = _Answering(question, registry)

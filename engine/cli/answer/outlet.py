@@ -24,14 +24,15 @@ class Outlet:
     At a terminal it is written without what could steer it; a file or a pipe gets the text as it came.
 
     Args:
-        on_closed: Called once, in another thread, when the reader has gone.
+        on_closed: Called once, in another thread, when the reader has gone or a write fails.
     """
 
     def __init__(self, on_closed: Callable[[], object]) -> None:
         self.closed = False
-        """Whether the reader has gone."""
+        """Whether the reader has gone, or the output can't be written."""
         self.last = ""
         """The last character that was given."""
+        self._error: OSError | None = None
         self._on_closed = on_closed
         self._clean = harmless if sys.stdout.isatty() else _as_it_is
         self._shows_thoughts = sys.stderr.isatty()
@@ -71,12 +72,13 @@ class Outlet:
 
         Raises:
             BrokenPipeError: The reader has gone.
+            OSError: The output can't be written, for example to a full disk.
         """
         self.end_thought()
         self._pieces.put(None)
         self._thread.join()
-        if self.closed:
-            raise BrokenPipeError
+        if self._error is not None:
+            raise self._error
 
     def _write_all(self) -> None:
         while (piece := self._pieces.get()) is not None:
@@ -91,7 +93,8 @@ class Outlet:
             try:
                 sys.stdout.write(self._clean(text))
                 sys.stdout.flush()
-            except (OSError, ValueError):  # of a pipe that is closed, or of a stdout that never was open
+            except (OSError, ValueError) as error:  # ValueError: stdout never was open
+                self._error = error if isinstance(error, OSError) else BrokenPipeError()
                 self.closed = True
                 self._on_closed()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
@@ -15,9 +15,6 @@ class HarmlessConsole(Console):
     def print(self, *objects: Any, **how: Any) -> None:
         super().print(*(harmless(what) if isinstance(what, str) else what for what in objects), **how)
 
-    def on_broken_pipe(self) -> NoReturn:
-        """Raise the BrokenPipeError that rich caught.
-
-        rich itself exits with 1. The command line exits with 141, as for output that is no table.
-        """
-        raise  # rich calls this while it handles the BrokenPipeError
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, which ends the command. rich itself would exit with code 1."""
+        raise

@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     work = partial(_export, source, arguments.path, arguments.format, where, arguments.under)
     try:
         rows = anyio.run(work)
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        if arguments.path == STDOUT:
+            raise
         raise CallboardError(f"{arguments.path}: {error.strerror or error}") from error
     if arguments.path != STDOUT:
         note(f"{plural(rows, 'row')} written to {arguments.path}")
