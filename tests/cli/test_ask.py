@@ -313,7 +313,7 @@ def test_a_full_disk_is_one_line(talkative: Path, options: tuple[str, ...]) -> N
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == [
-        "callboard: the output could not be written: No space left on device"
+        "callboard: stdout: No space left on device"
     ]
 
 
