@@ -9,8 +9,8 @@ from functools import partial
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, InvalidRequestError
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.errors import AdapterError, InvalidRequestError
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..refusals.edits import edited

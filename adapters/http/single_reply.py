@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from bus.errors import AdapterError, NetworkError, OutcomeUnknownError, ServerError, StreamError
-from bus.values.json import Json
+from callboard.bus.errors import AdapterError, NetworkError, OutcomeUnknownError, ServerError, StreamError
+from callboard.bus.values.json import Json
 
 from ..refusals.classify import error_without_status, read_error_value
 from ..transport.key_masking import masked_headers

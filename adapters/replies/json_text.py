@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bus.values.json import JsonObject
+from callboard.bus.values.json import JsonObject
 
 from ..requests.surrogates import mend_json
 

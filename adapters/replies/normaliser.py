@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from bus.errors import AdapterError, StreamError
-from bus.streams.events import StreamEvent
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
 
 from .assembler import Assembler
 from .broken_json import mend_body

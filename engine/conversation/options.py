@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, cast
 
-from adapters import CanonicalRequest, RetryPolicy, ToolChoice
-from bus.values.json import Json, JsonObject
+from callboard.adapters import CanonicalRequest, RetryPolicy, ToolChoice
+from callboard.bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
 from ..models.nearest_names import nearest

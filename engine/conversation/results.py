@@ -7,11 +7,11 @@ from operator import add
 
 import msgspec
 
-from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
-from bus import Cost, RoutingDecision, TurnStatus
-from bus.values.cost_sum import CostSum
-from bus.values.json import JsonObject
-from bus.values.shown import Shown, short
+from callboard.adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
+from callboard.bus import Cost, RoutingDecision, TurnStatus
+from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.shown import Shown, short
 
 from ..presented import in_markdown, in_plain_values
 from .reply import Reply

@@ -7,8 +7,8 @@ from typing import Any, Unpack, cast
 
 import msgspec
 
-from adapters import CanonicalRequest, ContentBlock, Message
-from bus import CallboardError, ConfigurationError
+from callboard.adapters import CanonicalRequest, ContentBlock, Message
+from callboard.bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
 from ..conversation.options import TurnOptions, merged, options_among

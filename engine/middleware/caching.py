@@ -8,10 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
-from bus import Cost, CostSource, StoreError
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.log import Log
+from callboard.adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
+from callboard.bus import Cost, CostSource, StoreError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.log import Log
 
 from ..calls.outcome import CallOutcome
 from .contract import Middleware, Next

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import AdapterCapabilities
-from bus import CallboardError
+from callboard.adapters import AdapterCapabilities
+from callboard.bus import CallboardError
 
 from ..models.nearest_names import nearest
 

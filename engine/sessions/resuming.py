@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
-from tracestore import Redact, SavedSession, Store
+from callboard.bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
+from callboard.tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand

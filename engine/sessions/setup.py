@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus import SessionConfigured, SessionSetup
-from bus.values.json import Json
+from callboard.bus import SessionConfigured, SessionSetup
+from callboard.bus.values.json import Json
 
 from ..routing.model_choice import Model, ModelChoice
 from .state import SessionState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from adapters import ContentBlock, Message, ToolDefinition
-from bus.backend import LoopLock
+from callboard.adapters import ContentBlock, Message, ToolDefinition
+from callboard.bus.backend import LoopLock
 
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from bus import clock
-from bus.clock import SYSTEM_CLOCK, Ulids, letters
+from callboard.bus import clock
+from callboard.bus.clock import SYSTEM_CLOCK, Ulids, letters
 
 
 @given(st.binary(min_size=16, max_size=16))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from adapters import ImageBlock, Message, TextBlock
-from bus.values.shown import ITEMS, TEXT
+from callboard.adapters import ImageBlock, Message, TextBlock
+from callboard.bus.values.shown import ITEMS, TEXT
 from tests.support.engines import running
 from tests.support.scripted import Say
 

@@ -25,8 +25,8 @@ anyio_backend = runs_on("asyncio")
 VICTIM = """
 import asyncio, json, sys, urllib.request
 from pathlib import Path
-from adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
-from adapters.providers.scripted.adapter import ScriptedAdapter
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
+from callboard.adapters.providers.scripted.adapter import ScriptedAdapter
 from callboard import Engine, tool
 from tests.support.engines import entry, model, serving
 

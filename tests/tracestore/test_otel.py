@@ -10,8 +10,8 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import ServerError
-from bus import (
+from callboard.adapters import ServerError
+from callboard.bus import (
     Bus,
     ConfigurationError,
     Cost,
@@ -33,8 +33,8 @@ from bus import (
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import Say
-from tracestore import StoredEvents, TraceStore
-from tracestore.export import OtelExporter
+from callboard.tracestore import StoredEvents, TraceStore
+from callboard.tracestore.export import OtelExporter
 
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.replies.normaliser import SseNormaliser
+from callboard.adapters.replies.normaliser import SseNormaliser
 
 from .response import ReplyReader
 from .wire import decode_piece

@@ -17,8 +17,8 @@ from prompt_toolkit.completion import Completer, DynamicCompleter, WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from bus.private_file import refuse_link
-from tracestore.home import home_folder
+from callboard.bus.private_file import refuse_link
+from callboard.tracestore.home import home_folder
 
 from .blocks import is_open
 from .slash import completions

@@ -12,9 +12,9 @@ from enum import Enum
 
 import msgspec
 
-from adapters import Message
-from bus.errors import CallboardError
-from engine.abort import AbortSignal
+from callboard.adapters import Message
+from callboard.bus.errors import CallboardError
+from callboard.engine.abort import AbortSignal
 
 from ..context import ToolContext
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from adapters import ToolDefinition
-from bus import ConfigurationError
+from callboard.adapters import ToolDefinition
+from callboard.bus import ConfigurationError
 
 from ..approval import NeedsApproval
 from .handler import Handler, ToolHandler, handler_of

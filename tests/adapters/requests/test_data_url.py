@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.requests.media import read_data_url
+from callboard.adapters.requests.media import read_data_url
 
 
 @pytest.mark.parametrize(

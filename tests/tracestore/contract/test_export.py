@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bus import ConfigurationError
-from tracestore import CallFilter, PriceRow, PriceTable, Store
-from tracestore.export import FORMATS, Format, export_calls
-from tracestore.export.calls import COLUMNS
+from callboard.bus import ConfigurationError
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
+from callboard.tracestore.export import FORMATS, Format, export_calls
+from callboard.tracestore.export.calls import COLUMNS
 
 from ..trace_making import Maker, fill
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ...sql.calls.current_costs import call_rows_view
 from ...sql.connection import Row

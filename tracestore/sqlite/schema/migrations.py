@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ...sql.calls.current_costs import call_rows_view
 from ..database import APPLICATION_ID, Database

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters.requests.effort import EFFORTS
+from callboard.adapters.requests.effort import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:
