@@ -7,7 +7,15 @@ from operator import add
 
 import msgspec
 
-from callboard.adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock, ToolUseBlock
+from callboard.adapters import (
+    CallWarning,
+    CanonicalResponse,
+    Message,
+    StopReason,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from callboard.bus import Cost, RoutingDecision, TurnStatus
 from callboard.bus.values.cost_sum import CostSum
 from callboard.bus.values.json import JsonObject

@@ -23,7 +23,6 @@ from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
 from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 from callboard.tracestore.postgres.nodes.probes import PostgresProbes
-from callboard.tracestore.sql.lost_runs import LostCall
 
 from ..budgets.budget import Budget
 from ..opening import server_store
@@ -118,9 +117,9 @@ class Node:
                 self.bridge = self._bridge(self.broker, store)
                 self.parts = [*self.parts, self.bridge]
 
-    async def delivered(self, call: LostCall) -> int:
-        """The output tokens that readers on other nodes have of a call whose process died; 0 if unknown."""
-        if self.frames is None or self.broker is None or not call.turn_id:
+    async def delivered(self, turn_id: str, message_id: str) -> int:
+        """The output tokens that readers on other nodes have of a message whose node died; 0 if unknown."""
+        if self.frames is None or self.broker is None:
             return 0
         if not (self.broker.connected or self._waited):
             with anyio.move_on_after(PART_SECONDS):  # runs are ended while the node still starts
@@ -128,9 +127,9 @@ class Node:
             self._waited = True
         try:
             with anyio.move_on_after(PART_SECONDS):
-                return await self.frames.delivered(call.turn_id, call.message_id)
+                return await self.frames.delivered(turn_id, message_id)
         except OSError as error:
-            _log.warning("delivered_output_unknown", request_id=call.request_id, error=str(error))
+            _log.warning("delivered_output_unknown", message_id=message_id, error=str(error))
         return 0
 
     def follow(self, writer: WriterCore) -> None:

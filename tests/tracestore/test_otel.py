@@ -30,11 +30,11 @@ from callboard.bus import (
     ToolUseBlock,
     UsageSource,
 )
+from callboard.tracestore import StoredEvents, TraceStore
+from callboard.tracestore.export import OtelExporter
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import Say
-from callboard.tracestore import StoredEvents, TraceStore
-from callboard.tracestore.export import OtelExporter
 
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker

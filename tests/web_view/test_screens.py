@@ -19,10 +19,10 @@ from callboard import Engine, Message, OverloadedError, PriceRow, PriceTable, Tr
 from callboard.engine.web_view import tail as web_tail
 from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.tail import Tail
+from callboard.tracestore import PostgresStore
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
-from callboard.tracestore import PostgresStore
 
 from .serving import first, listening, served, sign_in, subscriptions
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
-
 from callboard.bus.events.calls import LlmCallFailed
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
@@ -22,19 +20,9 @@ PROCESS_LOST = "process_lost"
 _MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 
 
-class LostCall(msgspec.Struct, frozen=True):
-    """A call whose process died before the call ended."""
-
-    request_id: str
-    attempt: int
-    turn_id: str
-    """The id of the turn and of its stream; empty for a call without a turn."""
-    message_id: str
-    """The id of the message that the call was writing; empty without one."""
-
-
-Delivered = Callable[[LostCall], Awaitable[int]]
-"""Returns the output tokens of a lost call that readers in other processes have; 0 if there are none."""
+Delivered = Callable[[str, str], Awaitable[int]]
+"""Returns the output tokens of a message that readers in other processes have, by the ids of its turn and of the
+message; 0 if there are none."""
 
 
 def _goes_on(call: str) -> str:
@@ -68,7 +56,7 @@ _STREAMS_WITHOUT_END = f"""
     SELECT request_id, attempt, turn_id, message_id
       FROM calls
      WHERE run = (SELECT id FROM runs WHERE run_id = ? AND ended_us IS NULL)
-       AND status = 'started' AND message_id IS NOT NULL AND NOT {_goes_on("calls")}
+       AND status = 'started' AND turn_id IS NOT NULL AND message_id IS NOT NULL AND NOT {_goes_on("calls")}
      ORDER BY id
 """
 
@@ -79,7 +67,7 @@ async def delivered_of(database: Database, run_id: str, delivered: Delivered | N
         return {}
     found: dict[tuple[str, int], int] = {}
     for request_id, attempt, turn_id, message_id in await database.read(_STREAMS_WITHOUT_END, (run_id,)):
-        if tokens := await delivered(LostCall(request_id, attempt, turn_id or "", message_id)):
+        if tokens := await delivered(turn_id, message_id):
             found[request_id, attempt] = tokens
     return found
 
