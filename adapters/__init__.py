@@ -56,7 +56,14 @@ from callboard.bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from callboard.bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
+from callboard.bus.values.messages import (
+    Message,
+    MessageMetadata,
+    Role,
+    ToolAnnotations,
+    ToolChoice,
+    ToolDefinition,
+)
 from callboard.bus.values.raw_reply import RawReply
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from callboard.bus.values.warning_codes import WarningCode

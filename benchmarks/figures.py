@@ -2,8 +2,8 @@
 
 The environments are kept in `build/benchmarks`. *plain* has the wheel and what it requires, and httpx for the
 floor: another package in the environment can cost or save a part of each call, as a search for a module that is
-missing does. *peers* also has the clients that Callboard is compared with. The benchmarks are copied beside, with
-their imports rewritten as the wheel's are.
+missing does. *peers* also has the clients that Callboard is compared with. The benchmarks are copied
+beside.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.suite_from_wheel import copy_suite
-from scripts.wheel_environment import PIP, ROOT, WheelEnvironment, make_plain_environment
+from tests.support.wheel import PIP, ROOT, WheelEnvironment, make_plain_environment
 
 from .subjects import SUBJECTS, Where
 from .table import Row, in_markdown
@@ -47,7 +46,8 @@ def command(where: Where, arguments: Sequence[str]) -> tuple[list[str], Path]:
     environment = _environment(where)
     suite = PLACE / where / "suite"
     shutil.rmtree(suite, ignore_errors=True)
-    copy_suite(suite, ("benchmarks", "tests", "scripts"))
+    for name in ("benchmarks", "tests", "scripts"):
+        shutil.copytree(ROOT / name, suite / name, ignore=shutil.ignore_patterns("__pycache__"))
     return [str(environment.python), "-m", "benchmarks", *arguments], suite
 
 

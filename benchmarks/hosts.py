@@ -15,8 +15,8 @@ import httpx
 
 from callboard.adapters import Message, ToolDefinition
 from callboard.engine import Budget, Cluster, Engine, Limits, Tool
-from tests.support.reply_models import registry
 from callboard.tracestore import PriceTable
+from tests.support.reply_models import registry
 
 
 @asynccontextmanager

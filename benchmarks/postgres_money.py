@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from callboard.bus.events.catalogue import LlmCallCompleted, LlmCallStarted
-from tests.support.postgres_server import own_server, why_not
 from callboard.tracestore import CallFilter, PostgresStore
 from callboard.tracestore.sql.calls.sums import sum_up
 from callboard.tracestore.sql.repricing import repricing
+from tests.support.postgres_server import own_server, why_not
 
 from .store_money import CALLS, DAYS, FIRST_US, FULL_SCAN, MODELS, table_of_prices
 from .stored_calls import call, envelopes_of

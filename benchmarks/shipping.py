@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from callboard.engine import Engine, Session
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from tests.support.postgres_server import PostgresServer, own_server, why_not
 from tests.support.reply_server import reply_server
-from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 
 from .hosts import engine_on, history, home_in, tools
 from .per_call import MESSAGES, TOOLS, through_engine

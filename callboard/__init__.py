@@ -1,9 +1,9 @@
 """An embeddable, event-driven actor runtime for LLM calls: every public name, in one place.
 
-The names come from four rooms: `engine` (sessions, turns, functions), `tracestore` (trace, prices), `adapters`
-(providers) and `bus` (messages, events, actors). In a checkout the rooms are packages of their own; installed,
-they are `callboard.engine` and so on, and this package means the same in both. A room is imported when one of its
-names is asked for, so that `callboard --help` pays for none.
+The names come from four rooms: `callboard.engine` (sessions, turns, functions), `callboard.tracestore` (trace,
+prices), `callboard.adapters` (providers) and `callboard.bus` (messages, events, actors). In the repository the
+rooms are folders at the top, and this folder has a link to each. A room is imported when one of its names is
+used, so `callboard --help` loads none.
 """
 
 from __future__ import annotations
@@ -56,10 +56,3 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *modules[__name__].__all__})
-
-    try:
-        from ._rooms import open_rooms as _open_rooms
-    except ModuleNotFoundError:  # installed: the rooms stand beside this file
-        pass
-    else:
-        _open_rooms()

@@ -15,9 +15,8 @@ import math
 import sys
 from collections.abc import Sequence
 
-from callboard.adapters.embeddings import Vector
-
 from callboard import Engine
+from callboard.adapters.embeddings import Vector
 
 NOTES = (
     "The shop opens at nine and closes at six.",

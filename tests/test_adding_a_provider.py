@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from callboard.adapters.conformance import CHECKS, SECTIONS
 
 from callboard import Engine, ModelRegistry, create_adapter
+from callboard.adapters.conformance import CHECKS, SECTIONS
 from callboard.engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, codes
 

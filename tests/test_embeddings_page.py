@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
+from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
 from callboard.adapters.embeddings import INPUT_TYPES
 from callboard.adapters.providers.local.settings import find_model
 from callboard.adapters.registry import adapter_types
-from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
 from callboard.engine.embedding import require_same_space
 from callboard.engine.models.config import read_models_yaml
 from callboard.engine.routing.candidates import expand

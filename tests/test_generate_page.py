@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
 from callboard import Engine, PriceTable, ViewEvent, run_sync, set_default_engine
+from callboard.adapters.providers.local.settings import find_model
 from tests.book.snippets import DOCS, definitions
 from tests.support.engines import registry
 from tests.support.scripted import Say

@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from callboard.adapters.registry import adapter_types
 from callboard import (
     AdapterConfig,
     AdapterEntry,
@@ -20,6 +19,7 @@ from callboard import (
     RetryPolicy,
     VideoOptions,
 )
+from callboard.adapters.registry import adapter_types
 from examples.video import create, fetch, wait_for
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.virtual_time import runs_on

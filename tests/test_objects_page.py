@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from callboard.adapters.providers.local.settings import find_model
 from callboard import Engine, PriceTable, set_default_engine
+from callboard.adapters.providers.local.settings import find_model
 from tests.book.snippets import DOCS, definitions
 from tests.support.engines import registry
 from tests.support.scripted import Say

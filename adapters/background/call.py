@@ -17,7 +17,13 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from callboard.bus.errors import AdapterError, CancelledError, InvalidRequestError, NotFoundError, RequestTimeoutError
+from callboard.bus.errors import (
+    AdapterError,
+    CancelledError,
+    InvalidRequestError,
+    NotFoundError,
+    RequestTimeoutError,
+)
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import StopReason
 

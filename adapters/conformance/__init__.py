@@ -1,6 +1,6 @@
 """The conformance kit: whether an adapter keeps the contract, checked for any adapter by anybody.
 
-Describe the adapter by a kit, then either run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
+Describe the adapter by a kit. Then run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
 pytest run it:
 
     from callboard.adapters.conformance import checks_of

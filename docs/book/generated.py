@@ -13,12 +13,12 @@ from typing import get_args
 
 import msgspec
 
-import bus
-from adapters.provider import provider_named
-from adapters.registry import adapter_types
-from adapters.servers import Note, notes
-from bus.streams.events import StreamEvent, TurnEvent
-from engine.cli.command_line import build_parser
+from callboard import bus
+from callboard.adapters.provider import provider_named
+from callboard.adapters.registry import adapter_types
+from callboard.adapters.servers import Note, notes
+from callboard.bus.streams.events import StreamEvent, TurnEvent
+from callboard.engine.cli.command_line import build_parser
 
 from .field_strings import field_strings
 
@@ -228,12 +228,13 @@ def _is_same(room: str, package: str, name: str) -> bool:
     return getattr(import_module(room), name, None) is getattr(import_module(package), name)
 
 
-ROOMS = ("bus", "adapters", "tracestore", "engine")
+ROOMS = ("callboard.bus", "callboard.adapters", "callboard.tracestore", "callboard.engine")
 """A room may export names of those before it, which are documented there."""
 
 INNER = (
-    *("engine.middleware", "engine.tools", "adapters.embeddings", "adapters.images", "adapters.videos"),
-    *("adapters.conformance", "adapters.providers.scripted"),
+    *("callboard.engine.middleware", "callboard.engine.tools", "callboard.adapters.embeddings"),
+    *("callboard.adapters.images", "callboard.adapters.videos"),
+    *("callboard.adapters.conformance", "callboard.adapters.providers.scripted"),
 )
 """Packages below them whose names are public, too."""
 
@@ -246,6 +247,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "providers": providers,
     "stream_events": stream_events,
     "definition_of_done": definition_of_done,
-    **{f"rest_of_{room.replace('.', '_')}": partial(_rest, room) for room in (*ROOMS, *INNER)},
+    **{
+        f"rest_of_{room.removeprefix('callboard.').replace('.', '_')}": partial(_rest, room)
+        for room in (*ROOMS, *INNER)
+    },
 }
 """By the name that pages say."""

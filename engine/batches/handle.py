@@ -26,7 +26,13 @@ from callboard.adapters.contract import CallWarning
 from callboard.adapters.videos import PollPolicy
 from callboard.adapters.videos.waiting import is_passing, wait_for_job
 from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress
-from callboard.bus.errors import CallboardError, CancelledError, OutcomeUnknownError, RequestTimeoutError, StoreError
+from callboard.bus.errors import (
+    CallboardError,
+    CancelledError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    StoreError,
+)
 from callboard.tracestore import CountedCall
 
 from ..budgets.reservation_names import job_of

@@ -18,7 +18,14 @@ from callboard.bus.streams.events import (
     ToolUseStart,
     TurnEvent,
 )
-from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.runnable_calls import with_whole_calls
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource

@@ -11,7 +11,14 @@ from typing import Generic, TypedDict, TypeVar, cast
 
 import anyio
 
-from callboard.adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason, TokenUsage
+from callboard.adapters import (
+    AdapterError,
+    AttemptObserver,
+    ContextOverflowError,
+    RetryPolicy,
+    StopReason,
+    TokenUsage,
+)
 from callboard.adapters.actor import CallHandle, start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted

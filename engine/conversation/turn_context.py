@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from callboard.bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
+from callboard.bus import (
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    StreamLog,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+)
 from callboard.bus.streams.events import TurnEvent
 from callboard.tracestore import OpenReply
 

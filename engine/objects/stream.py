@@ -11,7 +11,15 @@ from typing import Generic, Self, TypeVar
 import anyio
 import msgspec
 
-from callboard.adapters import CallWarning, ContentBlock, Message, TextDelta, TokenUsage, ToolUseInputDelta, ToolUseStart
+from callboard.adapters import (
+    CallWarning,
+    ContentBlock,
+    Message,
+    TextDelta,
+    TokenUsage,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
 from callboard.bus import CallboardError, Cost, RoutingDecision, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.values.json import Json

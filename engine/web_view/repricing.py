@@ -14,7 +14,15 @@ from typing import Literal
 
 import msgspec
 
-from callboard.bus import CallboardError, DropOldest, Latest, PricingProgress, PricingRepriced, StoreError, Subscription
+from callboard.bus import (
+    CallboardError,
+    DropOldest,
+    Latest,
+    PricingProgress,
+    PricingRepriced,
+    StoreError,
+    Subscription,
+)
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
 
 from .subject import Subject

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from callboard.adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
-
 from callboard import Json, JsonObject
+from callboard.adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
 
 from .parley import ParleyAdapter
 

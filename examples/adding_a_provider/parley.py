@@ -9,15 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import msgspec
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.http.wire import ChatWire
-from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.refusals.classify import build_error, read_error_value
-from callboard.adapters.refusals.required_capabilities import check_demands
-from callboard.adapters.replies.assembler import Assembler
-from callboard.adapters.replies.normaliser import SseNormaliser
-from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from callboard.adapters.requests.host_options import merge_own_options
 
 from callboard import (
     AdapterCapabilities,
@@ -36,6 +27,15 @@ from callboard import (
     ToolUseBlock,
     WarningCode,
 )
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.classify import build_error, read_error_value
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from callboard.adapters.requests.host_options import merge_own_options
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
 STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": StopReason.MAX_TOKENS}

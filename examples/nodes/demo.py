@@ -19,9 +19,9 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from callboard import ConfigurationError, CostSum, costs
 from callboard.adapters.providers.local import LocalServer, LocalServerSettings
 from callboard.adapters.providers.local.settings import choose_model
-from callboard import ConfigurationError, CostSum, costs
 from tests.support import nats_server, postgres_server
 
 MODELS = """

@@ -27,9 +27,9 @@ from callboard.bus import (
 from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, TurnEvent
 from callboard.engine import AdapterEntry, Session
 from callboard.engine.routing.candidates import may_fall_back
+from callboard.tracestore import TraceStore
 from tests.support.invariants import check_stream
 from tests.support.wire_history import history_faults
-from callboard.tracestore import TraceStore
 
 from .plan import STEADY, TurnPlan
 

@@ -25,9 +25,9 @@ import msgspec
 from callboard.adapters import StopReason
 from callboard.bus import CallboardError, StoreError
 from callboard.engine import Engine, Session
+from callboard.tracestore import PriceTable, WriterOptions
 from labs.faults.checks import stacks
 from tests.support.reply_models import PROTOCOLS, registry
-from callboard.tracestore import PriceTable, WriterOptions
 
 from .round import UP_SECONDS, Answered
 

@@ -11,10 +11,10 @@ import msgspec
 
 from callboard.bus import LlmCallAccepted
 from callboard.bus.values.usage import UsageSource
+from callboard.tracestore import CallRow
 from tests.support.background_engines import nano_of as nano_of_reply
 from tests.support.background_server import WORDS
 from tests.support.batch_engines import nano_of
-from callboard.tracestore import CallRow
 
 from .plan import Batch, Plan, Question
 from .program import REPLIES, engine_at

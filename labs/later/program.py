@@ -23,11 +23,11 @@ from callboard.adapters.batches import BatchItem, http
 from callboard.bus import Envelope, Lossless
 from callboard.bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
 from callboard.engine import BatchResult, Budget, Engine
+from callboard.tracestore import OpenReply, PriceRow, PriceTable
 from tests.support import background_engines, batch_engines
 from tests.support.batch_engines import OFTEN, requests_of
 from tests.support.batch_wires import MODELS, QUICKLY, config_of, type_of
 from tests.support.engines import entry, model, serving
-from callboard.tracestore import OpenReply, PriceRow, PriceTable
 
 from .plan import Batch, Question
 

@@ -24,9 +24,9 @@ from typing import Literal, TypedDict, cast
 import anyio
 import anyio.to_thread
 
+from callboard import Budget, CallboardError, Cluster, Engine, Session
 from callboard.bus import MessageComplete, StreamReset, TextBlock, TextDelta, TurnComplete, TurnEvent
 from callboard.bus.clock import SystemClock
-from callboard import Budget, CallboardError, Cluster, Engine, Session
 
 MODEL = "lab:bench"
 OUTPUT_TOKENS = 120

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import msgspec
 
-import callboard.bus.errors
 from callboard.adapters import AdapterConfig, ToolDefinition
 from callboard.adapters.conformance import CALLS
 from callboard.adapters.servers import Note
@@ -206,7 +205,7 @@ async def _turn(session: Session, step: Step) -> str | None:
         if step.ends != "failed":
             raise
         assert step.error is not None
-        expected = getattr(bus.errors, step.error.expect["error"])
+        expected = getattr(errors, step.error.expect["error"])
         return None if type(error) is expected else f"{step.error.id} became {type(error).__name__}: {error}"
     if step.ends == "failed":
         return "no error was raised"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from callboard.bus.errors import StoreError
-from tests.support.postgres_server import NOBODY, StartedServer
 from callboard.tracestore import TraceShipper, TraceStore
+from tests.support.postgres_server import NOBODY, StartedServer
 
 from .checks import failures_of
 from .round import AFTERWARDS, _write

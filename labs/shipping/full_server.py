@@ -16,8 +16,8 @@ from pathlib import Path
 import anyio
 
 from callboard.bus.errors import StoreError
-from tests.support.postgres_server import NOBODY, StartedServer, own_server
 from callboard.tracestore import TraceShipper, TraceStore
+from tests.support.postgres_server import NOBODY, StartedServer, own_server
 
 from .checks import failures_of
 from .round import AFTERWARDS, _write

@@ -23,13 +23,13 @@ from callboard.bus.events.envelope import Envelope, Event
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from tests.support.postgres_server import StartedServer
-from tests.support.virtual_time import FakeClock
 from callboard.tracestore import Capture, ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.receiving.receiver import Receiver
 from callboard.tracestore.postgres.statements import Statements
 from callboard.tracestore.shipping.recent import Recent
+from tests.support.postgres_server import StartedServer
+from tests.support.virtual_time import FakeClock
 
 from .checks import failures_of
 from .shipper import EAGER

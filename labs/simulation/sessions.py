@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from callboard.engine.nodes.ownership.holding import Asked, Holding
-from tests.support.shared_tables import OwnershipModel
 from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, Renewed
+from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 from .streams import OwnStream, Streams

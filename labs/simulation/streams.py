@@ -26,8 +26,8 @@ from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.mirror import Mirror
 from callboard.engine.nodes.frames.wire.frame import Ending, Frame
 from callboard.engine.nodes.ownership.holding import Holding
-from tests.support.shared_tables import OwnershipModel
 from callboard.tracestore.nodes.ownership import TurnEnding
+from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 from .trace import SharedTrace

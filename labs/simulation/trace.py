@@ -13,10 +13,10 @@ import msgspec
 
 from callboard.bus import StreamLog
 from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
-from tests.support.shared_tables import OwnershipModel
 from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
 from callboard.tracestore.shipping.shipment import START, Position
 from callboard.tracestore.sql.session_owner import belongs
+from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 

@@ -10,10 +10,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from callboard import adapters
-from callboard import bus
-from callboard import engine
-from callboard import tracestore
+from callboard import adapters, bus, engine, tracestore
 from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.warning_codes import WarningCode
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.provider import providers
-from engine.cli.command_line import build_parser
-from engine.cli.commands import COMMANDS
+from callboard.adapters.provider import providers
+from callboard.engine.cli.command_line import build_parser
+from callboard.engine.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("bus", "adapters", "tracestore", "engine")
@@ -115,8 +115,8 @@ def modules(package: str) -> list[Path]:
 
 @cache
 def imports(path: Path) -> Sequence[tuple[str, int]]:
-    """Every module that a file names in an import, wherever it stands, with its line; relative ones resolved."""
-    return tuple(_imports(path))
+    """Every module that a file imports, with its line. A room's modules are named without `callboard.`."""
+    return tuple((name.removeprefix("callboard."), line) for name, line in _imports(path))
 
 
 def lines_for_types(path: Path) -> set[int]:
@@ -262,6 +262,27 @@ def test_common_sql_has_nothing_that_only_sqlite_knows() -> None:
     assert found == []
 
 
+FLAT = re.compile(
+    r"^\s*(?:from|import) (?:bus|adapters|tracestore|engine)(?:\.\w+)*(?: import | as |$|,)", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(
+    "folder", [*PACKAGES, "tests", "labs", "benchmarks", "examples", "cassettes", "scripts", "docs"]
+)
+def test_a_module_has_one_name(folder: str) -> None:
+    """`callboard.bus`, never `bus`, which would be a second copy. Programs in strings included."""
+    found = [
+        str(path.relative_to(ROOT))
+        for path in modules(folder)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Constant) and isinstance(node.value, str) and FLAT.search(node.value))
+        or (isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in PACKAGES)
+        or (isinstance(node, ast.Import) and any(each.name.split(".")[0] in PACKAGES for each in node.names))
+    ]
+    assert found == []
+
+
 PROVIDERS = ROOT / "adapters" / "providers"
 
 
@@ -297,7 +318,7 @@ def test_packages_are_typed_and_name_what_they_offer(package: str) -> None:
         pytest.skip(f"{package} is not built yet")
     assert (ROOT / package / "py.typed").exists()
     missing_names = "[name for name in p.__all__ if not hasattr(p, name)]"
-    run = python(f"import json, {package} as p; print(json.dumps([list(p.__all__), {missing_names}]))")
+    run = python(f"import json, callboard.{package} as p; print(json.dumps([list(p.__all__), {missing_names}]))")
     assert run.returncode == 0, run.stderr
     names, missing = json.loads(run.stdout)
     assert missing == []
@@ -311,10 +332,10 @@ CORE = {"bus": "Actor, Bus, Message, Supervisor", "engine": "Engine, Session, ge
 def loaded_by(package: str) -> set[str]:
     """The modules that importing a package adds to what any asynchronous program with a database has."""
     floor = "import asyncio, json, sqlite3, ssl, sys; floor = set(sys.modules)"
-    wanted = f"from {package} import {CORE[package]}" if package in CORE else f"import {package}"
+    wanted = f"from callboard.{package} import {CORE.get(package, '__all__')}"
     run = python(f"{floor}; {wanted}; print(json.dumps(sorted(set(sys.modules) - floor)))")
     assert run.returncode == 0, run.stderr
-    return set(json.loads(run.stdout))
+    return {name.removeprefix("callboard.") for name in json.loads(run.stdout)}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -326,7 +347,9 @@ def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
 def test_importing_the_engine_leaves_out_what_only_some_programs_use() -> None:
     """Images, objects, running tools, upkeep of a trace; what they import comes with them."""
     parts = {f"{package}.{part}" for package, parts in LATE_PARTS.items() for part in parts}
-    assert {part for part in parts if not importlib.util.find_spec(part)} == set(), "renamed: name it anew here"
+    assert {part for part in parts if not importlib.util.find_spec(f"callboard.{part}")} == set(), (
+        "renamed: name it anew here"
+    )
     assert loaded_by("engine") & parts == set()
 
 
@@ -358,7 +381,7 @@ def test_names_that_come_later_are_the_same_for_type_checkers_and_at_run_time(pa
     assert isinstance(assigned.value, ast.Call)
     assert ast.literal_eval(assigned.value.args[1]) == checked
     names = {name for names in checked.values() for name in names}
-    assert names <= set(importlib.import_module(package).__all__)
+    assert names <= set(importlib.import_module(f"callboard.{package}").__all__)
     assert {name for name in names if (folder / name).exists() or (folder / f"{name}.py").exists()} == set()
 
 
@@ -366,12 +389,12 @@ def test_names_that_come_later_are_the_same_for_type_checkers_and_at_run_time(pa
 def test_names_that_come_later_are_listed_and_misspelt_ones_corrected(package: str) -> None:
     """As if they had been imported."""
     run = python(
-        f"import {package} as p; assert set(p.__all__) <= set(dir(p)), set(p.__all__) - set(dir(p));"
+        f"import callboard.{package} as p; assert set(p.__all__) <= set(dir(p)), set(p.__all__) - set(dir(p));"
         "late = next(name for name in p.__all__ if name not in vars(p)); print(getattr(p, late) is vars(p)[late]);"
         "getattr(p, late + 'x')"
     )
     assert run.stdout == "True\n"
-    corrected = rf"AttributeError: module '{package}' has no attribute '(\w+)x'\. Did you mean: '\1'"
+    corrected = rf"AttributeError: module 'callboard.{package}' has no attribute '(\w+)x'\. Did you mean: '\1'"
     assert re.search(corrected, run.stderr), run.stderr
 
 
@@ -397,10 +420,10 @@ def subparsers(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[ar
 def test_help_imports_nothing_of_the_library() -> None:
     """It costs hardly more than argparse; so do the version and a misspelt command."""
     run = python(
-        "import contextlib, io, json, sys; from engine.cli import main\n"
+        "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
         "for words in (['--help'], ['--version'], ['chta']):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(words)\n"
-        "print(json.dumps(sorted(sys.modules)))"
+        "print(json.dumps([name.removeprefix('callboard.') for name in sys.modules]))"
     )
     loaded = set(json.loads(run.stdout))
     assert {name for name in loaded if name.partition(".")[0] in PACKAGES} == {
@@ -413,11 +436,11 @@ def test_help_imports_nothing_of_the_library() -> None:
 def test_a_command_imports_no_other_command() -> None:
     """Nor does the version, nor `--help`."""
     run = python(
-        "import contextlib, io, json, sys; from engine.cli import main\n"
+        "import contextlib, io, json, sys; from callboard.engine.cli import main\n"
         "found = []\n"
         "for words in (['--version'], ['cost', '--help'], ['--help']):\n"
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(words)\n"
-        "    found.append([name[11:] for name in sys.modules if name.startswith('engine.cli.')])\n"
+        "    found.append([name[21:] for name in sys.modules if name.startswith('callboard.engine.cli.')])\n"
         "print(json.dumps(found))"
     )
     places = {entry.place.partition(":")[0] for entry in COMMANDS.values()}

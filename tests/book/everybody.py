@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
 from callboard import (
     SYSTEM_CLOCK,
     AdapterConfig,
@@ -18,6 +17,7 @@ from callboard import (
     TokenUsage,
     ToolResultBlock,
 )
+from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
 
 WORDS = ("Once ", "upon ", "a ", "time.")
 ANSWERS: Mapping[str, tuple[str, ...]] = {

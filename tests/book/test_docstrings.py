@@ -18,10 +18,10 @@ from tests.book.snippets import DOCS
 
 ROOMS = (
     *(
-        "bus",
-        "adapters",
-        "tracestore",
-        "engine",
+        "callboard.bus",
+        "callboard.adapters",
+        "callboard.tracestore",
+        "callboard.engine",
         "callboard.engine.middleware",
         "callboard.engine.conversation.context",
         "callboard.engine.tools",
@@ -34,7 +34,7 @@ ROOMS = (
         "callboard.adapters.cassettes.cassette",
     ),
 )
-PACKAGES = ("bus.", "adapters.", "tracestore.", "engine.")
+PACKAGES = ("callboard.bus.", "callboard.adapters.", "callboard.tracestore.", "callboard.engine.")
 _NUMBER = re.compile(r"\b(int|float|Decimal)\b")
 _OTHERWISE = re.compile(r"\b(Callable|Mapping|dict|ClassVar|datetime)\b")
 _UNIT = re.compile(r"(^|_)(seconds|ms|us|ns|bytes|tokens|usd)$")

@@ -16,18 +16,18 @@ from typing import get_args
 
 import pytest
 
-from callboard import bus
-from callboard import ProviderAdapter, TurnEvent
-from docs.book import generated
-from docs.book.generated import arguments_of, parsers
+from callboard import ProviderAdapter, TurnEvent, bus
 from callboard.engine.cli.command_line import build_parser
 from callboard.engine.models import models_yaml as models_reader
 from callboard.engine.routing import model_choice
+from docs.book import generated
+from docs.book.generated import arguments_of, parsers
 from tests.book.snippets import DOCS, ROOT
 from tests.definition_of_done.rows import ROWS
 
 ROOMS = (
-    *("bus", "adapters", "tracestore", "engine", "callboard.engine.middleware", "callboard.engine.tools"),
+    *("callboard.bus", "callboard.adapters", "callboard.tracestore", "callboard.engine"),
+    *("callboard.engine.middleware", "callboard.engine.tools"),
     *(
         "callboard.adapters.embeddings",
         "callboard.adapters.images",

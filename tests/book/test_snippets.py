@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from callboard.adapters.providers.local.settings import find_model
 from callboard import PriceTable
+from callboard.adapters.providers.local.settings import find_model
 from callboard.engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from callboard.bus.events.codec import decode_event, encode_event
-from callboard.bus.values.usage import Cost, CostSource
 
 from callboard.bus import (
     Envelope,
@@ -23,6 +21,8 @@ from callboard.bus import (
     decode_envelope,
     encode_envelope,
 )
+from callboard.bus.events.codec import decode_event, encode_event
+from callboard.bus.values.usage import Cost, CostSource
 
 
 class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):

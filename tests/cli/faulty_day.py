@@ -27,8 +27,8 @@ from callboard.bus.events.tools import ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, MessageMetadata, Role, SessionSetup
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from tests.tracestore.trace_making import DAY_US, T0, Maker
 from callboard.tracestore import Capture, PriceTable, Store
+from tests.tracestore.trace_making import DAY_US, T0, Maker
 
 HOSTILE = (
     "a\x1b[2Jb\x1b]0;owned\x07c\x9b31md\x85e\x7ff \u202egpj.exe\u2066x\u2069 g\u2028h\ufeff\U000e0041 "

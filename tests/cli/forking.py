@@ -28,10 +28,7 @@ from pkgutil import walk_packages
 
 import msgspec
 
-from callboard import adapters
-from callboard import bus
-from callboard import engine
-from callboard import tracestore
+from callboard import adapters, bus, engine, tracestore
 
 WITHIN = (
     *(

@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from callboard.engine.cli import main
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import running
 from tests.support.scripted import Say
-from callboard.tracestore import PriceRow, PriceTable
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.bus import AudioBlock, ConfigurationError, Cost, CostSource, DocumentBlock, ImageBlock, TextBlock, TokenUsage
+from callboard.bus import (
+    AudioBlock,
+    ConfigurationError,
+    Cost,
+    CostSource,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    TokenUsage,
+)
 from callboard.bus.values.json import JsonObject
 from callboard.engine import TurnOptions
 from callboard.engine.cli.answer.code_blocks import code_blocks, extracted

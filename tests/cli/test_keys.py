@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from callboard import Engine
 from callboard.bus import ConfigurationError
 from callboard.bus.private_file import write_private
-from callboard import Engine
 from callboard.engine.keys.key_file import Variables, read_keys
 from callboard.engine.keys.writing import remove_key, set_key
 from callboard.engine.models.config import load_registry

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.adapters import plugins
 from callboard import ConfigurationError, Engine
+from callboard.adapters import plugins
 from callboard.engine.cli import command_line
 from callboard.engine.models.config import read_models_yaml
 from callboard.engine.tools.plugins import plugin_tools

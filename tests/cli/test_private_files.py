@@ -13,9 +13,9 @@ import pytest
 from callboard.adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
 from callboard.adapters.images import GeneratedImage
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from tests.support.media_server import media_server
 from callboard.tracestore import SavedReplies, TraceStore
 from callboard.tracestore.export import export_calls
+from tests.support.media_server import media_server
 
 from .faulty_day import make_faulty_day
 from .running import PRICES, call

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from callboard.engine.cli.command_line import main
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import PostgresStore, TraceStore
+from tests.tracestore.trace_making import Maker
 
 
 def test_ship_once(

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from callboard import PriceTable
+from callboard.tracestore import PostgresStore
 from tests.support.engines import running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore
 
 from .running import PRICES, call
 

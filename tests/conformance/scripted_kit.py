@@ -8,7 +8,19 @@ from contextlib import asynccontextmanager
 import anyio
 
 from callboard.adapters.config import AdapterConfig
-from callboard.adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
+from callboard.adapters.conformance import (
+    CALLS,
+    KEY,
+    Fails,
+    FakeClock,
+    Kit,
+    Says,
+    Scene,
+    Silent,
+    Stage,
+    Unreachable,
+    halves,
+)
 from callboard.adapters.conformance import arguments as arguments_of
 from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
 from callboard.adapters.providers.scripted.playing import steps_of

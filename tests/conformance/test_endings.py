@@ -12,7 +12,15 @@ import pytest
 
 from callboard.adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
 from callboard.adapters.conformance import CALLS, TOOLS, arguments, halves
-from callboard.bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
+from callboard.bus import (
+    AdapterError,
+    CancelledError,
+    LlmCallCompleted,
+    LlmCallFailed,
+    Lossless,
+    NetworkError,
+    Subscription,
+)
 from callboard.bus.errors import StreamError
 from callboard.bus.values.runnable_calls import ended_well
 from callboard.engine import Session, StreamResult, Tool

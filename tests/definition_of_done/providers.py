@@ -16,8 +16,8 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard import Engine, GenerateResult, Json, JsonObject, ModelRegistry, TokenUsage, generate, stream
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.virtual_time import FakeClock

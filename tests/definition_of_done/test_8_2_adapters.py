@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from callboard.adapters.conformance import CALLS, CONDITIONS
 
 from callboard import (
     AdapterError,
@@ -18,6 +17,7 @@ from callboard import (
     TextBlock,
     ViewEvent,
 )
+from callboard.adapters.conformance import CALLS, CONDITIONS
 
 from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, Asked, asking, counted, each_provider, holds

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from callboard.adapters.conformance import CALLS, TOOLS
 
 from callboard import (
     AudioBlock,
@@ -21,6 +20,7 @@ from callboard import (
     Tool,
     ToolDefinition,
 )
+from callboard.adapters.conformance import CALLS, TOOLS
 
 from ..support.wires.wire import Wire
 from .conversations import Call, Result, read

@@ -7,7 +7,6 @@ import json
 import anyio
 import pytest
 
-from callboard.adapters.conformance.fake_http import HANG
 from callboard import (
     AbortController,
     CancelledError,
@@ -26,6 +25,7 @@ from callboard import (
     generate_object,
     stream,
 )
+from callboard.adapters.conformance.fake_http import HANG
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire

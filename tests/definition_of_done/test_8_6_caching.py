@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard import (
     Engine,
     Json,
@@ -22,6 +21,7 @@ from callboard import (
     generate,
     stream,
 )
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 
 from ..adapters.anthropic.test_prompt_caching import PrefixCache
 from ..support.virtual_time import FakeClock

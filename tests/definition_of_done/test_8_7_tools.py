@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import pytest
-from callboard.adapters.conformance import CALLS, TOOLS
 
 from callboard import (
     GenerateResult,
@@ -19,6 +18,7 @@ from callboard import (
     ToolError,
     generate,
 )
+from callboard.adapters.conformance import CALLS, TOOLS
 
 from ..support.wires.wire import Wire
 from .conversations import read

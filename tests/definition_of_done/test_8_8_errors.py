@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from callboard.adapters.conformance import TOOLS
 
 from callboard import (
     AccessDeniedError,
@@ -26,6 +25,7 @@ from callboard import (
     generate,
     stream,
 )
+from callboard.adapters.conformance import TOOLS
 
 from ..support.fake_http import FakeReply, failing
 from ..support.wires.wire import Wire

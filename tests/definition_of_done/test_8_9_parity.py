@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from callboard.adapters.conformance import CALLS, TOOLS
 
 from callboard import JsonObject, Tool, ToolUseEnd, generate, stream
+from callboard.adapters.conformance import CALLS, TOOLS
 
 from ..support.wires.wire import Wire
 from .providers import Asked, asking, counted, each_provider

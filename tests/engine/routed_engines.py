@@ -7,12 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from callboard.adapters import AdapterCapabilities, CanonicalRequest
-from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, RoutingDecision, Subscription
+from callboard.bus import (
+    Envelope,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
+    RoutingDecision,
+    Subscription,
+)
 from callboard.engine import Engine, ModelEntry
+from callboard.tracestore import PriceTable
 from tests.support.engines import requests_of, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 from tests.support.virtual_time import FakeClock
-from callboard.tracestore import PriceTable
 
 
 @dataclass

@@ -10,7 +10,14 @@ import anyio
 from callboard.adapters import AttemptObserver, AttemptStarted, CanonicalRequest, Message
 from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from callboard.adapters.images import ImageCapabilities, ImageRequest, ImageResponse
-from callboard.adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
+from callboard.adapters.videos import (
+    VideoCapabilities,
+    VideoContent,
+    VideoJob,
+    VideoRequest,
+    VideoTerms,
+    VideoVariant,
+)
 from callboard.engine import Engine
 from tests.support.engines import serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type

@@ -13,11 +13,11 @@ from callboard.adapters import ToolDefinition
 from callboard.bus import AdmissionError, Envelope, StoreError
 from callboard.engine import Engine, Limits, Tool
 from callboard.engine.runtime.admission import Admission
+from callboard.tracestore import StoreState, TraceStore, WriterStatistics
+from callboard.tracestore.sql.batches import made_at_once
 from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import StoreState, TraceStore, WriterStatistics
-from callboard.tracestore.sql.batches import made_at_once
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

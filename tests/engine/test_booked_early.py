@@ -14,9 +14,9 @@ from callboard.bus import AdapterError, CancelledError, Cost, CostSource, LlmCal
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.streams.events import MessageStart, StreamEvent, TextDelta
 from callboard.engine import Engine
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import running, serving
 from tests.support.scripted import Say, adapter_type
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

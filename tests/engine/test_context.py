@@ -30,9 +30,9 @@ from callboard.engine.conversation.context import (
     Truncate,
     transcript,
 )
+from callboard.tracestore import PriceTable
 from tests.support.engines import model, serving
 from tests.support.scripted import Say, noting, scripted_type
-from callboard.tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 

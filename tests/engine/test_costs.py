@@ -14,9 +14,9 @@ from callboard.bus import ConfigurationError, StoreError
 from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.engine import costs, costs_sync, reprice, reprice_sync
 from callboard.engine.functions import default
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import CallFilter, PriceTable, TraceStore
 from callboard.tracestore.prices.rows import PriceRow
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,12 @@ from callboard.adapters import (
     ServerError,
     TokenUsage,
 )
-from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
+from callboard.adapters.embeddings import (
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PartialEmbeddingError,
+)
 from callboard.bus import (
     SYSTEM_CLOCK,
     AuthError,
@@ -39,9 +44,9 @@ from callboard.bus import (
 from callboard.engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
 from callboard.engine.models.config import read_models_yaml
 from callboard.engine.routing.candidates import expand
+from callboard.tracestore import CallFilter, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
-from callboard.tracestore import CallFilter, PriceTable
 
 from ..support.virtual_time import Backend, backend
 

@@ -9,11 +9,11 @@ import pytest
 
 from callboard.bus import CancelledError, ConfigurationError, StoreError
 from callboard.engine import Engine, Limits
+from callboard.tracestore import CallFilter, PriceTable, TraceStore
 from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import CallFilter, PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

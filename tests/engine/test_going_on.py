@@ -11,9 +11,9 @@ from callboard.adapters import AdapterConfig, NetworkError, RetryPolicy
 from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
 from callboard.bus.streams.events import MessageStart, TextDelta
 from callboard.engine import Budget, Engine, ModelRegistry
+from callboard.tracestore import CallFilter, PriceRow, PriceTable
 from tests.support.continuing_server import TextProvider
 from tests.support.virtual_time import backend
-from callboard.tracestore import CallFilter, PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,13 @@ import pytest
 from callboard.adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
 from callboard.bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
 from callboard.engine import AdapterEntry, Engine
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.present import present
 from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

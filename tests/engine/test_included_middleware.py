@@ -17,10 +17,10 @@ from callboard.engine.middleware import (
     TryModels,
 )
 from callboard.engine.middleware.caching import key_of
+from callboard.tracestore import SavedReplies, TraceStore
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
-from callboard.tracestore import SavedReplies, TraceStore
 
 from .layered_engines import around, calls_made
 

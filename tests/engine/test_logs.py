@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.bus.log import ROOT
 from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
+from callboard.bus.log import ROOT
 from tests.engine.tools.rounds import result_of
 from tests.support.engines import running
 from tests.support.present import present

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from callboard import Engine, ModelRegistry, RequestLoss, RequestPreview, Session, tool
 from callboard.adapters import (
     AdapterConfig,
     AdapterError,
@@ -35,7 +36,6 @@ from callboard.bus.values.content import (
     ToolUseBlock,
 )
 from callboard.bus.values.warning_codes import WarningCode
-from callboard import Engine, ModelRegistry, RequestLoss, RequestPreview, Session, tool
 from tests.support.engines import entry, model, registry, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import Say, adapter_type

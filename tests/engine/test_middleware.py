@@ -21,9 +21,9 @@ from callboard.bus import ConfigurationError, Cost, CostSource, LlmCallFailed
 from callboard.bus.events.calls import LlmCallStarted
 from callboard.engine import Engine, Tool
 from callboard.engine.middleware import CallOutcome, EventFilter, Middleware, Next
+from callboard.tracestore import PriceTable
 from tests.support.engines import registry, requests_of, said, topics
 from tests.support.scripted import Say
-from callboard.tracestore import PriceTable
 
 from ..definition_of_done.rows import row
 from .layered_engines import answer, around, calls_made

@@ -15,10 +15,10 @@ from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest,
 from callboard.adapters.videos.usage import video_usage
 from callboard.engine import Engine
 from callboard.engine.middleware import CallEnd, CallInfo, LogCalls, Middleware
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import serving
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

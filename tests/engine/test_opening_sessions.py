@@ -13,12 +13,12 @@ import pytest
 
 from callboard.bus import CallboardError, ConfigurationError, SessionCreated, SessionTakenOver
 from callboard.engine import Engine, Session
+from callboard.tracestore import SavedSession
 from tests.support.engines import keeping, registry, requests_of
 from tests.support.present import present
 from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import SavedSession
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from callboard.engine.pricing import watch as price_watch
+from callboard.tracestore import PriceRow, PriceTable, TraceStore
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import Say
-from callboard.tracestore import PriceRow, PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

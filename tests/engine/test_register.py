@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.adapters.providers import scripted
 from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
+from callboard.adapters.providers import scripted
 from callboard.engine.models.host_adapters import entry_of
 from tests.support.engines import registry, running
 from tests.support.scripted import Say

@@ -13,11 +13,11 @@ from callboard.adapters import AdapterConfig, AuthError, ServerError, ToolDefini
 from callboard.bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
 from callboard.bus.events.operation import ProviderAvailabilityChanged
 from callboard.engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
+from callboard.tracestore import TraceStore
 from tests.support.engines import entry, model, serving
 from tests.support.present import present
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
-from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

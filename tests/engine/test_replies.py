@@ -10,10 +10,10 @@ import pytest
 from callboard.adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
 from callboard.bus.values.json import Json
 from callboard.engine import Engine, Reply, Tool
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import keeping, registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

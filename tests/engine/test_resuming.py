@@ -28,15 +28,15 @@ from callboard.engine import Engine, ModelChoice, Requirements, Session, Tool
 from callboard.engine.routing.model_choice import Model
 from callboard.engine.sessions.setup import configured, model_of
 from callboard.engine.sessions.state import SessionState
+from callboard.tracestore import Capture, PriceTable, TraceStore
+from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
+from callboard.tracestore.writing.spill import SpillFile
 from tests.support.engines import keeping, registry, requests_of
 from tests.support.present import present
 from tests.support.programs import CHECKOUT, ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
-from callboard.tracestore import Capture, PriceTable, TraceStore
-from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
-from callboard.tracestore.writing.spill import SpillFile
 
 pytestmark = pytest.mark.anyio
 

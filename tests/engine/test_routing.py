@@ -26,13 +26,20 @@ from callboard.adapters import (
     ToolChoice,
     ToolDefinition,
 )
-from callboard.bus import CallboardError, Candidate, ConfigurationError, LlmCallCompleted, LlmCallStarted, PromptTooLongError
+from callboard.bus import (
+    CallboardError,
+    Candidate,
+    ConfigurationError,
+    LlmCallCompleted,
+    LlmCallStarted,
+    PromptTooLongError,
+)
 from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
 from callboard.engine.routing.capabilities import Asked, check
 from callboard.engine.routing.model_choice import in_words
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
-from callboard.tracestore import PriceRow, PriceTable
 
 from .routed_engines import rig, routing_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from callboard.adapters import ServerError, TokenUsage
 from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import running, said
 from tests.support.present import present
 from tests.support.scripted import Say
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -27,9 +27,26 @@ from callboard.adapters import (
     ToolDefinition,
 )
 from callboard.bus import CallboardError, NoTurnRunning, SessionMessageAppended
-from callboard.engine import Approved, Budget, BudgetExceededError, Engine, ModelChoice, Pending, Reply, Session, Tool
+from callboard.engine import (
+    Approved,
+    Budget,
+    BudgetExceededError,
+    Engine,
+    ModelChoice,
+    Pending,
+    Reply,
+    Session,
+    Tool,
+)
 from callboard.engine.calls.outcome import CallOutcome
-from callboard.engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from callboard.engine.conversation.context import (
+    Context,
+    ContextPolicy,
+    Conversation,
+    LastTurns,
+    Summarise,
+    Truncate,
+)
 from callboard.engine.conversation.steering import provider_waits
 from callboard.engine.middleware import Cache, Middleware, Next
 from tests.support.engines import keeping, registry, requests_of, running, said, serving

@@ -5,7 +5,14 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from callboard.adapters import AdapterCapabilities, AdapterConfig, AdapterError, AuthError, NotFoundError, RateLimitError
+from callboard.adapters import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterError,
+    AuthError,
+    NotFoundError,
+    RateLimitError,
+)
 from callboard.bus import Candidate, ConfigurationError, NoModelAvailable
 from callboard.engine import Engine
 from tests.support.engines import serving

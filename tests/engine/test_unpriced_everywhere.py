@@ -23,13 +23,13 @@ from callboard.bus import (
 )
 from callboard.engine import Engine
 from callboard.engine.cli import main
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.reply_models import registry as real_registry
 from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
 
 pytestmark = pytest.mark.anyio
 

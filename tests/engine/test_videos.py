@@ -12,8 +12,22 @@ import pytest
 
 from callboard.adapters import CapabilityError, NetworkError, ServerError
 from callboard.adapters.videos import PollPolicy
-from callboard.bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
-from callboard.bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
+from callboard.bus import (
+    CallboardError,
+    JobCompleted,
+    JobCreated,
+    JobFailed,
+    JobProgress,
+    LlmCallCompleted,
+    Lossless,
+)
+from callboard.bus.errors import (
+    CancelledError,
+    ContentFilterError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+)
 from callboard.engine import Engine, VideoHandle
 from tests.support.media_server import MediaServer, media_server
 from tests.support.present import present

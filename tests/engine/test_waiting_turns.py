@@ -11,7 +11,17 @@ import pytest
 
 from callboard.adapters import AdapterConfig, RetryPolicy
 from callboard.bus import ConfigurationError
-from callboard.engine import AdapterEntry, Approved, Denied, Engine, ModelRegistry, Reply, Requirements, Session, tool
+from callboard.engine import (
+    AdapterEntry,
+    Approved,
+    Denied,
+    Engine,
+    ModelRegistry,
+    Reply,
+    Requirements,
+    Session,
+    tool,
+)
 from callboard.engine.tools import ApprovalRequest, Pending
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import keeping, requests_of, serving

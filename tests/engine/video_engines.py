@@ -9,9 +9,9 @@ from pathlib import Path
 from callboard.adapters import AdapterConfig, RetryPolicy
 from callboard.adapters.videos import PollPolicy
 from callboard.engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer
-from callboard.tracestore import PriceRow, PriceTable
 
 QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
 

@@ -14,12 +14,12 @@ from callboard.adapters import InvalidRequestError, ToolDefinition
 from callboard.bus import Event, UnknownStream
 from callboard.engine import Engine, Tool, ToolContext
 from callboard.engine.cli.command_line import main
+from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
+from callboard.tracestore.codec import encode_lines
 from tests.support.engines import registry
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
-from callboard.tracestore.codec import encode_lines
 
 pytestmark = pytest.mark.anyio
 

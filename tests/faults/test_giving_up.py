@@ -13,12 +13,12 @@ import pytest
 from callboard.bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, SupervisorEscalated
 from callboard.bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
 from callboard.engine import Engine, Session
+from callboard.tracestore import TraceStore
 from tests.support.engines import registry, running
 from tests.support.present import present
 from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on
-from callboard.tracestore import TraceStore
 
 from .toy_engines import check_ends
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from callboard.tracestore import TraceStore
 from tests.support.programs import started
 from tests.support.virtual_time import runs_on
-from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

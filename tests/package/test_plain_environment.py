@@ -21,14 +21,15 @@ import pytest
 
 from callboard.adapters.providers.local.settings import find_model
 from callboard.engine.cli import commands
-from scripts.one_package import ROOMS
-from scripts.wheel_environment import PIP, ROOT
 from tests.book.snippets import blocks
 from tests.support.media_server import mp4
+from tests.support.wheel import PIP, ROOT
 
 from .chat_server import chat_server
 
 pytestmark = pytest.mark.timeout(300)
+
+ROOMS = ("bus", "adapters", "tracestore", "engine")
 
 MODELS = """
 adapters:

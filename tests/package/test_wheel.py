@@ -14,9 +14,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from callboard.adapters.providers.local.settings import find_model
-from scripts.one_package import FOR_THE_DEMO, ONLY_IN_A_CHECKOUT, ROOMS, rewritten
-from scripts.wheel_environment import ROOT, WheelEnvironment, make_environment
 from tests.book.snippets import codes
+from tests.support.wheel import ROOT, WheelEnvironment, make_environment
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,6 +41,8 @@ print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
 print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)
 """
 
+ROOMS = ("bus", "adapters", "tracestore", "engine")
+FOR_THE_DEMO = ("engine/cli/demo-prices.yaml", "engine/cli/cassettes")
 SHIPPED = {".py", ".sql", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
 
 
@@ -146,19 +147,11 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert {name.parts[0] for name in ours} == {"callboard"}
     assert {name.suffix for name in ours} <= SHIPPED
     assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
-    assert not [name for name in ours if name.parts[1] in ONLY_IN_A_CHECKOUT]
     data = ("tracestore/prices/snapshots/prices.json", "adapters/servers/replies.jsonl")
     steps = (f"tracestore/{store}/schema/steps.sql" for store in ("sqlite", "postgres"))
-    for needed in (*data, *steps, *FOR_THE_DEMO.values()):
+    for needed in (*data, *steps, *FOR_THE_DEMO):
         assert [name for name in ours if name.is_relative_to(PurePosixPath("callboard", needed))]
     assert PurePosixPath("callboard/py.typed") in ours
-
-
-def test_no_module_of_the_wheel_names_a_room_by_itself(installed: WheelEnvironment) -> None:
-    """Not even in an import that only some programs come by."""
-    modules = (installed.libraries / "callboard").rglob("*.py")
-    texts = {path: path.read_text("utf-8") for path in modules}
-    assert [path for path, text in texts.items() if rewritten(text, str(path)) != text] == []
 
 
 def test_a_wheel_from_the_sdist_is_the_same(installed: WheelEnvironment, tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import callboard.bus.errors
 from callboard.adapters.conformance.fake_http import FakeReply
 from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
-from docs.book.generated import servers
 from callboard.engine.routing.candidates import may_fall_back
+from docs.book.generated import servers
 
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import anthropic, chat, gemini, ollama, responses, tgi
@@ -97,7 +96,7 @@ def faults(note: Note, error: AdapterError) -> list[str]:
     """What differs from what the note expects."""
     expect: dict[str, Any] = note.expect
     found = []
-    if type(error) is not getattr(bus.errors, expect["error"]):
+    if type(error) is not getattr(errors, expect["error"]):
         found.append(f"{type(error).__name__}: {error}")
     if bool(error.retryable) is not expect["retry"]:
         found.append(f"retryable is {error.retryable}")

@@ -13,10 +13,10 @@ from typing import Any
 from callboard.adapters import CanonicalRequest, Message
 from callboard.adapters.videos import PollPolicy
 from callboard.engine import BatchResults, Budget, Engine, ModelRegistry
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.batch_server import tokens_of
 from tests.support.batch_wires import MODELS, config_of, type_of
 from tests.support.engines import entry, model, serving
-from callboard.tracestore import PriceRow, PriceTable
 
 OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
 

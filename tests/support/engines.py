@@ -11,8 +11,8 @@ from callboard.adapters import AdapterConfig, CanonicalRequest, Message
 from callboard.bus import SYSTEM_CLOCK, Clock, Envelope, Lossless, Subscription
 from callboard.engine import AdapterEntry, Budget, Engine, ModelEntry, ModelRegistry, Session
 from callboard.engine.middleware import MiddlewareLike
-from tests.support.scripted import Say, scripted_type
 from callboard.tracestore import PriceTable
+from tests.support.scripted import Say, scripted_type
 
 
 def entry(name: str, kind: str, config: AdapterConfig | None = None, **fields: Any) -> AdapterEntry:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.virtual_time import runs_on
 from callboard.tracestore import TraceStore
+from tests.support.virtual_time import runs_on
 
 from .trace_making import Maker
 

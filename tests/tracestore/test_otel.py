@@ -32,11 +32,11 @@ from callboard.bus import (
     UsageSource,
 )
 from callboard.bus.events.codec import decode_envelope, encode_envelope
+from callboard.tracestore import StoredEvents, TraceStore
+from callboard.tracestore.export import OtelExporter
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
-from callboard.tracestore import StoredEvents, TraceStore
-from callboard.tracestore.export import OtelExporter
 
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from callboard import TraceStore
-from tests.support.virtual_time import runs_on
 from callboard.tracestore.postgres.schema import migrations as postgres
 from callboard.tracestore.sql.steps import Steps, read_steps
 from callboard.tracestore.sqlite.schema import migrations as sqlite
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

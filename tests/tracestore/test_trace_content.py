@@ -10,8 +10,8 @@ from callboard.bus.events.envelope import Event
 from callboard.bus.events.sessions import SessionConfigured
 from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, Role
-from tests.support.present import present
 from callboard.tracestore import Capture, TraceStore
+from tests.support.present import present
 
 from .content_making import (
     CONVERSATION,

@@ -15,11 +15,11 @@ import anyio
 import pytest
 
 from callboard import StoreError, TraceStore
-from tests.support.present import present
-from tests.support.programs import started
 from callboard.tracestore.sqlite import database, files
 from callboard.tracestore.sqlite.database import Database, Row, Statements
 from callboard.tracestore.sqlite.schema import migrations
+from tests.support.present import present
+from tests.support.programs import started
 
 from .trace_making import Maker, sql
 

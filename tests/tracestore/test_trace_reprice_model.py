@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
-from tests.support.postgres_server import PostgresServer
 from callboard.tracestore import (
     CallFilter,
     CallRow,
@@ -38,6 +37,7 @@ from callboard.tracestore.sql.calls.sums import sum_up
 from callboard.tracestore.sql.repricing import repricing
 from callboard.tracestore.sql.store import SqlStore
 from callboard.tracestore.timestamps import iso_day
+from tests.support.postgres_server import PostgresServer
 
 from .trace_making import DAY_US, T0, Maker
 

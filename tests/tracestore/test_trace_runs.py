@@ -20,14 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
-from tests.support.present import present
-from tests.support.programs import started
 from callboard.tracestore.codec import encode_line
 from callboard.tracestore.sql.lost_runs import PROCESS_LOST
 from callboard.tracestore.sqlite import files
 from callboard.tracestore.sqlite.files import run_locks
 from callboard.tracestore.sqlite.schema import migrations
 from callboard.tracestore.writing.spill import SpillFile, spill_path
+from tests.support.present import present
+from tests.support.programs import started
 
 from .test_trace_file import integrity
 from .test_trace_projection import story, written

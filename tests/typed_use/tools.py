@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_type
 
-from callboard.bus import TurnStatus
 from callboard import (
     ApprovalRequest,
     Approved,
@@ -26,6 +25,7 @@ from callboard import (
     mcp_tools,
     tool,
 )
+from callboard.bus import TurnStatus
 
 
 @tool

@@ -21,10 +21,10 @@ from callboard.engine.web_view.app import WebView
 from callboard.engine.web_view.screens.now import ended_us
 from callboard.engine.web_view.screens.rows import billed, first_ms, took_ms, waited_ms
 from callboard.engine.web_view.tail import Tail
+from callboard.tracestore import PostgresStore
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import ADD, Say
-from callboard.tracestore import PostgresStore
 
 from .serving import first, listening, served, sign_in, subscriptions
 

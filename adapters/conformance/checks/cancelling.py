@@ -6,7 +6,16 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from callboard.adapters.conformance.asking import Heard, calling, first_event, hear, listen, longest, streaming, within
+from callboard.adapters.conformance.asking import (
+    Heard,
+    calling,
+    first_event,
+    hear,
+    listen,
+    longest,
+    streaming,
+    within,
+)
 from callboard.adapters.conformance.checking import check
 from callboard.adapters.conformance.invariants import check_stream, require
 from callboard.adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage

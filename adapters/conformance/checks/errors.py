@@ -7,7 +7,14 @@ from callboard.adapters.conformance.checking import check
 from callboard.adapters.conformance.fake_http import FakeReply
 from callboard.adapters.conformance.invariants import check_stream, require
 from callboard.adapters.conformance.kit import CONDITIONS, Fails, Kit, NotShown, Says, Unreachable
-from callboard.bus.errors import AdapterError, AuthError, ContextOverflowError, ErrorClass, NetworkError, OverloadedError
+from callboard.bus.errors import (
+    AdapterError,
+    AuthError,
+    ContextOverflowError,
+    ErrorClass,
+    NetworkError,
+    OverloadedError,
+)
 from callboard.bus.values.usage import StopReason
 
 ERRORS = "Error normalisation implemented"

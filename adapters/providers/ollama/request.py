@@ -20,7 +20,12 @@ from callboard.adapters.requests.host_options import merge_options, merge_own_op
 from callboard.adapters.requests.text import current_turn
 from callboard.adapters.schemas.sanitizer import without_booleans
 from callboard.adapters.usage.estimate import at_most
-from callboard.bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
+from callboard.bus.errors import (
+    CapabilityError,
+    InvalidRequestError,
+    PromptTooLongError,
+    UnsupportedToolChoiceError,
+)
 from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition

@@ -35,7 +35,7 @@ def cassette(adapter: str) -> Path:
 
 
 def _shipped(in_checkout: str, in_wheel: str) -> Path:
-    home = Path(__file__).parents[3]
+    home = Path(__file__).resolve().parents[3]  # in a checkout, `callboard/` links to this room
     return home / in_checkout if (home / "pyproject.toml").exists() else Path(__file__).parents[1] / in_wheel
 
 

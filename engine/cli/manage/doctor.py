@@ -107,8 +107,7 @@ async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tup
 
 def installation() -> str:
     """The folder of the Callboard that looks: of a checkout, or of an installed package."""
-    home = Path(__file__).parents[3]
-    return str(home if (home / "pyproject.toml").exists() else Path(__file__).parents[2])
+    return str(Path(__file__).resolve().parents[3])
 
 
 def versions() -> dict[str, str | None]:

@@ -8,7 +8,14 @@ from typing import Protocol
 from callboard.adapters.replies.whole import content_events
 from callboard.bus import Envelope, Log, Message, Role, SessionMessageAppended, SessionTurnCompleted, StoreError
 from callboard.bus.streams.channel import OWNER_TAG
-from callboard.bus.streams.events import MessageComplete, MessageStart, StepFinish, TurnComplete, TurnEvent, UserMessage
+from callboard.bus.streams.events import (
+    MessageComplete,
+    MessageStart,
+    StepFinish,
+    TurnComplete,
+    TurnEvent,
+    UserMessage,
+)
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, Store
 

@@ -11,9 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters import AdapterConfig, AdapterError, CanonicalRequest, Message
-from callboard.adapters.contract import AttemptAccepted, AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
+from callboard.adapters.contract import (
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalResponse,
+)
 from callboard.adapters.providers.openai.adapter import OpenAIAdapter
-from callboard.bus.errors import CancelledError, NetworkError, OutcomeUnknownError, RequestTimeoutError, ServerError
+from callboard.bus.errors import (
+    CancelledError,
+    NetworkError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    ServerError,
+)
 from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta, ThinkingDelta
 from callboard.bus.values.raw_reply import RawReply
 from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource

@@ -12,7 +12,13 @@ from callboard.adapters import AdapterError, CapabilityError, InvalidRequestErro
 from callboard.adapters.conformance.fake_http import FakeReply
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
 from callboard.adapters.embeddings.vectors import from_numbers, read_vector
-from callboard.bus.errors import ConfigurationError, ContextOverflowError, NotFoundError, RateLimitError, ServerError
+from callboard.bus.errors import (
+    ConfigurationError,
+    ContextOverflowError,
+    NotFoundError,
+    RateLimitError,
+    ServerError,
+)
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import UsageSource
 

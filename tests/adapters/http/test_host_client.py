@@ -13,9 +13,9 @@ import httpx
 import pytest
 import respx
 
+from callboard import Engine, OpenAICompatibleAdapter
 from callboard.adapters import AdapterConfig, create_adapter
 from callboard.bus.errors import AuthError, InvalidRequestError, NetworkError, OutcomeUnknownError
-from callboard import Engine, OpenAICompatibleAdapter
 
 from ...support.certificate import local_certificate
 from ...support.fake_http import request

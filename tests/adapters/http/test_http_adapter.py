@@ -14,7 +14,13 @@ import anyio.lowlevel
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalResponse
+from callboard.adapters.contract import (
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalResponse,
+)
 from callboard.adapters.http.adapter import normalise_base_url
 from callboard.adapters.http.stream import HttpStream
 from callboard.adapters.transport.transport import HttpRequest

@@ -12,7 +12,13 @@ import anyio
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest, ProviderAdapter
+from callboard.adapters.contract import (
+    AdapterCapabilities,
+    AttemptFailed,
+    AttemptReport,
+    CanonicalRequest,
+    ProviderAdapter,
+)
 from callboard.adapters.providers.local import LocalAdapter
 from callboard.adapters.registry import create_adapter
 from callboard.bus.errors import (

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from callboard.adapters import AdapterConfig, CapabilityError, ContextOverflowError
-from callboard.adapters.embeddings import EmbeddingAdapter, EmbeddingRequest, PartialEmbeddingError, Vector, embed_all
+from callboard.adapters.embeddings import (
+    EmbeddingAdapter,
+    EmbeddingRequest,
+    PartialEmbeddingError,
+    Vector,
+    embed_all,
+)
 from callboard.adapters.providers.local import LocalAdapter
 from callboard.bus import ConfigurationError
 

@@ -15,7 +15,14 @@ from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.schemas.strict_mode import input_cleaner
 from callboard.bus.errors import InvalidRequestError, UnsupportedToolChoiceError
-from callboard.bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 

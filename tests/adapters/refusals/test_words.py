@@ -8,7 +8,13 @@ import pytest
 
 from callboard.adapters.refusals.classify import ErrorBody, build_error
 from callboard.adapters.refusals.words import WordRow, word_rows
-from callboard.bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, QuotaExceededError, RateLimitError
+from callboard.bus.errors import (
+    AdapterError,
+    ContextOverflowError,
+    InvalidRequestError,
+    QuotaExceededError,
+    RateLimitError,
+)
 
 ROWS = word_rows()
 

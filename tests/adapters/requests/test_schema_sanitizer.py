@@ -7,7 +7,13 @@ import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.adapters.schemas.sanitizer import describe, in_words, map_subschemas, move_to_description, normalise_schema
+from callboard.adapters.schemas.sanitizer import (
+    describe,
+    in_words,
+    map_subschemas,
+    move_to_description,
+    normalise_schema,
+)
 from callboard.adapters.schemas.strict_mode import plain_schema
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition

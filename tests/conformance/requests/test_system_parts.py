@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from callboard.adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from callboard.adapters import (
+    AdapterConfig,
+    AnthropicAdapter,
+    GeminiAdapter,
+    OpenAIAdapter,
+    OpenAICompatibleAdapter,
+)
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall

@@ -20,11 +20,11 @@ from callboard.bus.errors import (
 )
 from callboard.engine import BatchHandle, Budget, BudgetExceededError, Engine
 from callboard.engine.routing.availability import AvailabilityTable
+from callboard.tracestore import CallFilter, CallRow
 from tests.support.batch_engines import OFTEN, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import backend
-from callboard.tracestore import CallFilter, CallRow
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,12 @@ from callboard.adapters import CanonicalRequest
 from callboard.adapters.batches import BatchLimits, http
 from callboard.bus.errors import OutcomeUnknownError
 from callboard.engine import BatchHandle, Engine
+from callboard.tracestore import CallFilter
 from tests.support.batch_engines import OFTEN, TEXTS, engine_at, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.programs import started
 from tests.support.virtual_time import backend
-from callboard.tracestore import CallFilter
 
 pytestmark = pytest.mark.anyio
 

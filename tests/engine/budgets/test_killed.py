@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from callboard.engine import AccountState, Budget, Engine
-from tests.support.programs import started
 from callboard.tracestore import TraceStore
+from tests.support.programs import started
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from callboard.adapters import NetworkError, ServerError, TokenUsage
 from callboard.bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, StoreError, Subscription
 from callboard.engine import AccountState, Budget, BudgetExceededError, Engine
 from callboard.engine.calls.outcome import output_is_unknown
+from callboard.tracestore import PriceRow, PriceTable
 from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

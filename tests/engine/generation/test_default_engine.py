@@ -10,9 +10,9 @@ import pytest
 
 from callboard.bus import CallboardError, ConfigurationError, WrongLoop
 from callboard.engine import Engine, default_engine, generate, set_default_engine, stream
+from callboard.tracestore import TraceStore
 from tests.support.engines import registry
 from tests.support.scripted import Say
-from callboard.tracestore import TraceStore
 
 from ...definition_of_done.rows import row
 

@@ -19,9 +19,9 @@ from callboard.engine import (
     stream_object,
     stream_object_sync,
 )
+from callboard.tracestore import PriceTable
 from tests.support.engines import registry
 from tests.support.scripted import Say
-from callboard.tracestore import PriceTable
 
 from .object_engines import ADA, Person
 

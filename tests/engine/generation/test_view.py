@@ -26,7 +26,14 @@ from callboard.bus.streams.events import (
     TurnEvent,
 )
 from callboard.bus.streams.fold import fold
-from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.usage import StopReason, TokenUsage
 from callboard.engine import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from callboard.engine.generation.view import TurnView

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.engine.nodes.ownership.holding import Asked, Holding
-from tests.support.shared_tables import OwnershipModel
 from callboard.tracestore.nodes.ownership import Claimed, NodeInfo, Renewed
 from callboard.tracestore.sql.session_owner import belongs
+from tests.support.shared_tables import OwnershipModel
 
 SECOND = 1_000_000_000
 UNBROKEN = Renewed(lease=1)

@@ -12,11 +12,11 @@ import pytest
 from callboard.bus import SessionTakenOver
 from callboard.engine import Cluster, Engine
 from callboard.engine.health import check_store
+from callboard.tracestore import PostgresStore
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

@@ -16,12 +16,12 @@ import pytest
 
 from callboard.bus import SessionTurnCompleted
 from callboard.engine import Engine
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from tests.support.cluster_engines import node_engine
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.programs import started
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 NODE = "from tests.support.cluster_node import main; main()"
 LEASE = 2.0

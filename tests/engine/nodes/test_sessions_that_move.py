@@ -10,13 +10,13 @@ import pytest
 
 from callboard.bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
 from callboard.engine import Engine
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.nodes.ownership import NodeInfo
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.present import present
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore
-from callboard.tracestore.nodes.ownership import NodeInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

@@ -9,10 +9,10 @@ import pytest
 
 from callboard.engine import Engine
 from callboard.engine.cli.command_line import main
+from callboard.tracestore import PostgresStore
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
 

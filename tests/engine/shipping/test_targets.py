@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from callboard.engine.cli.command_line import main
+from callboard.tracestore import TraceShipper, TraceStore
 from tests.support.postgres_server import why_not
 from tests.tracestore.trace_making import Maker
-from callboard.tracestore import TraceShipper, TraceStore
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
-from tests.support.postgres_server import PostgresServer, why_not
 from callboard.tracestore import PostgresStore, Store, TraceStore
+from tests.support.postgres_server import PostgresServer, why_not
 
 KINDS = ("sqlite", "postgres")
 

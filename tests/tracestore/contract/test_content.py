@@ -8,8 +8,8 @@ import pytest
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
 from callboard.bus.values.content import ToolUseBlock
 from callboard.bus.values.messages import Message, Role
-from tests.support.present import present
 from callboard.tracestore import Store
+from tests.support.present import present
 
 from ..content_making import (
     CONVERSATION,

@@ -8,8 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.support.programs import started
 from callboard.tracestore import Store
+from tests.support.programs import started
 
 from .conftest import Place
 

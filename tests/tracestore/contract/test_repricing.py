@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
-from tests.support.present import present
 from callboard.tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
 from callboard.tracestore.sql.repricing import repricing
+from tests.support.present import present
 
 from ..trace_making import T0, Maker
 from .conftest import Place

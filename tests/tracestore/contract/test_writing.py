@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import CallFilter, Store
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.support.shared_tables import OwnershipModel
-from tests.support.virtual_time import runs_on
 from callboard.tracestore.nodes.ownership import OwnershipTables
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from tests.support.shared_tables import OwnershipModel
+from tests.support.virtual_time import runs_on
 
 anyio_backend = runs_on("asyncio")
 

@@ -10,12 +10,12 @@ import pytest
 
 from callboard.engine import Budget
 from callboard.engine.nodes.money.scope import Scope
-from tests.support.shared_tables import LedgerModel
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Want, Wants
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
+from tests.support.shared_tables import LedgerModel
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

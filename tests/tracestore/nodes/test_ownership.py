@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from tests.support.postgres_server import own_server, why_not
 from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from tests.support.postgres_server import own_server, why_not
 
 from .conftest import Place
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.shared_tables import ProbeModel
 from callboard.tracestore.nodes.probes import ProbeTables
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.probes import PostgresProbes
+from tests.support.shared_tables import ProbeModel
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.support.postgres_server import why_not
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from tests.support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

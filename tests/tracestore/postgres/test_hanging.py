@@ -10,14 +10,14 @@ import anyio
 import pytest
 
 from callboard.bus.errors import StoreUnavailable
-from tests.support.postgres_server import StartedServer
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.postgres import database as database_module
 from callboard.tracestore.postgres import link
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.statements import Statements
 from callboard.tracestore.sql.uninterrupted import Patience, bounded
+from tests.support.postgres_server import StartedServer
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from callboard.bus.events.calls import LlmCallFailed
-from tests.support.postgres_server import StartedServer
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import PostgresStore, PriceTable
 from callboard.tracestore.sql.lost_runs import PROCESS_LOST
 from callboard.tracestore.writing.spill import SpillFile, spill_path
+from tests.support.postgres_server import StartedServer
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -15,15 +15,15 @@ import pytest
 
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.engine import Engine
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.postgres.database import Database
+from callboard.tracestore.postgres.statements import Statements
+from callboard.tracestore.writing.spill import leftovers
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer
 from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.tracestore.trace_making import Maker
-from callboard.tracestore import PostgresStore
-from callboard.tracestore.postgres.database import Database
-from callboard.tracestore.postgres.statements import Statements
-from callboard.tracestore.writing.spill import leftovers
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from callboard.bus.errors import StoreError
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from tests.support.certificate import local_certificate
 from tests.support.postgres_server import NOBODY, StartedServer, own_server, why_not
 from tests.tracestore.shipping.test_shipping import of_run
-from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from callboard.bus.errors import StoreError
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import PostgresStore
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ import pytest
 
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
+from callboard.tracestore import PostgresStore
 from tests.support.programs import started
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import Maker
-from callboard.tracestore import PostgresStore
 
 pytestmark = pytest.mark.anyio
 

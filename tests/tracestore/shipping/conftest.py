@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.postgres_server import PostgresServer, why_not
 from callboard.tracestore import PostgresStore, TraceStore
+from tests.support.postgres_server import PostgresServer, why_not
 
 
 @pytest.fixture

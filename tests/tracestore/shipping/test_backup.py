@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from callboard.bus.values.messages import Message
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
-from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 from .test_erasures import say
 from .test_shipping import everything, of_run

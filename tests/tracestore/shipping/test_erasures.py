@@ -11,13 +11,13 @@ import pytest
 
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.messages import Message, SessionSetup
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.shipping.shipment import Origin
+from callboard.tracestore.shipping.shipper import receiver
 from tests.support.present import present
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import T0, Maker
-from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from callboard.tracestore.shipping.shipment import Origin
-from callboard.tracestore.shipping.shipper import receiver
 
 pytestmark = pytest.mark.anyio
 

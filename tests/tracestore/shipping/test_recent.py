@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionRenamed
 from callboard.bus.values.messages import Message
-from tests.support.postgres_server import PostgresServer
-from tests.tracestore.content_making import appended, captured
-from tests.tracestore.trace_making import T0, Maker
 from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.shipping import recent, source
 from callboard.tracestore.shipping.recent import Recent
 from callboard.tracestore.shipping.shipment import START
+from tests.support.postgres_server import PostgresServer
+from tests.tracestore.content_making import appended, captured
+from tests.tracestore.trace_making import T0, Maker
 
 from .conftest import _migrate
 from .test_erasures import say

@@ -13,11 +13,11 @@ from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionConfigured, SessionCreated
 from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, SessionSetup
-from tests.tracestore.content_making import PICTURE, appended, captured
-from tests.tracestore.trace_making import Maker
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.shipping.shipper import TraceShipper
 from callboard.tracestore.sql.calls import sum_keeping
+from tests.tracestore.content_making import PICTURE, appended, captured
+from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from callboard.bus.errors import StoreError
-from tests.support.postgres_server import PostgresServer
 from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 from callboard.tracestore.postgres.schema import migrations
+from tests.support.postgres_server import PostgresServer
 
 from .test_shipping import everything, of_run
 

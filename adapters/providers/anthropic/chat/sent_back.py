@@ -13,7 +13,13 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from callboard.adapters.requests.fitted import FittedHistory
-from callboard.bus.values.content import ContentBlock, OpaqueBlock, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
 

@@ -17,7 +17,13 @@ from callboard.adapters.requests.effort import nearest_effort
 from callboard.adapters.requests.free_form import CUSTOM, is_free_form
 from callboard.adapters.requests.history import FittedHistory, Target, fit_history
 from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
-from callboard.adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
+from callboard.adapters.requests.settings import (
+    check_tool_choice,
+    digest,
+    may_omit_limit,
+    short_id,
+    write_settings,
+)
 from callboard.adapters.schemas.strict import StrictSchema
 from callboard.adapters.schemas.strict_mode import strict_reply, strict_tool
 from callboard.bus.errors import CapabilityError

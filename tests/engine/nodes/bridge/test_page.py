@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.bus import Envelope, Message, SessionConfigured, SessionMessageAppended, SessionSetup, encode_envelope
+from callboard.bus import (
+    Envelope,
+    Message,
+    SessionConfigured,
+    SessionMessageAppended,
+    SessionSetup,
+    encode_envelope,
+)
 from callboard.engine.nodes.bridge.page import PAGE_EVENTS, decode_page, encode_page, pages_of
 from callboard.tracestore import Capture
 

@@ -7,7 +7,15 @@ import math
 import pytest
 
 from callboard.bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from callboard.engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Replay, Stored, Timing
+from callboard.engine.nodes.frames.follower import (
+    AskOwner,
+    AskStore,
+    Follower,
+    OwnerAnswer,
+    Replay,
+    Stored,
+    Timing,
+)
 from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.mirror import Mirror
 from callboard.engine.nodes.frames.stream_ids import begun_us, may_be_new

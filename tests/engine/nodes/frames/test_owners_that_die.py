@@ -13,7 +13,15 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from callboard.bus import MessageComplete, MessageStart, StreamReset, TextDelta, ThinkingDelta, TurnComplete, TurnEvent
+from callboard.bus import (
+    MessageComplete,
+    MessageStart,
+    StreamReset,
+    TextDelta,
+    ThinkingDelta,
+    TurnComplete,
+    TurnEvent,
+)
 from callboard.engine import Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.nats_server import NatsServer

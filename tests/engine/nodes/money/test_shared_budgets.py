@@ -16,10 +16,10 @@ import pytest
 from callboard.bus import StoreError
 from callboard.engine import Budget, BudgetExceededError, Engine
 from callboard.engine.cli import main
+from callboard.tracestore import PostgresStore, PriceRow, PriceTable
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from callboard.tracestore import PostgresStore, PriceRow, PriceTable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

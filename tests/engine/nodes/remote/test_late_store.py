@@ -14,8 +14,8 @@ from callboard.bus.events.sessions import SessionCreated
 from callboard.engine.nodes.nats.kept_events import KeptMessage, StreamPosition
 from callboard.engine.nodes.remote import incoming
 from callboard.engine.nodes.remote.source import RemoteEvents
-from tests.support.virtual_time import FakeClock
 from callboard.tracestore import TraceStore
+from tests.support.virtual_time import FakeClock
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""An environment in which the wheel is installed, as a host has it."""
+"""The wheel in an environment of its own, as a host has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
@@ -19,7 +19,7 @@ class WheelEnvironment(NamedTuple):
     """A virtual environment with the wheel."""
 
     wheel: Path
-    """The file that was built and installed."""
+    """The wheel that was built and installed."""
 
     python: Path
     """The environment's interpreter."""
@@ -29,10 +29,9 @@ class WheelEnvironment(NamedTuple):
 
 
 def make_environment(place: Path) -> WheelEnvironment:
-    """Build the wheel and install it into a new virtual environment.
+    """Build the wheel and install it into a new virtual environment, without a download.
 
-    The environment also finds what the calling environment has installed, without the checkout itself. Nothing is
-    downloaded.
+    The environment also finds the packages of the calling environment, but not the checkout itself.
 
     Args:
         place: An empty folder, for the wheel and the environment.
@@ -48,16 +47,16 @@ def make_environment(place: Path) -> WheelEnvironment:
 
 
 def make_plain_environment(place: Path, packages: Sequence[str] = ()) -> WheelEnvironment:
-    """Build the wheel and install it, with what it requires and nothing else, into a virtual environment.
+    """Build the wheel and install it, with its requirements only, into a virtual environment.
 
-    An environment that is there already is kept, and gets the new wheel; pip downloads what is missing.
+    An existing environment is kept and gets the new wheel. pip downloads missing packages.
 
     Args:
         place: A folder for the wheel and the environment.
-        packages: What else is installed.
+        packages: Further packages to install.
 
     Raises:
-        subprocess.CalledProcessError: The wheel can't be built, or something can't be installed.
+        subprocess.CalledProcessError: The wheel can't be built, or a package can't be installed.
     """
     made = _empty_environment(place)
     install = [*PIP, "--python", made.python, "install"]
