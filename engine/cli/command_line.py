@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from .commands import COMMANDS, PAIR
 from .plugin_commands import AddCommand, plugin_command
@@ -185,11 +185,12 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         from .common.harmless import harmless
 
-        if file is not sys.stdout:
+        if file is None or file is not sys.stdout:
             super()._print_message(harmless(message), file)
         elif message:  # argparse ignores that the reader has gone, or that the disk is full
-            sys.stdout.write(harmless(message))
-            sys.stdout.flush()
+            out = cast("TextIO", sys.stdout)
+            out.write(harmless(message))
+            out.flush()
 
 
 def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:

@@ -23,6 +23,7 @@ import msgspec
 from callboard.adapters import AdapterConfig, ToolDefinition
 from callboard.adapters.conformance import CALLS
 from callboard.adapters.servers import Note
+from callboard.bus import errors as bus_errors
 from callboard.bus.errors import AdapterError, CallboardError
 from callboard.bus.streams.events import TextDelta, ThinkingDelta
 from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock
@@ -205,7 +206,7 @@ async def _turn(session: Session, step: Step) -> str | None:
         if step.ends != "failed":
             raise
         assert step.error is not None
-        expected = getattr(errors, step.error.expect["error"])
+        expected = getattr(bus_errors, step.error.expect["error"])
         return None if type(error) is expected else f"{step.error.id} became {type(error).__name__}: {error}"
     if step.ends == "failed":
         return "no error was raised"

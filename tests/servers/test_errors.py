@@ -12,6 +12,7 @@ from callboard.adapters.conformance.fake_http import FakeReply
 from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus import errors as bus_errors
 from callboard.bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
 from callboard.engine.routing.candidates import may_fall_back
 from docs.book.generated import servers
@@ -96,7 +97,7 @@ def faults(note: Note, error: AdapterError) -> list[str]:
     """What differs from what the note expects."""
     expect: dict[str, Any] = note.expect
     found = []
-    if type(error) is not getattr(errors, expect["error"]):
+    if type(error) is not getattr(bus_errors, expect["error"]):
         found.append(f"{type(error).__name__}: {error}")
     if bool(error.retryable) is not expect["retry"]:
         found.append(f"retryable is {error.retryable}")
