@@ -5,6 +5,7 @@ list isn't.
 from __future__ import annotations
 
 from callboard.adapters.provider import provider_named
+from callboard.adapters.registry import tabled_vendors
 
 from .entries import AdapterEntry, ModelEntry
 
@@ -21,11 +22,24 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
 
 
 def name_at(provider: str | None, adapter: AdapterEntry, model: ModelEntry) -> str | None:
-    """What `published_name` gives, for those who know the adapter's `published_provider`."""
+    """What `published_name` gives, for those who know the adapter's `published_provider`.
+
+    A vendor's own model has the vendor's prices at any address, such as a gateway's. The trace keeps the name as
+    `priced_as`.
+    """
+    provider = provider or _vendor_of(model.wire_name)
     if provider is None:
         return None
     name = f"{provider}:{model.wire_name}"
     return None if name == f"{adapter.name}:{model.wire_name}" else name
+
+
+def _vendor_of(name: str) -> str | None:
+    """The vendor with a table of its own that has a model of this name; None for any other model."""
+    from .catalogue import default_catalogue
+
+    place = default_catalogue().locate(name)
+    return place[0] if place is not None and place[0] in tabled_vendors() else None
 
 
 def published_provider(adapter: AdapterEntry) -> str | None:

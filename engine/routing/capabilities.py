@@ -80,7 +80,9 @@ def check(
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:
         lack = f"gives at most {capabilities.max_output_tokens} output tokens, not {max_output_tokens}"
     if lack is not None:
-        raise CapabilityError(f"{model} {lack}", provider=provider)
+        error = CapabilityError(f"{model} {lack}", provider=provider)
+        error.add_note(f"If that is wrong, set models.{model}.capabilities in models.yaml.")
+        raise error
     window = capabilities.max_context_tokens
     if not listed or estimated_tokens <= window:
         return ()

@@ -12,6 +12,9 @@ from ..calls.slots import CallSlots
 from ..models.entries import AdapterEntry, ModelEntry
 from ..models.published_prices import name_at, published_provider
 
+_MOST_NAMES = 256
+"""Models of which a running adapter remembers the published name."""
+
 RESTART_SECONDS = 6.0
 """How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
@@ -32,6 +35,7 @@ class RunningAdapter:
         self.entry = entry
         self.ref = ref
         self.slots = slots
+        self._published: dict[str, str | None] = {}
         self._users = 0
         self._idle: anyio.Event | None = None  # there while somebody waits for it
 
@@ -41,7 +45,12 @@ class RunningAdapter:
 
     def published_name(self, model: ModelEntry) -> str | None:
         """The name of a model in published price tables, see `models.published_prices`."""
-        return name_at(self._published_provider, self.entry, model)
+        name = model.wire_name
+        if name not in self._published:
+            if len(self._published) >= _MOST_NAMES:
+                self._published.clear()
+            self._published[name] = name_at(self._published_provider, self.entry, model)
+        return self._published[name]
 
     def acquire(self) -> None:
         self._users += 1

@@ -29,3 +29,12 @@ def test_it_is_the_setting_the_address_or_the_type(
     config = AdapterConfig(base_url=url, options=options)
     adapter = AdapterEntry(name=name, type=kind, config=config, prices_as=prices_as)
     assert published_name(adapter, ModelEntry(id="x:y", adapter=name, wire_name="m")) == expected
+
+
+def test_a_vendors_model_behind_any_address_has_the_vendors_prices() -> None:
+    """The trace keeps under which name; a model that no vendor's table has stays unpriced."""
+    config = AdapterConfig(api_key="k", base_url="http://127.0.0.1:9/v1")
+    gateway = AdapterEntry(name="gateway", type="openai_compatible", config=config)
+    known = ModelEntry(id="gateway:gpt-5.2", adapter="gateway", wire_name="gpt-5.2")
+    assert published_name(gateway, known) == "openai:gpt-5.2"
+    assert published_name(gateway, ModelEntry(id="gateway:mine", adapter="gateway", wire_name="mine")) is None

@@ -102,7 +102,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         )
         console.print(text, soft_wrap=True)
     if not matches:
-        console.print(f"Unpriced: no row is for {model}.", style="yellow")
+        console.print(f"Unpriced: no row is for {model}. {_price_it(model)}", style="yellow", soft_wrap=True)
     return 0 if matches else 1
 
 
@@ -136,7 +136,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
             f"  {part.name}: {part.count} x {part.rate} pico-USD{rate} = {part.pico_usd} pico-USD", highlight=False
         )
     if bill.cost.usd is None:
-        console.print(f"Unpriced: {bill.cost.reason}.", style="yellow", soft_wrap=True)
+        hint = "" if table.matches(model, arguments.served, priced_as) else f" {_price_it(model)}"
+        console.print(f"Unpriced: {bill.cost.reason}.{hint}", style="yellow", soft_wrap=True)
         return 1
     if bill.cost.reason:
         console.print(f"  ({bill.cost.reason})")
@@ -237,6 +238,15 @@ def _names(name: str) -> tuple[str, str | None]:
         return name, None  # of a provider that isn't configured
     routed = f"{entry.adapter}:{entry.wire_name}"
     return routed, published_name(registry.adapters[entry.adapter], entry)
+
+
+def _price_it(model: str) -> str:
+    """What to do about a model without a price."""
+    adapter = model.partition(":")[0]
+    return (
+        f"If a provider's published prices apply, set adapters.{adapter}.prices_as in models.yaml, or pass "
+        "prices_as= to Engine.register. Otherwise add a row to prices.yaml."
+    )
 
 
 def _heading(model: str, priced_as: str | None, table: PriceTable) -> None:
