@@ -171,7 +171,7 @@ class Providers:
             if not entry.config.api_key:
                 return Check(name, True, "none, and none is asked for")
             return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
-        if self._chosen:
+        if not entry.offered:
             detail = f"not_configured: {missing} is not set"
             keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
             fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
@@ -195,7 +195,7 @@ class Providers:
         health = await self._ask(adapter)
         if health.ok:
             self._usable.add(entry.name)
-        elif not self._chosen and not entry.config.api_key:
+        elif entry.offered and not entry.config.api_key:
             return [Check(name, True, f"not used: {health.detail}", health.fix, unused=True)]
         fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
         if health.key_refused and entry.key_from is not None:

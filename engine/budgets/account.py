@@ -5,13 +5,13 @@ The accounts are pure: they do no I/O, and the time is told to them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
+from ..old_names import warn_of_old_name
 from .budget import Budget
 from .windows import ENDLESS_US, Slot
 
@@ -86,9 +86,7 @@ class AccountState(msgspec.Struct, frozen=True):
     @property
     def value(self) -> str:
         """Deprecated name of `scope`."""
-        warnings.warn(
-            "AccountState.value is deprecated. Use AccountState.scope.", DeprecationWarning, stacklevel=2
-        )
+        warn_of_old_name("AccountState.value is called AccountState.scope now")
         return self.scope
 
     @property

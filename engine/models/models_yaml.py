@@ -100,14 +100,14 @@ class Reader:
             offered: dict[str, ModelEntry] = {}
         else:
             usable = {name: each for name, each in self.offered.adapters.items() if each.missing_key is None}
-            adapters = {**usable, **own}
+            adapters = {**own, **{name: each for name, each in usable.items() if name not in own}}
             offered = {name: each for name, each in self.offered.models.items() if each.adapter not in own}
             default_provider = default_provider or self.offered.default_provider
         listed = {name: self._model(name, entry, adapters) for name, entry in models.items()}
         taken = {*listed, *(alias for each in listed.values() for alias in each.aliases)}
         return ModelRegistry(
             adapters,
-            {**{name: each for name, each in offered.items() if not taken & {name, *each.aliases}}, **listed},
+            {**listed, **{name: each for name, each in offered.items() if not taken & {name, *each.aliases}}},
             default_model=self._string(top, "default_model", ""),
             default_provider=default_provider,
             source=str(self.path),

@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def engine_of(text: str, folder: Path, prices: PriceTable | None = None) -> Engine:
     path = folder / "models.yaml"
-    path.write_text(text)
+    path.write_text(f"only: true\n{text}")
     return Engine(models=read_models_yaml(path, {"KEY": "k"}), trace=False, prices=prices or PriceTable.default())
 
 

@@ -67,6 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body: Body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not body:  # the adapter asks which protocol the server speaks
+            self._answer({"error": {"message": "model is required", "type": "invalid_request_error"}}, 400)
+            return
         self.asked.append((self.path, body))
         match self.path:
             case "/v1/messages" if body["model"] == OVERLOADED:

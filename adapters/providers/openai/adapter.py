@@ -174,13 +174,16 @@ class OpenAIAdapter(HttpAdapter):
         await super().initialize()
 
     async def _has_responses(self) -> bool:
-        """Whether the server knows the path. An empty request costs nothing and is refused with another status."""
+        """Whether the server knows the path, as far as it answers.
+
+        An empty request costs nothing. A server that knows the path refuses it with another status.
+        """
         with anyio.move_on_after(_PROBE_SECONDS):
             try:
                 key = (await self.client.keys.own.get()).value
                 request = self.client.request(WireCall("/v1/responses", b"{}"), key)
                 reply, _ = await exchange(self.client.transport, request)
             except AdapterError:
-                return False
+                return True
             return reply.status not in _NO_SUCH_PATH
-        return False
+        return True
