@@ -312,9 +312,7 @@ def test_a_full_disk_is_one_line(talkative: Path, options: tuple[str, ...]) -> N
         words = (*ASK[:-1], "traces", *options)
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines() == [
-        "callboard: stdout: No space left on device"
-    ]
+    assert done.stderr.decode().splitlines() == ["callboard: stdout: No space left on device"]
 
 
 def test_a_question_alone_is_asked(talkative: Path) -> None:
