@@ -79,7 +79,10 @@ class Habits(NamedTuple):
     """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
 
 
-def write_messages(history: FittedHistory, habits: Habits = Habits()) -> tuple[list[Json], list[Loss]]:
+ANTHROPIC = Habits()
+
+
+def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
     """Write a history as messages.
 
     Args:
@@ -99,7 +102,7 @@ def write_system(history: FittedHistory) -> str | list[Json] | None:
     """The system text: one string, or in parts if the host set a breakpoint in it."""
     if not history.system_parts:
         return history.system
-    writer = _Writer(history, Habits())
+    writer = _Writer(history, ANTHROPIC)
     return [writer._text(part) for part in history.system_parts]
 
 
