@@ -69,6 +69,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
 
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+
     null_content: bool = True
     """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
     string."""
@@ -96,12 +99,23 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     efforts: tuple[str, ...] = EFFORTS
     """The efforts that are known. Another effort becomes the nearest, with a warning."""
 
-    replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
-    """Which reasoning goes back: `reasoning_content` of every turn that called tools, or the opaque fields.
+    replays: Literal["nothing", "as_sent", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
+    """Which reasoning goes back.
 
+    ``as_sent``: with messages that call tools, in the field in which the server sent it. ``tool_loop``: the
+    `reasoning_content` of every turn that called tools. The others: the opaque fields of that name.
     DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
     (https://api-docs.deepseek.com/guides/thinking_mode).
     """
+
+    reasoning_stand_in: str = ""
+    """The reasoning of calls that have none, because another model made them, where the server wants some.
+
+    Moonshot counts an empty text as missing and takes a space (earendil-works/pi#4178).
+    """
+
+    reasoning_models: str = ""
+    """A regular expression: models behind this gateway that want reasoning with every call."""
 
     user_after_tool: bool = True
     """Whether a user's message may follow tool results. Otherwise an assistant's message goes between them."""
