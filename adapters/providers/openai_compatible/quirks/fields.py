@@ -66,6 +66,12 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict: bool = False
     """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
 
+    root_unions: bool = False
+    """Whether a schema may have a union at its root. Otherwise the union is folded into one object."""
+
+    schemas: Literal["any", "moonshot"] = "any"
+    """The form of JSON Schema that the server takes. ``moonshot``: each property and alternative has a type."""
+
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
 
@@ -119,6 +125,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     fixed_sampling: str = ""
     """A regular expression: models that refuse `fixed_settings` while they reason."""
+
+    fixed_without_thinking: bool = False
+    """Whether those models refuse `fixed_settings` while they do not reason as well."""
 
     fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
     """What such models refuse: portable settings, and ``stop``."""

@@ -38,11 +38,15 @@ QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(),
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
-    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True, root_unions=True),
     "vllm": Quirks(
-        null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True, beginning="final_message"
+        null_content=False,
+        settings=ANONYMOUS_SETTINGS,
+        base64_vectors=True,
+        beginning="final_message",
+        root_unions=True,
     ),
-    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, root_unions=True),
     "ollama": Quirks(
         tool_choices=("auto",),
         parallel_tool_calls=False,
@@ -110,6 +114,10 @@ QUIRKS: Mapping[str, Quirks] = {
         replays="tool_loop",
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
         beginning="partial",
+        schemas="moonshot",
+        fixed_sampling=r"kimi-(?:k2[.-]?[5-9]|k[3-9]|for-coding)",
+        fixed_without_thinking=True,
+        fixed_settings=("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
     "xai": Quirks(
         efforts=("none", "low", "medium", "high"),
