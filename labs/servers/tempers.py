@@ -104,7 +104,7 @@ TEMPERS: tuple[Temper, ...] = (
     Temper("databricks", "chat"),
     Temper("huggingface", "chat", "huggingface"),
     Temper("github", "chat"),
-    Temper("cloudflare", "chat"),
+    Temper("cloudflare", "chat", "cloudflare"),
     Temper("vllm", "chat", "vllm"),
     Temper("sglang", "chat", "sglang"),
     Temper("llama.cpp", "chat", "llama.cpp"),

@@ -58,6 +58,9 @@ TEXT_MEDIA_TYPES = (
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
+
+_NOTHING = "(no output)"
+"""The content of a tool's result that has none. Kimi's Messages endpoint refuses a result without content."""
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
@@ -209,8 +212,7 @@ class _Writer:
                 content = self.error_words + content
             elif isinstance(content, list):
                 content = [{"type": "text", "text": self.error_words}, *content]
-        if content:
-            result["content"] = content
+        result["content"] = content or _NOTHING
         if block.is_error:
             result["is_error"] = True
         if block.tool_use_id in self.toolsets:

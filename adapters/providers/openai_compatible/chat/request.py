@@ -245,7 +245,7 @@ class _Builder:
             raise CapabilityError(f"{self.provider} has no structured output")
         if self.quirks.structured == "json_value":
             return {"type": "json_object", "value": schema}, ""
-        if schema == {"type": "object"}:
+        if schema == {"type": "object"} and self.quirks.json_objects:
             return {"type": "json_object"}, ""
         if self.quirks.structured == "json_object":
             text = encode_json(schema).decode()
@@ -270,6 +270,8 @@ class _Builder:
         reasons = fixed and may_reason and re.match(fixed, request.wire_model)
         refused = dict.fromkeys(quirks.fixed_settings, f"{request.wire_model} refuses it") if reasons else {}
         self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
+        if not quirks.top_p_of_one and request.top_p == 1:
+            wire.pop("top_p", None)
         user = quirks.settings.get("user")
         if user is not None and request.user is not None:
             wire[user] = short_id(request.user)
