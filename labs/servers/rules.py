@@ -213,7 +213,13 @@ def user_after_tool(asked: Asked) -> str | None:
 @rule
 def alternating_roles(asked: Asked) -> str | None:
     """After the system messages, user and assistant alternate, and a user ends (Perplexity)."""
-    roles = ["user" if m.get("role") == "tool" else m.get("role") for m in _messages(asked)]
+    roles: list[Any] = []
+    for message in _messages(asked):  # the results of one reply's calls are one turn
+        if message.get("role") != "tool":
+            roles.append(message.get("role"))
+        elif "tool_call_id" in message and (not roles or roles[-1] != "results"):
+            roles.append("results")
+    roles = ["user" if role == "results" else role for role in roles]
     said = [role for role in roles if role not in ("system", "developer")]
     if any(one == other for one, other in itertools.pairwise(said)):
         return "After the (optional) system message(s), user and assistant roles should be alternating."

@@ -100,7 +100,7 @@ TEMPERS: tuple[Temper, ...] = (
     Temper("together", "chat", "together"),
     Temper("fireworks", "chat"),
     Temper("cerebras", "chat", "cerebras"),
-    Temper("perplexity", "chat", model="sonar"),
+    Temper("perplexity", "chat", "perplexity", model="sonar"),
     Temper("databricks", "chat"),
     Temper("huggingface", "chat", "huggingface"),
     Temper("github", "chat"),

@@ -260,6 +260,13 @@ SERVERS = (
         reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
     ),
     Server(
+        name="perplexity",
+        base_url="https://api.perplexity.ai",
+        url="https://api.perplexity.ai/chat/completions",
+        lacks=("user", "seed"),
+        reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
+    ),
+    Server(
         name="tgi",
         base_url="http://127.0.0.1:3000",
         url="http://127.0.0.1:3000/v1/chat/completions",

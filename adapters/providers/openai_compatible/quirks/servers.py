@@ -61,6 +61,11 @@ QUIRKS: Mapping[str, Quirks] = {
         json_objects=False,
     ),
     "cloudflare": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "perplexity": Quirks(
+        path="/chat/completions",
+        user_after_tool=False,  # user and assistant alternate, and a tool's results count as the user's
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    ),
     "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
         needs_max_tokens=True,
         parallel_tool_calls=False,
@@ -181,6 +186,7 @@ HOSTS: Mapping[str, str] = {
     "api.moonshot.ai": "moonshot",
     "api.moonshot.cn": "moonshot",
     "openrouter.ai": "openrouter",
+    "api.perplexity.ai": "perplexity",
     "api.z.ai": "zai",
     "open.bigmodel.cn": "zai",
     "api.cerebras.ai": "cerebras",
