@@ -1,8 +1,8 @@
 """A JSON Schema as Moonshot takes it. This module is pure.
 
 Moonshot refuses a schema in which a property has no type, and one with a `type` beside `anyOf`
-(https://platform.kimi.ai/docs/guide/use-kimi-api-to-complete-tool-calls and reports such as vercel/ai#18921). So
-each alternative gets the type of its parent, and each property without a type gets the type that its keywords
+(https://github.com/MoonshotAI/walle/blob/main/docs/mfjs-spec.md and reports such as vercel/ai#18921). So each
+alternative gets the type of its parent, and each property without a type gets the type that its keywords
 imply. `oneOf` is written as `anyOf`, and `allOf` is merged. A schema for anything becomes a union of all types.
 """
 

@@ -162,7 +162,7 @@ def _any_of(parts: list[JsonObject]) -> JsonObject:
         merged["properties"] = {name: _any(several) for name, several in forms.items()}
     required = [name for name in _names(parts[0]) if all(name in _names(part) for part in parts)]
     if required:
-        merged["required"] = required
+        merged["required"] = list[Json](required)
     if all(part.get("additionalProperties") is False for part in parts):
         merged["additionalProperties"] = False
     return merged

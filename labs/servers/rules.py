@@ -444,3 +444,13 @@ def properties_with_required(asked: Asked) -> str | None:
         if "required" in schema and "properties" not in schema:
             return "invalid JSON schema for tool: 'required' present but 'properties' is missing"
     return None
+
+
+@rule
+def assistant_says_something(asked: Asked) -> str | None:
+    """A message of the assistant has text or calls (Moonshot)."""
+    for number, message in enumerate(_messages(asked)):
+        silent = not str(message.get("content") or "").strip() and not message.get("tool_calls")
+        if message.get("role") == "assistant" and silent:
+            return f"Invalid request: the message at position {number} with role 'assistant' must not be empty"
+    return None

@@ -17,6 +17,7 @@ from bus.values.content import (
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
+    ToolResultBlock,
     ToolUseBlock,
 )
 from bus.values.json import Json, JsonObject
@@ -390,3 +391,15 @@ def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
     assert "container" not in written(later)
     assert messages_of(later)[1] == assistant({"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}})
     assert codes(later) == ["content_dropped"]
+
+
+@pytest.mark.parametrize(
+    "said", [(), "", "  ", (TextBlock("\n"),)], ids=["none", "empty", "blank", "a blank block"]
+)
+def test_a_result_of_a_tool_has_a_content(said: object) -> None:
+    """Compatible servers may refuse a result without one, so that a silent tool is said to be silent."""
+    call = ToolUseBlock("toolu_1", "read_file", {})
+    result = ToolResultBlock("toolu_1", said)  # type: ignore[arg-type]  # any form of nothing
+    wire = write(Message.user("Hi"), Message.assistant((call,)), Message(Role.TOOL, (result,)), tools=(READ_FILE,))
+    sent = written(wire)["messages"][-1]["content"][0]
+    assert sent["content"] == "(no output)"

@@ -36,8 +36,10 @@ BODIES: list[tuple[str, JsonObject, list[str]]] = [
     ("few", {"messages": [user("a"), user("b")]}, ["a", "b"]),
     ("many", {"messages": [user(each) for each in "abcdef"]}, ["c", "d", "e", "f"]),
     ("many in one message", {"messages": [user(*"abcdef")]}, ["c", "d", "e", "f"]),
-    ("the system's stay", {"messages": [{**user("s"), "role": "system"}, *map(user, "abcdef")]}, ["s", "d", "e", "f"]),
-    ("tools count", {"tools": [{"id": "t", **MARK}], "messages": [user(each) for each in "abcd"]}, ["t", "b", "c", "d"]),
+    ("the system's stay", {"messages": [{**user("s"), "role": "system"}, *map(user, "abcdef")]},
+     ["s", "d", "e", "f"]),
+    ("tools count", {"tools": [{"id": "t", **MARK}], "messages": [user(each) for each in "abcd"]},
+     ["t", "b", "c", "d"]),
     ("an empty text", {"messages": [user(""), user("a", " \n")]}, ["a"]),
     ("results and calls", {"messages": [
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", **MARK}]},

@@ -92,9 +92,9 @@ STATED = [
     ),
     (
         "openai_compatible",
-        "This endpoint's maximum context length is 8192 tokens. However, you requested about 11192 tokens (1000 of "
-        "text input, 192 of tool input, 10000 in the output). Please reduce the length of either one, or use the "
-        '"middle-out" transform to compress your prompt automatically.',
+        "This endpoint's maximum context length is 8192 tokens. However, you requested about 11192 tokens (1000 "
+        "of text input, 192 of tool input, 10000 in the output). Please reduce the length of either one, or use "
+        'the "middle-out" transform to compress your prompt automatically.',
         7000,
     ),
     (

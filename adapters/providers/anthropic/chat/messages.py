@@ -60,7 +60,7 @@ _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
 
 _NOTHING = "(no output)"
-"""The content of a tool's result that has none. Kimi's Messages endpoint refuses a result without content."""
+"""The content of a tool's result that has none. Compatible servers may refuse a result without content."""
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
