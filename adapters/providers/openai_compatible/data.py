@@ -49,6 +49,8 @@ REPAIRS = RepairRules(
             "reasoning_effort",
             also=("reasoning",),
         ),
+        # Anthropic, behind a gateway
+        Refusal(r"`temperature` and `top_p` cannot both be specified for this model\b.{0,100}", "top_p"),
         # Ollama
         Refusal(r'"[^"]{1,100}" does not support thinking', "reasoning_effort"),
     ),

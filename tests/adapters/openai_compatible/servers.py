@@ -255,6 +255,21 @@ SERVERS = (
         call_id="365174485",
     ),
     Server(
+        name="cloudflare",
+        base_url="https://api.cloudflare.com/client/v4/accounts/a1/ai/v1",
+        url="https://api.cloudflare.com/client/v4/accounts/a1/ai/v1/chat/completions",
+        lacks=("user",),
+        call={"content": ""},
+        reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
+    ),
+    Server(
+        name="perplexity",
+        base_url="https://api.perplexity.ai",
+        url="https://api.perplexity.ai/chat/completions",
+        lacks=("user", "seed"),
+        reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
+    ),
+    Server(
         name="tgi",
         base_url="http://127.0.0.1:3000",
         url="http://127.0.0.1:3000/v1/chat/completions",

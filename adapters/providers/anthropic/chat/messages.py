@@ -59,6 +59,8 @@ TEXT_MEDIA_TYPES = (
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
+
+
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 

@@ -18,6 +18,7 @@ from adapters.requests.encoding import encode_json
 from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
 from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import check_tool_choice
+from adapters.schemas.root import fold_root
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject, json_size
@@ -172,7 +173,7 @@ class _Writer:
         body: JsonObject = {"model": self.target.model, "max_tokens": limit}
         if request.tools:
             body["tools"] = [
-                self._with_options(tool) if tool.provider_options else _tool(tool) for tool in request.tools
+                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
             ]
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
@@ -198,9 +199,20 @@ class _Writer:
 
     def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
-        written = _tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
+        written = self._tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
         merge_options(written, options)
         return written
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        fields: JsonObject = {"name": tool.name}
+        if tool.description:
+            fields["description"] = tool.description
+        folded = fold_root(tool.input_schema)
+        self.warnings += folded.warnings(f"tool {tool.name!r}")
+        fields["input_schema"] = _strict_schema(tool, folded.schema) if tool.strict else folded.schema
+        if tool.strict:
+            fields["strict"] = True
+        return fields
 
     def _format(self) -> JsonObject:
         if isinstance(self.held_to, dict):
@@ -249,23 +261,13 @@ def _thinking_back(model: str) -> str:
     return "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 
 
-def _tool(tool: ToolDefinition) -> JsonObject:
-    fields: JsonObject = {"name": tool.name}
-    if tool.description:
-        fields["description"] = tool.description
-    fields["input_schema"] = _strict_schema(tool) if tool.strict else tool.input_schema
-    if tool.strict:
-        fields["strict"] = True
-    return fields
-
-
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:
     """A tool of the vendor's that the host runs, such as its shell: the model knows its arguments already."""
     return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 
-def _strict_schema(tool: ToolDefinition) -> JsonObject:
-    fitted = fit_schema({"properties": {}, **tool.input_schema})  # without any, it takes no arguments
+def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
+    fitted = fit_schema({"properties": {}, **schema})  # without any, it takes no arguments
     if isinstance(fitted, str):
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
     return fitted

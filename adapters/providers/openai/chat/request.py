@@ -18,6 +18,7 @@ from adapters.requests.free_form import CUSTOM, is_free_form
 from adapters.requests.history import FittedHistory, Target, fit_history
 from adapters.requests.host_options import joined_options, merge_options, tool_options
 from adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
+from adapters.schemas.root import fold_root
 from adapters.schemas.strict import StrictSchema
 from adapters.schemas.strict_mode import strict_reply, strict_tool
 from bus.errors import CapabilityError
@@ -195,7 +196,12 @@ class _Builder:
         strict = strict_tool(tool, by_default=self.quirks.strict_tools)
         if isinstance(strict, str):
             self._warn(WarningCode.TOOL_NOT_STRICT, f"tool {tool.name!r} is sent without strict mode: {strict}")
-        written["parameters"] = strict.schema if isinstance(strict, StrictSchema) else tool.input_schema
+        if isinstance(strict, StrictSchema):
+            written["parameters"] = strict.schema
+        else:
+            folded = fold_root(tool.input_schema)
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            written["parameters"] = folded.schema
         written["strict"] = isinstance(strict, StrictSchema)
 
     # -- the reply's form
@@ -210,7 +216,10 @@ class _Builder:
             body["text"] = {"format": {"type": "json_object"}}
             _mention_json(body)
             return
-        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **strict_reply(schema)}
+        folded = fold_root(schema)
+        self.warnings += folded.warnings("the reply")
+        form = strict_reply(folded.schema)
+        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **form}
         if isinstance(described := schema.get("description"), str):
             written["description"] = described
         body["text"] = {"format": written}

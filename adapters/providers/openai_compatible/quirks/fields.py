@@ -66,6 +66,15 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict: bool = False
     """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
 
+    top_p_of_one: bool = True
+    """Whether a top_p of 1 is taken. Otherwise it is left out, for it changes nothing."""
+
+    root_unions: bool = False
+    """Whether a schema may have a union at its root. Otherwise the union is folded into one object."""
+
+    schemas: Literal["any", "moonshot"] = "any"
+    """The form of JSON Schema that the server takes. ``moonshot``: each property and alternative has a type."""
+
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
 
@@ -82,6 +91,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
     """The part of an output schema that the server enforces. With ``json_object`` the schema is in the system
     text. With ``json_value`` it is the format's `value`."""
+
+    json_objects: bool = True
+    """The format ``json_object`` is known. Otherwise any object is asked for by a schema."""
 
     finish_reasons: bool = True
     """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
@@ -133,6 +145,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     fixed_sampling: str = ""
     """A regular expression: models that refuse `fixed_settings` while they reason."""
+
+    fixed_without_thinking: bool = False
+    """Whether those models refuse `fixed_settings` while they do not reason as well."""
 
     fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
     """What such models refuse: portable settings, and ``stop``."""
