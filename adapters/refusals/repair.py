@@ -69,6 +69,10 @@ class Refusal(msgspec.Struct, frozen=True):
 _GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
     Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
     Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
+    Refusal(
+        r"(?:litellm\.UnsupportedParamsError: )?\S{1,100} does not support parameters: "
+        r"\{'(?P<name>\w+)': [^{}]{1,100}\}, for model=.{0,500}"
+    ),
 )
 
 

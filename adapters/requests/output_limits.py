@@ -40,6 +40,13 @@ _STATED = tuple(
         r"(?P<window>\d+) tokens and your request has (?P<used>\d+) input tokens\b.{0,200}",
         r"This model's maximum context length is (?P<window>\d+) tokens\. However, you requested \d+ tokens "
         r"\((?P<used>\d+) in the messages, \d+ in the completion\)\..{0,200}",
+        r"(?:VLLMValidationError: )?This model's maximum context length is (?P<window>\d+) tokens\. However, you "
+        r"requested \d+ output tokens and your prompt contains (?:at least )?(?P<used>\d+) input tokens\b.{0,400}",
+        r"You passed (?P<used>\d+) input tokens and requested \d+ output tokens\. However, the model's context "
+        r"length is only (?P<window>\d+) tokens\b.{0,400}",
+        # OpenRouter: the input's kinds are counted apart, and about
+        r"This endpoint's maximum context length is (?P<window>\d+) tokens\. However, you requested about \d+ "
+        r"tokens \((?P<parts>\d+ of [a-z]+ input(?:, \d+ of [a-z]+ input){0,5}), \d+ in the output\)\..{0,300}",
         # TGI
         r"(?:Input validation error: )?`inputs` tokens \+ `max_new_tokens` must be <= (?P<window>\d+)\. "
         r"Given: (?P<used>\d+) `inputs` tokens and \d+ `max_new_tokens`.{0,100}",
@@ -70,4 +77,6 @@ def _limit(match: re.Match[str]) -> int:
         return int(said["limit"])
     if said.get("beyond"):
         return int(said["beyond"]) - 1
+    if said.get("parts"):
+        return int(said["window"]) - sum(map(int, re.findall(r"\d+", said["parts"])))
     return int(said["window"]) - int(said["used"])

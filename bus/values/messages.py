@@ -271,6 +271,9 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
     """The tool's name, for people."""
 
 
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
+
+
 class ToolDefinition(Shown, frozen=True, dict=True):
     """A tool that the model may call.
 
@@ -283,7 +286,7 @@ class ToolDefinition(Shown, frozen=True, dict=True):
     description: str = ""
     """The description for the model."""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
-    """A JSON Schema with an object at its root."""
+    """A JSON Schema with an object at its root, or with a union or a reference that stands for one."""
     strict: bool | None = None
     """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
     annotations: ToolAnnotations | None = None
@@ -298,6 +301,8 @@ class ToolDefinition(Shown, frozen=True, dict=True):
                 f"tool name {self.name!r}: must start with a letter and have only letters, digits, '_' and '-', "
                 "at most 64 in all"
             )
+        if not _COMBINED.isdisjoint(self.input_schema):
+            return  # the type and the properties are in the parts, which adapters fold where a server wants that
         if self.input_schema.get("type") != "object":
             raise ValueError(f"tool {self.name!r}: input_schema must have type 'object' at its root")
         properties = self.input_schema.get("properties")

@@ -33,6 +33,10 @@ class WarningCode(StrEnum):
     TOOLS_EMULATED = "tools_emulated", "The model has no tools of its own: its calls are constrained output."
     SCHEMA_AS_TOOL = "schema_as_tool", "The output schema was sent as the arguments of a tool."
     SCHEMA_AS_INSTRUCTION = "schema_as_instruction", "The output schema was told in the system text."
+    SCHEMA_FOLDED = (
+        "schema_folded",
+        "A union at a schema's root was sent as one object, folded.",
+    )
     SCHEMA_HINDERS_TOOLS = "schema_hinders_tools", "The reply is held to a schema that a tool call may not fit."
     PROMPT_NEAR_WINDOW = "prompt_near_window", "The prompt may be too long for the model's context window."
     INPUT_TYPE_ASSUMED = "input_type_assumed", "The provider wants to know what texts are embedded for: documents."

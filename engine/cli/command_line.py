@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO, cast
 
-from .commands import COMMANDS, PAIR
+from .commands import COMMANDS, GROUPS, PAIR
 from .plugin_commands import AddCommand, plugin_command
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is
 
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """The errors of a write to a full or broken disk. An error that names no file is one of stdout."""
+
+
+_QUESTION_MARKS = ("?", "？", "؟")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,22 +65,10 @@ def _main(words: Sequence[str]) -> int:
     if not words:
         build_parser(()).print_help(sys.stderr)
         return BADLY_CONFIGURED
-    words = _spelled_out(words)
+    words = _meant(words)
     arguments = _parser_of(words).parse_args(words)
     make_streams_forgiving()
     return _run_bare(arguments) if getattr(arguments, "bare", False) else _run(arguments)
-
-
-def _spelled_out(words: Sequence[str]) -> Sequence[str]:
-    """Replace the short forms: `help [COMMAND]` is `[COMMAND] --help`, and a question is `ask QUESTION`.
-
-    A first word with a space in it is a question, because no command has one.
-    """
-    if words[0] == "help":
-        return (*words[1:2], "--help")
-    if not words[0].startswith("-") and len(words[0].split()) > 1:
-        return ("ask", *words)
-    return words
 
 
 def _run_bare(arguments: argparse.Namespace) -> int:
@@ -112,6 +103,22 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED
 
 
+def _meant(words: Sequence[str]) -> Sequence[str]:
+    """The words with the command that they mean.
+
+    ``callboard help COMMAND`` means ``callboard COMMAND --help``. A question in place of a command is for ``ask``.
+    """
+    if words[0] == "help":
+        return [*(word for word in words[1:] if word not in ("help", "-h", "--help")), "--help"]
+    first = next((word for word in words[:2] if word != "--"), "")
+    return ["ask", *words] if _is_question(first) else words
+
+
+def _is_question(word: str) -> bool:
+    """Whether a word is a text. No command has a space or a question mark, so a misspelt command is none."""
+    return not word.startswith("-") and (len(word.split()) > 1 or word.strip().endswith(_QUESTION_MARKS))
+
+
 def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of these words. It knows as a whole the command of the first word, which may be a plugin's."""
     for word in words[1:2] if words[0] == "--" else words[:1]:
@@ -120,16 +127,18 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
         if word and not word.startswith("-") and (add_command := plugin_command(word)) is not None:
             return build_parser((), [add_command])
         if word and not word.startswith("-"):
-            build_parser(()).error(_unknown(word))
+            build_parser(()).error(_unknown(word, words[words.index(word) + 1 :]))
     return build_parser(())
 
 
-def _unknown(word: str) -> str:
-    """What to say to a command that doesn't exist."""
+def _unknown(word: str, more: Sequence[str]) -> str:
+    """What to say to a command that doesn't exist, and that has more words behind it."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`callboard --help` lists them"
+    hint = f"did you mean {near[0]}?" if near else "`callboard help` lists them"
+    if more and not more[0].startswith("-"):
+        hint = f'{hint.rstrip("?")}, or a question in quotes? For example: callboard "What is a monad?"'
     return f"there is no command {word!r}: {hint}"
 
 
@@ -143,14 +152,14 @@ def build_parser(
             by their line of help.
         plugins: The functions that add the commands of plugins.
     """
-    parser: argparse.ArgumentParser = _Parser(
+    parser: argparse.ArgumentParser = _MainParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
-        epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
-        '`callboard "A question"` is short for `callboard ask`. '
-        "`callboard plugins` lists those of other packages. "
-        "models.yaml, and what is kept, is in the folder $CALLBOARD_HOME (default ~/.callboard). "
-        "Exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.",
+        epilog='`callboard "QUESTION"` asks the question, as `callboard ask` does. '
+        "`callboard help COMMAND` shows all options of a command. "
+        "`callboard plugins` lists the commands of other packages. "
+        "The folder $CALLBOARD_HOME (default ~/.callboard) has models.yaml, the keys and the trace. "
+        "Exit codes: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted, 141 output not read.",
     )
     parser.add_argument(
         "--version",
@@ -160,11 +169,13 @@ def build_parser(
         default=argparse.SUPPRESS,
         help="show program's version number and exit",
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     for name in names:
         module, _, function = COMMANDS[name].place.partition(":")
         add_command: AddCommand = getattr(import_module(f".{module}", __package__), function)
         add_command(commands)
+        if not commands.choices[name].description:
+            commands.choices[name].description = f"{COMMANDS[name].help}."
     if not names:
         for name, entry in COMMANDS.items():
             commands.add_parser(name, help=entry.help)
@@ -191,6 +202,37 @@ class _Parser(argparse.ArgumentParser):
             out = cast("TextIO", sys.stdout)
             out.write(harmless(message))
             out.flush()
+
+
+class _MainParser(_Parser):
+    """The parser of the whole command line, whose help lists the commands in their groups."""
+
+    def format_help(self) -> str:
+        """The help. Commands of plugins are a group of their own."""
+        lines = {line.dest: line for line in self._command_lines()}
+        groups = {title: [lines.pop(name) for name in group if name in lines] for title, group in GROUPS.items()}
+        groups["Plugins"] = list(lines.values())
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, members in groups.items():
+            formatter.start_section(title)
+            formatter.add_arguments(members)
+            formatter.end_section()
+        formatter.start_section("Options")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _command_lines(self) -> Sequence[argparse.Action]:
+        """The commands with their lines of help, as argparse keeps them."""
+        return [
+            line
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for line in action._choices_actions
+        ]
 
 
 def _with_pairs(words: Sequence[str], flags: Collection[str]) -> list[str]:

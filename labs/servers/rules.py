@@ -10,6 +10,7 @@ import base64
 import binascii
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,9 @@ def _tools(asked: Asked) -> Iterator[dict[str, Any]]:
             for name in ("parameters", "input_schema"):
                 if isinstance(function, dict) and isinstance(function.get(name), dict):
                     yield function[name]  # type: ignore[misc]
+            for declared in tool.get("functionDeclarations") or []:
+                if isinstance(declared.get("parametersJsonSchema"), dict):
+                    yield declared["parametersJsonSchema"]
 
 
 def _all_blocks(asked: Asked) -> Iterator[dict[str, Any]]:
@@ -209,7 +213,13 @@ def user_after_tool(asked: Asked) -> str | None:
 @rule
 def alternating_roles(asked: Asked) -> str | None:
     """After the system messages, user and assistant alternate, and a user ends (Perplexity)."""
-    roles = ["user" if m.get("role") == "tool" else m.get("role") for m in _messages(asked)]
+    roles: list[Any] = []
+    for message in _messages(asked):  # the results of one reply's calls are one turn
+        if message.get("role") != "tool":
+            roles.append(message.get("role"))
+        elif "tool_call_id" in message and (not roles or roles[-1] != "results"):
+            roles.append("results")
+    roles = ["user" if role == "results" else role for role in roles]
     said = [role for role in roles if role not in ("system", "developer")]
     if any(one == other for one, other in itertools.pairwise(said)):
         return "After the (optional) system message(s), user and assistant roles should be alternating."
@@ -256,9 +266,13 @@ def true_media_types(asked: Asked) -> str | None:
 
 @rule
 def typed_properties(asked: Asked) -> str | None:
-    """Each property of a tool's schema has a type, and none beside a union (Moonshot)."""
+    """Each property of a tool's schema has a type or a union, not both, and `items` is one schema (Moonshot)."""
 
     def fault(schema: Mapping[str, Any]) -> str | None:
+        if not {"anyOf", "type", "$ref"} & schema.keys():
+            return "type is not defined"
+        if isinstance(schema.get("items"), list):
+            return "items must be an object"
         if "anyOf" in schema and "type" in schema:
             return "when using anyOf, type should be defined in anyOf items instead of the parent schema"
         inner: list[Any] = [
@@ -276,4 +290,167 @@ def typed_properties(asked: Asked) -> str | None:
             return (
                 f"Invalid request: tools.function.parameters is not a valid moonshot flavored json schema: {found}"
             )
+    return None
+
+
+# -- kind B: rules with parameters, which the note's input holds
+
+
+@rule
+def refused_fields(asked: Asked) -> str | None:
+    """The body has none of the note's `fields`."""
+    found = [name for name in asked.note.get("fields", ()) if asked.body.get(name) is not None]
+    return f"Unsupported parameter: '{found[0]}' is not supported with this model." if found else None
+
+
+@rule
+def refused_message_fields(asked: Asked) -> str | None:
+    """No message has one of the note's `fields`."""
+    for number, message in enumerate(_messages(asked)):
+        for name in asked.note.get("fields", ()):
+            if name in message:
+                return f"messages.{number}: property '{name}' is unsupported"
+    return None
+
+
+@rule
+def longest_output(asked: Asked) -> str | None:
+    """The reply may have at most the note's `most` tokens."""
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        limit = asked.body.get(name)
+        if isinstance(limit, int) and limit > asked.note["most"]:
+            return f"{name} {limit} is more than {asked.note['most']}"
+    return None
+
+
+@rule
+def most_stop_sequences(asked: Asked) -> str | None:
+    """There are at most the note's `most` stop sequences."""
+    stop = asked.body.get("stop")
+    if isinstance(stop, list) and len(stop) > asked.note["most"]:
+        return f"stop: at most {asked.note['most']} stop sequences"
+    return None
+
+
+@rule
+def tool_choices(asked: Asked) -> str | None:
+    """The tool choice is one of the note's `words`, or absent."""
+    choice = asked.body.get("tool_choice")
+    if choice is not None and choice not in asked.note["words"]:
+        return f"Invalid tool_choice: {choice!r}"
+    return None
+
+
+@rule
+def tool_id_form(asked: Asked) -> str | None:
+    """The ids of tool calls match the note's `pattern`."""
+    for message in _messages(asked):
+        calls = [call.get("id") for call in message.get("tool_calls") or []]
+        for each in (*calls, message.get("tool_call_id")):
+            if each is not None and not re.fullmatch(asked.note["pattern"], str(each)):
+                return f"Tool call id was {each}"
+    return None
+
+
+@rule
+def text_in_every_message(asked: Asked) -> str | None:
+    """The content of a message with calls is a string, not null and not missing."""
+    for number, message in enumerate(_messages(asked)):
+        if message.get("tool_calls") and not isinstance(message.get("content"), str):
+            return f"messages.{number}.content: Input should be a valid string"
+    return None
+
+
+@rule
+def one_system_message(asked: Asked) -> str | None:
+    """There is at most one system message, and it comes first (MiniMax)."""
+    places = [place for place, m in enumerate(_messages(asked)) if m.get("role") in ("system", "developer")]
+    return "invalid params, invalid chat setting (2013)" if places not in ([], [0]) else None
+
+
+@rule
+def no_developer_role(asked: Asked) -> str | None:
+    """The role developer is unknown."""
+    if any(message.get("role") == "developer" for message in _messages(asked)):
+        return "unknown variant `developer`, expected one of `system`, `user`, `assistant`, `tool`"
+    return None
+
+
+@rule
+def json_is_mentioned(asked: Asked) -> str | None:
+    """With the format json_object, a message holds the word JSON."""
+    form = asked.body.get("response_format")
+    if not isinstance(form, dict) or form.get("type") != "json_object":
+        return None
+    said = json.dumps(asked.body.get("messages")).lower()
+    return None if "json" in said else "Prompt must contain the word 'json' in some form"
+
+
+@rule
+def reply_formats(asked: Asked) -> str | None:
+    """The type of `response_format` is one of the note's `words`."""
+    form = asked.body.get("response_format")
+    if isinstance(form, dict) and form.get("type") not in asked.note["words"]:
+        return f"'response_format.type' must be one of {', '.join(asked.note['words'])}"
+    return None
+
+
+@rule
+def one_sampler(asked: Asked) -> str | None:
+    """Temperature and top_p are not both given (Claude since Opus 4.1)."""
+    if asked.body.get("temperature") is not None and asked.body.get("top_p") is not None:
+        return "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+    return None
+
+
+@rule
+def images_as_data(asked: Asked) -> str | None:
+    """Images are data, not addresses of the web."""
+    for block in _all_blocks(asked):
+        address = block.get("image_url")
+        url = address.get("url") if isinstance(address, dict) else address
+        if isinstance(url, str) and url.startswith("http"):
+            return "invalid image input"
+    return None
+
+
+@rule
+def arguments_are_objects(asked: Asked) -> str | None:
+    """The arguments of calls are objects, not strings (Ollama)."""
+    for message in _messages(asked):
+        for call in message.get("tool_calls") or []:
+            if not isinstance(call["function"].get("arguments"), dict):
+                return "json: cannot unmarshal string into Go struct field of type api.ToolCallFunctionArguments"
+    return None
+
+
+@rule
+def open_ranges(asked: Asked) -> str | None:
+    """A top_p is between 0 and 1, and a temperature is positive (TGI)."""
+    given = asked.body.get("parameters")
+    given = given if isinstance(given, dict) else asked.body
+    top_p, temperature = given.get("top_p"), given.get("temperature")
+    if isinstance(top_p, int | float) and not 0 < top_p < 1:
+        return "Input validation error: `top_p` must be > 0.0 and < 1.0"
+    if isinstance(temperature, int | float) and temperature <= 0:
+        return "Input validation error: `temperature` must be strictly positive"
+    return None
+
+
+@rule
+def properties_with_required(asked: Asked) -> str | None:
+    """A tool's schema with `required` has `properties` (Groq)."""
+    for schema in _tools(asked):
+        if "required" in schema and "properties" not in schema:
+            return "invalid JSON schema for tool: 'required' present but 'properties' is missing"
+    return None
+
+
+@rule
+def assistant_says_something(asked: Asked) -> str | None:
+    """A message of the assistant has text or calls (Moonshot)."""
+    for number, message in enumerate(_messages(asked)):
+        silent = not str(message.get("content") or "").strip() and not message.get("tool_calls")
+        if message.get("role") == "assistant" and silent:
+            return f"Invalid request: the message at position {number} with role 'assistant' must not be empty"
     return None

@@ -35,6 +35,9 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
     """Whether breakpoints of the prompt cache are placed; see `caching`."""
     cache_ttl: Literal["5m", "1h"] = "5m"
     """How long the cache keeps a prompt."""
+    thinking_back: Literal["signed", "unsigned", "with_calls"] | None = None
+    """Which thinking goes back: what Anthropic signed, also what has no signature, or that and a stand-in before
+    calls that have none. None: the model's name decides, and models other than Claude get it unsigned."""
     errors_in_words: bool = False
     """Whether a failed tool's result says so in words, for servers that overlook `is_error` (llama.cpp, mostly
     LiteLLM)."""

@@ -18,6 +18,7 @@ from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.history import Target, fit_history
 from callboard.adapters.requests.host_options import merge_options, merge_own_options
 from callboard.adapters.requests.text import current_turn
+from callboard.adapters.schemas.root import fold_root
 from callboard.adapters.schemas.sanitizer import without_booleans
 from callboard.adapters.usage.estimate import at_most
 from callboard.bus.errors import (
@@ -154,7 +155,14 @@ class _Writer:
             self._warn(
                 WarningCode.SCHEMA_HINDERS_TOOLS, "the reply is held to the schema, which a tool call may not fit"
             )
-        return {"tools": [_tool(tool) for tool in tools]}
+        return {"tools": [self._tool(tool) for tool in tools]}
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        folded = fold_root(tool.input_schema)  # the server reads only type and properties of the root
+        self.warnings += folded.warnings(f"tool {tool.name!r}")
+        parameters: JsonObject = {"properties": {}, **without_booleans(folded.schema)}
+        function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
     def _format(self) -> JsonObject:
         schema = self.request.output_schema
@@ -202,9 +210,3 @@ class _Writer:
 
     def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
-
-
-def _tool(tool: ToolDefinition) -> JsonObject:
-    parameters: JsonObject = {"properties": {}, **without_booleans(tool.input_schema)}
-    function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": function}

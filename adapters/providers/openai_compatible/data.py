@@ -29,6 +29,11 @@ REPAIRS = RepairRules(
         Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
         # Groq, Cerebras
         Refusal(r"(?:'\w+' ?: ?)?property '(?P<name>\w+)' is unsupported(?:, did you mean '\w+'\?)?"),
+        Refusal(
+            r"'messages\.\d+' ?: for 'role:assistant' the following must be satisfied\[\('messages\.\d+' ?: "
+            r"property '(?P<name>\w+)' is unsupported(?:, did you mean '\w+'\?)?\)\]"
+        ),
+        Refusal(r"messages\.\d+\.assistant\.(?P<name>\w+): property '[\w.]+' is unsupported(?:\n.{1,200}){0,99}"),
         Refusal(r"`?(?P<name>[a-z_]+)`? is not supported (?:for|with|by) this model\.?"),
         # xAI
         Refusal(r"Argument not supported on this model: (?P<name>\w+)"),
@@ -44,6 +49,8 @@ REPAIRS = RepairRules(
             "reasoning_effort",
             also=("reasoning",),
         ),
+        # Anthropic, behind a gateway
+        Refusal(r"`temperature` and `top_p` cannot both be specified for this model\b.{0,100}", "top_p"),
         # Ollama
         Refusal(r'"[^"]{1,100}" does not support thinking', "reasoning_effort"),
     ),
@@ -72,5 +79,5 @@ REPAIRS = RepairRules(
     ),
     whole=frozenset({"thinking", "reasoning", "stream_options"}),
     renames={"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"},
-    anywhere=frozenset({"strict", "reasoning_content", "cache_control"}),
+    anywhere=frozenset({"strict", "reasoning_content", "reasoning_details", "cache_control"}),
 )

@@ -31,7 +31,7 @@ KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "ask",
-        help="ask a model, from here or a pipe",
+        help="Ask a model a question",
         description="Asks what PROMPT says, after what comes through a pipe. Standard output gets the reply and "
         "nothing else. What is said is kept in the trace, so that -c can go on with it.",
     )

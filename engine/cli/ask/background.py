@@ -37,18 +37,18 @@ class ReplyLine(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "background",
-        help="replies that go on without their program",
+        help="Read replies that a provider completes in the background",
         description="A reply that was asked for with `-o background true` goes on at its provider when its "
         "program ends. Here it is found again.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = inner.add_parser(
-        "list", help="those that nobody has read", description="Lists the replies that nobody has read."
+        "list", help="List replies that are not read yet", description="Lists the replies that nobody has read."
     )
     add_format(listing, "for each reply")
     read = inner.add_parser(
         "read",
-        help="wait for one, and write its text",
+        help="Wait for a reply, and write its text",
         description="Waits for a reply and writes its text. Nothing is asked for again. A session that is stored "
         "gets the reply into its history.",
     )

@@ -35,26 +35,28 @@ from ..common.words import plural
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "collections",
-        help="texts kept as vectors, for `similar`",
+        help="Store texts as vectors",
         description="Collections of vectors, in $CALLBOARD_HOME/embeddings.db.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_adding(inner)
-    listing = inner.add_parser("list", help="all of them", description="Lists the collections.")
+    listing = inner.add_parser("list", help="List collections", description="Lists the collections.")
     add_format(listing, "for each collection")
     listing.set_defaults(run=list_collections)
-    delete = inner.add_parser("delete", help="delete one", description="Deletes a collection, or items of it.")
+    delete = inner.add_parser(
+        "delete", help="Delete a collection, or items of it", description="Deletes a collection, or items of it."
+    )
     delete.add_argument("collection", metavar="COLLECTION", help="the collection")
     delete.add_argument("id", nargs="*", metavar="ID", help="only these items")
     delete.set_defaults(run=delete_collection)
-    path = inner.add_parser("path", help="where they are", description="Writes the path of the file.")
+    path = inner.add_parser("path", help="Print the path of the file", description="Writes the path of the file.")
     path.set_defaults(run=show_path)
 
 
 def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = inner.add_parser(
         "add",
-        help="embed what is new or changed",
+        help="Embed new and changed texts",
         description="Embeds texts into a collection, and skips those that it has already. A file is one text "
         "under its path, but for .csv, .tsv, .json and .jsonl, whose rows have a text and an id each; the other "
         "fields are kept beside the vector.",
@@ -90,7 +92,7 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def add_similar(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "similar",
-        help="what in a collection is like a text",
+        help="Find similar texts in a collection",
         description="The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's.",
     )
     parser.add_argument("collection", metavar="COLLECTION", help="the collection")

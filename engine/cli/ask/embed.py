@@ -27,7 +27,7 @@ from ..common.words import plural
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "embed",
-        help="texts to vectors, one JSON object a line",
+        help="Turn texts into vectors",
         description="Embeds the texts that are given, or else each line of stdin. A text that can't be embedded "
         "has an `error` in place of its `embedding`, and the exit code is then 1.",
     )

@@ -19,7 +19,7 @@ from ..common.money import cost_text
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "image",
-        help="an image from a prompt, as a file",
+        help="Make an image from a prompt",
         description="Makes an image of what the prompt says; with --edit it changes an image, or composes "
         "several. Of a provider that gives an address and no bytes, the address is printed instead.",
     )

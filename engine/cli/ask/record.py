@@ -32,7 +32,7 @@ FAILED = 1
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "record",
-        help="record what a provider answers, as a cassette for tests and demos",
+        help="Record replies of a provider for tests and demos",
         description="Asks the prompts, or else the lines of stdin, one after the other in one session, and writes "
         "all that goes over HTTP into a cassette. Keys are masked in it; what was said is not. Errors of the "
         "provider are recorded as well.",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "video",
-        help="a video from a prompt, as a file",
+        help="Make a video from a prompt",
         description="Makes a video of what the prompt says, waits until it is done, and downloads it. Ctrl-C ends "
         "the waiting and not the job; --resume comes back to it.",
     )

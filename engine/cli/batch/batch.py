@@ -30,33 +30,33 @@ FAILED = 1
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "batch",
-        help="many requests for half the price, as JSON lines",
+        help="Send many requests at a lower price",
         description="A batch is answered within a day, mostly much sooner, and mostly for half the price. It goes "
         "on without this command, and is found again by its id.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_submit(inner)
-    listing = inner.add_parser("list", help="the latest ones", description="Lists the latest batches.")
+    listing = inner.add_parser("list", help="List the latest batches", description="Lists the latest batches.")
     listing.add_argument("--limit", type=positive, default=20, metavar="N", help="so many (default: 20)")
     add_format(listing, "for each batch")
     add_models_file(listing)
     listing.set_defaults(run=list_batches)
     wait = inner.add_parser(
         "wait",
-        help="wait for one, and write its results",
+        help="Wait for a batch, and write its results",
         description="Waits until a batch is over, and writes its results. Ctrl-C ends the waiting and not the "
         "batch.",
     )
     wait.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 5 to 60 seconds)")
     results = inner.add_parser(
         "results",
-        help="what there is by now",
+        help="Write the results that are ready",
         description="Looks at a batch once, and writes the results that are there, one JSON object a line in the "
         "order of the requests. The exit code is 1 if some are missing, or are errors.",
     )
     cancel = inner.add_parser(
         "cancel",
-        help="end one",
+        help="Cancel a batch",
         description="Ends a batch. What was answered by then is billed, and is among its results.",
     )
     for one, run in ((wait, wait_for), (results, write_results), (cancel, cancel_one)):
@@ -68,7 +68,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_submit(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     submit = inner.add_parser(
         "submit",
-        help="send one, and print its id",
+        help="Send a batch, and print its id",
         description="Sends the requests in FILE, one JSON object a line: `prompt` or `messages`, and perhaps "
         "`id`, `system`, `max_tokens`, `temperature`, `output_schema` and `options`. With --id, the command can "
         "be repeated whatever became of it: nothing is sent twice.",

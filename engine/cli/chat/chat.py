@@ -28,7 +28,7 @@ TOOL_ROUNDS = 10
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "chat",
-        help="talk to a model; swap it in mid-conversation",
+        help="Talk to a model, and switch models on the way",
         description="A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
         "What is said is kept if --save, /save or the question at its end says so.",
     )

@@ -48,7 +48,7 @@ _BESIDE_THE_TRACE = ("", "-wal", "-shm", ".lock")
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "demo",
-        help="a session over three wire protocols on a local model, its trace, and what it would cost",
+        help="Run a demo on a local model, without a key",
         description="Shows Callboard on a small model that runs on this machine, in one or two minutes.",
     )
     parser.add_argument("--cassettes", action="store_true", help="replay recordings instead of running a model")

@@ -26,7 +26,7 @@ _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "s
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("cost", help="what calls cost, by model, day, session, tag and more")
+    parser = commands.add_parser("cost", help="Sum up costs by model, day, session or tag")
     add_by(parser)
     add_filters(parser)
     parser.add_argument(

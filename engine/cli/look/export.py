@@ -33,7 +33,7 @@ STDOUT = "-"
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "export",
-        help="the calls of a trace file as CSV, JSON lines or Parquet",
+        help="Export calls as CSV, JSON Lines or Parquet",
         description="Writes one row for each attempt. Money is integer nano-USD, and exact decimal text.",
     )
     parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")

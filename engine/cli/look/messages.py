@@ -25,7 +25,7 @@ _LONGEST = 2000
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "logs",
-        help="what was said, searched by its words",
+        help="Show and search questions and answers",
         description='The latest messages, or those that say some words: all of them, "a phrase", begin*, -not. '
         "Only where content is captured: by `ask`, `chat --save`, and an Engine with capture_content=True. The "
         "first search makes an index.",

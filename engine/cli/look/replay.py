@@ -24,7 +24,7 @@ from .events import describe
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "replay",
-        help="the events of a trace file again, at the pace at which they came or at once",
+        help="Print recorded events again",
         description="Plays stored events through a bus again and prints them with the seconds since the first.",
     )
     add_trace(parser)

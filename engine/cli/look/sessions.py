@@ -48,7 +48,7 @@ from ..common.words import moment_text, plural
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("sessions", help="the sessions of a trace file, or what was said in one")
+    parser = commands.add_parser("sessions", help="Show sessions and their messages")
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
     add_trace(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")

@@ -28,7 +28,7 @@ _NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "sql",
-        help="one read-only SQL statement",
+        help="Run a read-only SQL statement",
         description="Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
         "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all.",
     )

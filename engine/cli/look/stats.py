@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_stats_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("stats", help="latency, first token, tokens per second, cache hits, outcomes")
+    parser = commands.add_parser("stats", help="Show latency, speed, cache hits and outcomes")
     add_by(parser)
     add_filters(parser)
     add_format(parser, "for each group")
@@ -34,7 +34,7 @@ def add_stats_command(commands: argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def add_errors_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("errors", help="failed attempts by class of error and model")
+    parser = commands.add_parser("errors", help="Count failed attempts by error and model")
     add_filters(parser)
     add_format(parser, "for each class and model")
     parser.set_defaults(run=run_errors)

@@ -27,7 +27,7 @@ outages."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("traces", help="the calls of a trace file, with tokens, times and costs")
+    parser = commands.add_parser("traces", help="Show recorded calls with tokens, latency and cost")
     add_filters(parser)
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N calls (default 50)")
     add_format(parser, "for each attempt")

@@ -26,7 +26,7 @@ PORT = 8372
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "web",
-        help="the live view in a browser: calls, streams, costs, providers",
+        help="Serve the live view to a browser",
         description="Serves the live view on this machine, and prints an address that signs a browser in, once. "
         "Without --db or --store it runs an engine of its own over the default trace; with one of them it "
         "shows that trace, which another process may write.",

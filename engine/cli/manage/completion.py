@@ -17,7 +17,7 @@ from ..plugin_commands import plugin_command, plugin_names
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "completion",
-        help="Tab for bash, zsh and fish",
+        help="Set up Tab completion for bash, zsh and fish",
         description="Writes what a shell reads at its start. "
         'In ~/.bashrc: eval "$(callboard completion bash)". '
         'In ~/.zshrc, below compinit: eval "$(callboard completion zsh)". '
@@ -66,9 +66,11 @@ def without_break(proposed: str, word: str, breaks: str) -> str:
 def proposals(words: Sequence[str]) -> list[str]:
     """What may stand in place of the last of the words, the first of which is the program's name."""
     _, *before, word = words if len(words) > 1 else (*words, "")
+    if before[:1] == ["help"]:
+        del before[0]
     command = before[0] if before else None
     if command is None and not word.startswith("-"):
-        return _beginning(word, (*COMMANDS, *plugin_names()))
+        return _beginning(word, (*COMMANDS, "help", *plugin_names()))
     found = wanted(_parser_of(command), before, word)
     if found.source is None:
         return _beginning(word, found.words)

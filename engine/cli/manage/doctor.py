@@ -54,7 +54,7 @@ class Findings(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check configuration, keys, providers and the trace",
+        help="Check configuration, keys, providers and the trace",
         description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
         "can't be read.",
     )

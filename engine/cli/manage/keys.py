@@ -47,31 +47,33 @@ class KeyLine(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "keys",
-        help="API keys in a private file",
+        help="Store API keys in a private file",
         description="Keeps keys in $CALLBOARD_HOME/keys.json, which only its owner may read. A variable that is "
         "set in the environment goes before a key of its name in the file.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     setting = inner.add_parser(
         "set",
-        help="keep a key",
+        help="Store a key",
         description="Asks for the key without showing it, or reads it from a pipe.",
     )
     setting.add_argument("name", metavar="NAME", help="a provider such as openai, or a variable: OPENAI_API_KEY")
     setting.add_argument("value", nargs="*", help=argparse.SUPPRESS)
     setting.set_defaults(run=set_one)
-    listing = inner.add_parser("list", help="which keys there are", description="Lists names, and never a key.")
+    listing = inner.add_parser(
+        "list", help="List the names of the keys", description="Lists names, and never a key."
+    )
     listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
     listing.set_defaults(run=list_keys)
     get = inner.add_parser(
-        "get", help="write a key to a pipe", description="Writes the key that calls would use, but to no terminal."
+        "get", help="Write a key to a pipe", description="Writes the key that calls would use, but to no terminal."
     )
     get.add_argument("name", metavar="NAME", help="a provider, or a variable")
     get.set_defaults(run=get_one)
-    remove = inner.add_parser("remove", help="forget a key", description="Removes a key from the file.")
+    remove = inner.add_parser("remove", help="Remove a key", description="Removes a key from the file.")
     remove.add_argument("name", metavar="NAME", help="a provider, or a variable")
     remove.set_defaults(run=remove_one)
-    path = inner.add_parser("path", help="where the file is", description="Writes the path of the file.")
+    path = inner.add_parser("path", help="Print the path of the file", description="Writes the path of the file.")
     path.set_defaults(run=show_path)
 
 

@@ -92,7 +92,7 @@ _ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supp
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "models",
-        help="which models there are, what they can do and cost",
+        help="List models with their features and prices",
         description="The models that can be asked for here: those of models.yaml, and what else its keys open. "
         "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
         "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model.",

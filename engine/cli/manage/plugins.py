@@ -34,7 +34,7 @@ class PluginLine(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "plugins",
-        help="adapters, tools and commands of other packages",
+        help="List adapters, tools and commands of other packages",
         description="Lists what installed packages offer by entry points in the groups callboard.adapters, "
         "callboard.tools and callboard.commands, and loads each of them.",
     )

@@ -28,18 +28,18 @@ UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/m
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "prices",
-        help="what models cost, and why",
+        help="Show, explain and update prices",
         description="The price table in force: the published prices, and $CALLBOARD_HOME/prices.yaml before them.",
     )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="another price file than prices.yaml")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    listing = actions.add_parser("list", help="the models that have a price")
+    listing = actions.add_parser("list", help="List models that have a price")
     listing.add_argument("text", nargs="?", default="", help="only those with this in their name")
     listing.set_defaults(run=run_list)
 
-    show = actions.add_parser("show", help="all rows that may price a model")
-    explain = actions.add_parser("explain", help="which row prices a call, by which rule, and the bill")
+    show = actions.add_parser("show", help="Show all rows that can price a model")
+    explain = actions.add_parser("explain", help="Explain how a call is priced")
     for action in (show, explain):
         action.add_argument("model", help="a name from models.yaml, or provider:name")
         action.add_argument("--served", metavar="NAME", help="the model that the provider said it ran")
@@ -54,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
     use = actions.add_parser(
         "use",
-        help="price new calls by another price file",
+        help="Price new calls with another price file",
         description="Makes a price file the prices.yaml of $CALLBOARD_HOME: its rows go before the published "
         "prices. Engines that start from then on price their calls by it; what earlier calls cost stays as it is.",
     )
@@ -65,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
     update = actions.add_parser(
         "update",
-        help="take newer published prices, and what is published of newer models",
+        help="Update the published prices",
         description="Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
         "is valid. Calls are priced by it from then on; what earlier calls cost stays as it is.",
     )

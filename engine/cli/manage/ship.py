@@ -21,7 +21,7 @@ from ..common.words import plural
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "ship",
-        help="copy a trace file to a server, and go on as it grows",
+        help="Copy a trace file to a server as it grows",
         description="Copies a trace file to a trace on a server that many hosts share, and goes on as more comes, "
         "until it is interrupted. Nothing is doubled. Files of programs of this machine that died on the way are "
         "copied, too.",

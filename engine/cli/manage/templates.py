@@ -59,27 +59,33 @@ class Listed(msgspec.Struct, frozen=True):
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "templates",
-        help="prompts with parameters, for `ask -t`",
+        help="Store prompts with parameters for `ask -t`",
         description="Templates are files in $CALLBOARD_HOME/templates, one NAME.yaml each. $name in prompt and "
         "system is a parameter, and $input is what is asked.",
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = inner.add_parser("list", help="their names and parameters", description="Lists all templates.")
+    listing = inner.add_parser(
+        "list", help="List templates with their parameters", description="Lists all templates."
+    )
     listing.add_argument("--json", action="store_true", help="one JSON object a line for each template")
     listing.set_defaults(run=list_templates)
-    show = inner.add_parser("show", help="one of them", description="Writes the text of a template.")
+    show = inner.add_parser("show", help="Show a template", description="Writes the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
     show.add_argument("--json", action="store_true", help="one JSON object")
     show.set_defaults(run=show_template)
     edit = inner.add_parser(
         "edit",
-        help="write one in an editor",
+        help="Edit a template",
         description="Opens a template in $VISUAL or $EDITOR, and checks it afterwards. A new one begins with an "
         "example.",
     )
     edit.add_argument("name", metavar="NAME", help="the template")
     edit.set_defaults(run=edit_template)
-    path = inner.add_parser("path", help="where they are", description="Writes the path of the folder, or a file.")
+    path = inner.add_parser(
+        "path",
+        help="Print the path of the folder, or of a template",
+        description="Writes the path of the folder, or a file.",
+    )
     path.add_argument("name", nargs="?", metavar="NAME", help="the template (default: the folder)")
     path.set_defaults(run=show_path)
 

@@ -29,7 +29,7 @@ _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "prune",
-        help="delete old calls and events from a trace file",
+        help="Delete old calls and events",
         description="Deletes calls with all that belongs to them, and events, in small steps: programs that write "
         "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first.",
     )
@@ -46,7 +46,7 @@ def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "backup",
-        help="copy a trace file while programs write to it",
+        help="Copy a trace file while programs write to it",
         description="Copies the trace file as it is at this moment. Overwrites nothing.",
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
@@ -57,7 +57,7 @@ def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def add_upgrade(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "upgrade",
-        help="bring a trace file to what this version reads",
+        help="Upgrade a trace file to this version",
         description="Brings a trace file of an older version up to date, as any program does that writes to it. A "
         "Callboard of that version refuses it afterwards; `callboard backup` copies it before.",
     )

@@ -42,7 +42,7 @@ INTERRUPTED = 130
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "reprice",
-        help="what stored calls cost under other prices",
+        help="Recalculate the cost of recorded calls with another price table",
         description="Works out what stored calls cost under a price table, and makes that their current cost. "
         "Events and the costs at call time stay as they are, so it can be undone.",
     )

@@ -158,6 +158,7 @@ SERVERS = (
         name="llama.cpp",
         base_url="http://127.0.0.1:8080",
         url="http://127.0.0.1:8080/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         options={"quirks": "llama.cpp"},
         lacks=("user",),
         reply=body(
@@ -180,7 +181,7 @@ SERVERS = (
         url="http://127.0.0.1:8000/v1/chat/completions",
         options={"quirks": "vllm"},
         lacks=("user",),
-        call={"content": ""},
+        call={"content": "", "reasoning_details": DETAILS},
         reply=body(
             [
                 with_usage(chunk(role="assistant", content=""), {"prompt_tokens": 100, "completion_tokens": 0}),
@@ -202,7 +203,7 @@ SERVERS = (
         url="http://127.0.0.1:30000/v1/chat/completions",
         options={"quirks": "sglang"},
         lacks=("user",),
-        call={"content": ""},
+        call={"content": "", "reasoning_details": DETAILS},
         reply=body(
             [
                 {**chunk(role="assistant", content="", reasoning_content="Hm"), "usage": None},
@@ -221,6 +222,7 @@ SERVERS = (
         name="ollama",
         base_url="http://localhost:11434/v1",
         url="http://localhost:11434/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("user", "parallel_tool_calls"),
         reply=body(
             [
@@ -238,6 +240,7 @@ SERVERS = (
         name="lmstudio",
         base_url="http://localhost:1234/v1",
         url="http://localhost:1234/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("user", "parallel_tool_calls"),
         reply=body(
             [
@@ -250,6 +253,21 @@ SERVERS = (
             ]
         ),
         call_id="365174485",
+    ),
+    Server(
+        name="cloudflare",
+        base_url="https://api.cloudflare.com/client/v4/accounts/a1/ai/v1",
+        url="https://api.cloudflare.com/client/v4/accounts/a1/ai/v1/chat/completions",
+        lacks=("user",),
+        call={"content": ""},
+        reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
+    ),
+    Server(
+        name="perplexity",
+        base_url="https://api.perplexity.ai",
+        url="https://api.perplexity.ai/chat/completions",
+        lacks=("user", "seed"),
+        reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
     ),
     Server(
         name="tgi",
@@ -453,6 +471,7 @@ SERVERS = (
         name="zai",
         base_url="https://api.z.ai/api/paas/v4",
         url="https://api.z.ai/api/paas/v4/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("parallel_tool_calls", "frequency_penalty", "presence_penalty", "seed", "user", "reasoning_effort"),
         has={"thinking": {"type": "enabled"}, "user_id": "u_1", "stop": ["END"]},
         reply=body(
@@ -471,6 +490,7 @@ SERVERS = (
         name="cerebras",
         base_url="https://api.cerebras.ai/v1",
         url="https://api.cerebras.ai/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("max_tokens", "frequency_penalty", "presence_penalty", "stream_options"),
         has={"max_completion_tokens": 64},
         reply=body([chunk(reasoning="Hm"), chunk(content="Well."), tools(WHOLE_CALL), with_usage(FINISH), DONE]),
@@ -513,6 +533,7 @@ SERVERS = (
         name="default",
         base_url="https://unheard-of.test",
         url="https://unheard-of.test/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         reply=body([chunk(content="Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
     ),
 )

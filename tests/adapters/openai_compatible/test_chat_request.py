@@ -251,7 +251,7 @@ def thought(text: str, **data: Json) -> ThinkingBlock:
 
 
 def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
-    """DeepSeek takes that of turns with tools, OpenRouter its opaque details. For others it is a loss."""
+    """DeepSeek takes that of turns with tools, OpenRouter its opaque details. For OpenAI it is a loss."""
     details: Json = [{"type": "reasoning.text", "text": "b", "signature": "c2ln"}]
     history = (
         Message.user("Go"),
@@ -265,7 +265,7 @@ def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
     assert echoes == [None, None, None, "b", None]
     openrouter = built(ask(*history), QUIRKS["openrouter"])
     assert msgspec.convert(openrouter.body["messages"], list[Plain])[3]["reasoning_details"] == details
-    assert [codes(body) for body in (deepseek, openrouter, built(ask(*history)))] == [
+    assert [codes(body) for body in (deepseek, openrouter, built(ask(*history), QUIRKS["openai"]))] == [
         ["content_dropped"],
         ["content_dropped"],
         ["content_dropped"] * 2,
@@ -289,9 +289,9 @@ def test_a_message_that_steers_a_tool_loop_does_not_end_it() -> None:
     assert codes(made) == []
 
 
-@pytest.mark.parametrize("name", ["deepseek", "moonshot"])
-def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str) -> None:
-    """All messages of a turn that called tools keep their reasoning. Calls without any get an empty field."""
+@pytest.mark.parametrize(("name", "stand_in"), [("deepseek", ""), ("moonshot", " ")])
+def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str, stand_in: str) -> None:
+    """All messages of a turn that called tools keep their reasoning. Calls without any get a stand-in."""
     history = (
         Message.user("Go"),
         Message.assistant([thought("a"), ToolUseBlock("tu_1", "look", {})]),
@@ -307,7 +307,75 @@ def test_reasoning_of_a_tool_turn_goes_back_in_later_user_turns(name: str) -> No
     )
     wire = wire_messages(*history, quirks=QUIRKS[name])
     echoes = [m.get("reasoning_content") for m in wire if m["role"] == "assistant"]
-    assert echoes == ["a", "b", None, "", None]
+    assert echoes == ["a", "b", None, stand_in, None]
+
+
+@pytest.mark.parametrize(
+    "name", ["default", "vllm", "sglang", "llama.cpp", "ollama", "lmstudio", "zai", "cerebras"]
+)
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_goes_back_with_calls_in_the_field_that_it_came_in(name: str, field: str) -> None:
+    """The field is part of the block. Reasoning without calls stays here. `replays: nothing` keeps all of it."""
+    data: dict[str, Json] = {"reasoning_field": field} if field == "reasoning" else {}
+    history = (
+        Message.user("Go"),
+        Message.assistant([thought("a", **data), ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message.assistant([thought("b", **data), TextBlock("Gone.")]),
+        Message.user("So?"),
+    )
+    said = [m for m in wire_messages(*history, quirks=QUIRKS[name]) if m["role"] == "assistant"]
+    assert [m.get(field) for m in said] == ["a", None]
+    assert not {"reasoning", "reasoning_content"} - {field} & said[0].keys()
+    silent = msgspec.structs.replace(QUIRKS[name], replays="nothing")
+    assert not any({"reasoning", "reasoning_content"} & m.keys() for m in wire_messages(*history, quirks=silent))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "field"),
+    [
+        ("default", "deepseek-v4-pro", "reasoning_content"),
+        ("default", "moonshotai/Kimi-K2.5", "reasoning_content"),
+        ("openrouter", "deepseek/deepseek-v4-pro", "reasoning"),
+        ("default", "gpt-oss-120b", None),
+    ],
+)
+def test_calls_of_another_model_get_a_stand_in_behind_gateways(name: str, model: str, field: str | None) -> None:
+    """DeepSeek's and Moonshot's models refuse calls without reasoning there, too."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+    )
+    made = built(ask(*history, model=f"m:{model}"), QUIRKS[name])
+    called = msgspec.convert(made.body["messages"], list[Plain])[1]
+    assert {key: called[key] for key in ("reasoning", "reasoning_content") if key in called} == (
+        {field: " "} if field else {}
+    )
+
+
+def test_mistrals_models_get_a_message_between_results_and_a_user_on_any_server() -> None:
+    """Their templates refuse a user's message right after tool results."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+        Message.user("Stop"),
+    )
+    made = built(ask(*history, model="m:mistralai/devstral-small"), QUIRKS["vllm"])
+    roles = [m["role"] for m in msgspec.convert(made.body["messages"], list[Plain])]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_moonshot_gets_a_word_for_a_blank_result() -> None:
+    """Other servers get the result as it is."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", " "),
+    )
+    assert wire_messages(*history, quirks=QUIRKS["moonshot"])[-1]["content"] == "(no output)"
+    assert wire_messages(*history)[-1]["content"] == " "
 
 
 def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> None:

@@ -77,6 +77,27 @@ STATED = [
         8192,
     ),
     (
+        "openai_compatible",
+        "This model's maximum context length is 8192 tokens. However, you requested 10000 output tokens and your "
+        "prompt contains 1192 input tokens, for a total of 11192 tokens. Please reduce the length of the input "
+        "prompt or the number of requested output tokens. (parameter=input_tokens, value=1192)",
+        7000,
+    ),
+    (
+        "openai_compatible",
+        "You passed 1192 input tokens and requested 10000 output tokens. However, the model's context length is "
+        "only 8192 tokens, resulting in a maximum input length of 0 tokens. Please reduce the length of the input "
+        "prompt. (parameter=input_tokens, value=1192)",
+        7000,
+    ),
+    (
+        "openai_compatible",
+        "This endpoint's maximum context length is 8192 tokens. However, you requested about 11192 tokens (1000 "
+        "of text input, 192 of tool input, 10000 in the output). Please reduce the length of either one, or use "
+        'the "middle-out" transform to compress your prompt automatically.',
+        7000,
+    ),
+    (
         "gemini",
         "Unable to submit request because it has a maxOutputTokens value of 10000 but the supported range is "
         "from 1 "

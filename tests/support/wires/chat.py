@@ -95,7 +95,11 @@ class ChatWire(Wire):
         return history_faults("/v1/chat/completions", msgspec.json.decode(body))
 
     def judged(self, body: bytes) -> list[str]:
-        return chat_faults(body)
+        """OpenAI's types do not have the reasoning that other servers want back."""
+        sent: JsonObject = msgspec.json.decode(body)
+        for message in sent["messages"] if self.quirks != "openai" else ():
+            message.pop("reasoning_content", None)
+        return chat_faults(msgspec.json.encode(sent))
 
 
 # -- the words of the protocol

@@ -4,7 +4,8 @@ The history is fitted by `adapters.requests.history` first. What remains are thi
 
 * Messages are `user` or `assistant`, in turns. Tool results stand in a user message, before
   anything else in it; text after them joins that message.
-* Reasoning goes back word for word or not at all: without its signature it is worthless. What the reply showed of
+* Reasoning goes back word for word or not at all: without its signature it is worthless to Anthropic. Other
+  vendors' servers sign nothing and want it back. What the reply showed of
   it may be empty text; the signature carries it. No message may end in it.
 * Blocks that only the provider can read go back as they came, as far as they may: see `sent_back`.
 * What a host puts in the `provider_raw` of a block for this provider is sent with it, if a request takes it.
@@ -16,10 +17,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator
 from itertools import cycle
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from callboard.adapters.requests.fitted import FittedHistory, Loss, left_out
-from callboard.adapters.requests.history import FAILED_SILENTLY
+from callboard.adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT
 from callboard.adapters.requests.media import is_remote, media_bytes, media_type_of
 from callboard.adapters.requests.surrogates import mend_text
 from callboard.bus.errors import InvalidRequestError
@@ -58,17 +59,37 @@ TEXT_MEDIA_TYPES = (
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
+
+
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
 
-def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> tuple[list[Json], list[Loss]]:
+class Habits(NamedTuple):
+    """What differs between servers of the Messages API. The defaults are Anthropic's."""
+
+    errors_in_words: bool = False
+    """Whether the text of a failed tool's result says so, for servers that overlook `is_error`."""
+    unsigned_thinking: bool = False
+    """Whether thinking without a signature goes back. Anthropic refuses it."""
+    thinking_stand_in: str | None = None
+    """The thinking that goes before calls that have none. None: no thinking stands in.
+
+    DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
+    """
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+
+
+ANTHROPIC = Habits()
+
+
+def write_messages(history: FittedHistory, habits: Habits = ANTHROPIC) -> tuple[list[Json], list[Loss]]:
     """Write a history as messages.
 
     Args:
         history: The fitted history.
-        errors_in_words: Whether the text of a failed tool's result begins by saying so, for servers that overlook
-            `is_error`.
+        habits: How the server differs.
 
     Returns:
         The messages, and what had to be left out of them.
@@ -76,21 +97,22 @@ def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> 
     Raises:
         InvalidRequestError: There is no message to send.
     """
-    return _Writer(history, errors_in_words).write()
+    return _Writer(history, habits).write()
 
 
 def write_system(history: FittedHistory) -> str | list[Json] | None:
     """The system text: one string, or in parts if the host set a breakpoint in it."""
     if not history.system_parts:
         return history.system
-    writer = _Writer(history, errors_in_words=False)
+    writer = _Writer(history, ANTHROPIC)
     return [writer._text(part) for part in history.system_parts]
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, errors_in_words: bool) -> None:
+    def __init__(self, history: FittedHistory, habits: Habits) -> None:
         self.history = history
-        self.error_words = "Error: " if errors_in_words else ""
+        self.habits = habits
+        self.error_words = "Error: " if habits.errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
         self.own = own_blocks(history)
@@ -126,7 +148,11 @@ class _Writer:
             self._lose(written.pop()[0], "what it led to was never said")
         if not written and message.role is Role.USER:
             return [{"type": "text", "text": text.text} for text in left_out(message.content)]
-        return [wire_block for _, wire_block in written]
+        blocks: list[Json] = [wire_block for _, wire_block in written]
+        kinds = {wire_block.get("type") for _, wire_block in written}
+        if self.habits.thinking_stand_in is not None and "tool_use" in kinds and not kinds & {*_REASONING}:
+            blocks.insert(0, {"type": "thinking", "thinking": self.habits.thinking_stand_in, "signature": ""})
+        return blocks
 
     def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
@@ -146,6 +172,10 @@ class _Writer:
                 pass  # of a call that isn't sent
             case ToolResultBlock():
                 yield self._tool_result(block)
+            case ThinkingBlock(signature=None) | ThinkingBlock(signature="") if self.habits.unsigned_thinking:
+                text = block.text or self.habits.thinking_stand_in
+                if text:
+                    yield {"type": "thinking", "thinking": text, "signature": ""}
             case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
                 self._lose(block, "it has no signature")
             case ThinkingBlock():
@@ -202,8 +232,8 @@ class _Writer:
     def _tool_result(self, block: ToolResultBlock) -> JsonObject:
         result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
         content: Json = self._result_content(block)
-        if not content and block.is_error:
-            content = FAILED_SILENTLY
+        if not content and (block.is_error or not self.habits.blank_results):
+            content = FAILED_SILENTLY if block.is_error else NO_OUTPUT
         if block.is_error and self.error_words:
             if isinstance(content, str):
                 content = self.error_words + content

@@ -7,6 +7,7 @@ history is fitted by `adapters.requests.history` and written by `messages`. `tun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
@@ -17,6 +18,7 @@ from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.history import Loss, Target, ToolIdRule, fit_history
 from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
 from callboard.adapters.requests.settings import check_tool_choice
+from callboard.adapters.schemas.root import fold_root
 from callboard.adapters.schemas.sanitizer import instruction
 from callboard.bus.errors import InvalidRequestError
 from callboard.bus.values.json import Json, JsonObject, json_size
@@ -26,7 +28,7 @@ from callboard.bus.values.warning_codes import WarningCode
 from ..data import find_model
 from . import wire
 from .caching import TTLS, keep_latest, mark
-from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, write_messages, write_system
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, Habits, write_messages, write_system
 from .schema import fit_schema
 from .sent_back import open_container
 from .tuning import Tuning, check_choice, output_limit
@@ -36,6 +38,9 @@ BETA_HEADERS = "beta_headers"
 AUTO_CACHE = "auto_cache"
 CACHE_TTL = "cache_ttl"
 ERRORS_IN_WORDS = "errors_in_words"
+THINKING_BACK = "thinking_back"
+_WANT_THINKING = re.compile(r"(?i)deepseek|kimi|moonshot")
+"""Models that refuse calls without thinking, also behind a gateway."""
 _CUSTOM = "custom"
 """The type of tools that the host describes."""
 _CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
@@ -100,7 +105,7 @@ class _Writer:
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
         if ttl not in TTLS:
             raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
-        body = self._body(extra, errors_in_words=options.get(ERRORS_IN_WORDS) is True)
+        body = self._body(extra, self._habits(options, extra))
         can = self.request.capabilities
         hosts = self._host_may_mark()
         if hosts:
@@ -145,7 +150,22 @@ class _Writer:
             message.role is Role.ASSISTANT for message in request.messages
         )
 
-    def _body(self, extra: JsonObject, *, errors_in_words: bool) -> JsonObject:
+    def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> Habits:
+        """How the server differs. Its options decide, and otherwise the name of the model."""
+        name = self.target.model or ""
+        claude = self.model is not None or "claude" in name.lower()
+        given = options.get(THINKING_BACK)
+        back = given if isinstance(given, str) else "signed" if claude else _thinking_back(name)
+        thinking = extra.get("thinking")
+        off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
+        return Habits(
+            errors_in_words=options.get(ERRORS_IN_WORDS) is True,
+            unsigned_thinking=back != "signed",
+            thinking_stand_in=" " if back == "with_calls" and not off else None,
+            blank_results=claude,
+        )
+
+    def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
         """The body, in the order in which the provider's cache reads it: tools, system, messages."""
         request = self.request
         check_choice(request, self.model, extra.get("thinking"))
@@ -153,7 +173,7 @@ class _Writer:
         body: JsonObject = {"model": self.target.model, "max_tokens": limit}
         if request.tools:
             body["tools"] = [
-                self._with_options(tool) if tool.provider_options else _tool(tool) for tool in request.tools
+                self._with_options(tool) if tool.provider_options else self._tool(tool) for tool in request.tools
             ]
         merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
         tools = body.get("tools")
@@ -163,7 +183,7 @@ class _Writer:
         system = self._system()
         if system is not None:
             body["system"] = system
-        body["messages"], self.losses = write_messages(self.history, errors_in_words=errors_in_words)
+        body["messages"], self.losses = write_messages(self.history, habits)
         container = open_container(self.history)
         if container is not None:  # the host's may be an object, of skills
             body["container"] = {"id": container} if isinstance(extra.get("container"), dict) else container
@@ -179,9 +199,20 @@ class _Writer:
 
     def _with_options(self, tool: ToolDefinition) -> JsonObject:
         options = tool_options(tool, _OPTIONS, self.target.provider)
-        written = _tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
+        written = self._tool(tool) if options.get("type") in (None, _CUSTOM) else _vendors_tool(tool)
         merge_options(written, options)
         return written
+
+    def _tool(self, tool: ToolDefinition) -> JsonObject:
+        fields: JsonObject = {"name": tool.name}
+        if tool.description:
+            fields["description"] = tool.description
+        folded = fold_root(tool.input_schema)
+        self.warnings += folded.warnings(f"tool {tool.name!r}")
+        fields["input_schema"] = _strict_schema(tool, folded.schema) if tool.strict else folded.schema
+        if tool.strict:
+            fields["strict"] = True
+        return fields
 
     def _format(self) -> JsonObject:
         if isinstance(self.held_to, dict):
@@ -226,14 +257,8 @@ class _Writer:
 # -- pieces
 
 
-def _tool(tool: ToolDefinition) -> JsonObject:
-    fields: JsonObject = {"name": tool.name}
-    if tool.description:
-        fields["description"] = tool.description
-    fields["input_schema"] = _strict_schema(tool) if tool.strict else tool.input_schema
-    if tool.strict:
-        fields["strict"] = True
-    return fields
+def _thinking_back(model: str) -> str:
+    return "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:
@@ -241,8 +266,8 @@ def _vendors_tool(tool: ToolDefinition) -> JsonObject:
     return {"name": tool.name, "strict": True} if tool.strict else {"name": tool.name}
 
 
-def _strict_schema(tool: ToolDefinition) -> JsonObject:
-    fitted = fit_schema({"properties": {}, **tool.input_schema})  # without any, it takes no arguments
+def _strict_schema(tool: ToolDefinition, schema: JsonObject) -> JsonObject:
+    fitted = fit_schema({"properties": {}, **schema})  # without any, it takes no arguments
     if isinstance(fitted, str):
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
     return fitted

@@ -16,6 +16,7 @@ from callboard.adapters.requests.effort import nearest_effort
 from callboard.adapters.requests.history import FittedHistory, fit_history
 from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
 from callboard.adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
+from callboard.adapters.schemas.root import fold_root
 from callboard.adapters.schemas.sanitizer import instruction
 from callboard.bus.errors import CapabilityError
 from callboard.bus.values.json import Json, JsonObject
@@ -142,7 +143,9 @@ class _Builder:
             fields["description"] = tool.description
         options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
         if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
-            fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
+            folded = fold_root(tool.input_schema)
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            fields["parametersJsonSchema"] = fit_schema(folded.schema)
         if options:
             merge_options(fields, options)
         return fields

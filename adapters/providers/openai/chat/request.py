@@ -24,6 +24,7 @@ from callboard.adapters.requests.settings import (
     short_id,
     write_settings,
 )
+from callboard.adapters.schemas.root import fold_root
 from callboard.adapters.schemas.strict import StrictSchema
 from callboard.adapters.schemas.strict_mode import strict_reply, strict_tool
 from callboard.bus.errors import CapabilityError
@@ -201,7 +202,12 @@ class _Builder:
         strict = strict_tool(tool, by_default=self.quirks.strict_tools)
         if isinstance(strict, str):
             self._warn(WarningCode.TOOL_NOT_STRICT, f"tool {tool.name!r} is sent without strict mode: {strict}")
-        written["parameters"] = strict.schema if isinstance(strict, StrictSchema) else tool.input_schema
+        if isinstance(strict, StrictSchema):
+            written["parameters"] = strict.schema
+        else:
+            folded = fold_root(tool.input_schema)
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            written["parameters"] = folded.schema
         written["strict"] = isinstance(strict, StrictSchema)
 
     # -- the reply's form
@@ -216,7 +222,10 @@ class _Builder:
             body["text"] = {"format": {"type": "json_object"}}
             _mention_json(body)
             return
-        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **strict_reply(schema)}
+        folded = fold_root(schema)
+        self.warnings += folded.warnings("the reply")
+        form = strict_reply(folded.schema)
+        written: JsonObject = {"type": "json_schema", "name": _schema_name(schema), **form}
         if isinstance(described := schema.get("description"), str):
             written["description"] = described
         body["text"] = {"format": written}

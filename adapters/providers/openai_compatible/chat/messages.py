@@ -7,13 +7,14 @@ chat templates want the roles to alternate.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import cycle
 
 from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.free_form import CUSTOM, INPUT, free_text
-from callboard.adapters.requests.history import FittedHistory, Loss
+from callboard.adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT, FittedHistory, Loss
 from callboard.adapters.requests.host_options import add_host_fields
 from callboard.adapters.requests.text import join_text
 from callboard.bus.values.content import (
@@ -36,6 +37,14 @@ from .media import media_part, refusal
 
 _TEXT = {"type", "text"}
 """The fields of a part that is text and nothing else."""
+
+REASONING_FIELD = "reasoning_field"
+"""The key in the data of a thinking block with the field that it came in, if that is not `reasoning_content`."""
+
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+
+_MISTRAL = re.compile(r"(?i)(?:mi|dev|mini|magi)stral")
+"""Models that refuse a user's message right after tool results on any server (NousResearch/hermes-agent#20154)."""
 
 _RESULTS_READ = "I have the results."
 """The assistant's message between tool results and a user's message, where the server wants one."""
@@ -80,6 +89,9 @@ class _Writer:
         self.provider = provider
         self.free_form = free_form
         self.losses: list[Loss] = []
+        self.stands_in = quirks.replays == "tool_loop" or (
+            bool(quirks.reasoning_models) and bool(re.search(quirks.reasoning_models, request.wire_model))
+        )
         speakers = cycle(("user", "assistant"))
         self.messages: list[JsonObject] = [
             {"role": role, "content": text} for role, text in zip(speakers, history.plain, strict=False)
@@ -111,7 +123,7 @@ class _Writer:
                 case _:
                     content = self._marked(message.content) or join_text(message.content)
                     self.messages.append({"role": message.role.value, "content": content})
-        if not self.quirks.user_after_tool:
+        if not self.quirks.user_after_tool or _MISTRAL.search(self.request.wire_model):
             self._answer_results()
         return self.messages, self.losses
 
@@ -211,11 +223,14 @@ class _Writer:
             match self.quirks.replays:
                 case "tool_loop" if isinstance(block, ThinkingBlock) and in_tool_turn:
                     wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
-                case "reasoning_details" if "reasoning_details" in data:
+                case "reasoning_details" | "as_sent" if "reasoning_details" in data:
                     details += _as_list(data["reasoning_details"])
                 case "reasoning_details" if isinstance(block, ThinkingBlock) and with_calls:
                     # DeepSeek's models behind OpenRouter send no details, and want their words back
                     wire["reasoning"] = f"{wire.get('reasoning', '')}{block.text}"
+                case "as_sent" if isinstance(block, ThinkingBlock) and with_calls:
+                    field = str(data.get(REASONING_FIELD, "reasoning_content"))
+                    wire[field] = f"{wire.get(field, '')}{block.text}"
                 case "extra_content" if "extra_content" in data:
                     wire["extra_content"] = data["extra_content"]
                 case _ if isinstance(block, ThinkingBlock):
@@ -226,8 +241,9 @@ class _Writer:
                     pass
         if details:
             wire["reasoning_details"] = details
-        if with_calls and self.quirks.replays == "tool_loop":
-            wire.setdefault("reasoning_content", "")
+        if with_calls and self.stands_in and not any(wire.get(field) for field in _REASONING):
+            field = "reasoning" if self.quirks.replays == "reasoning_details" else "reasoning_content"
+            wire[field] = self.quirks.reasoning_stand_in
 
     def _results(self, message: Message) -> None:
         """One message for each result; their images follow in a user message, for results carry only text here."""
@@ -238,6 +254,8 @@ class _Writer:
             name = self.history.tool_names[block.tool_use_id]
             pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
             text = block.text or ("The result is an image; it follows." if pictures else "")
+            if not self.quirks.blank_results and not text.strip():
+                text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
             result: JsonObject = {
                 "role": "tool",
                 "tool_call_id": self.history.tool_ids[block.tool_use_id],

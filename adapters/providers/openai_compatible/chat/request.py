@@ -29,6 +29,8 @@ from callboard.adapters.requests.settings import (
     write_settings,
 )
 from callboard.adapters.requests.text import current_turn
+from callboard.adapters.schemas.moonshot import moonshot_schema
+from callboard.adapters.schemas.root import fold_root
 from callboard.adapters.schemas.strict import StrictSchema
 from callboard.adapters.schemas.strict_mode import plain_schema, strict_reply, strict_tool
 from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
@@ -37,6 +39,7 @@ from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import ToolDefinition
 
 from ..quirks.servers import Quirks
+from .cache_marks import keep_latest
 from .media import refusal
 from .messages import text_parts, write_messages
 
@@ -117,6 +120,7 @@ class _Builder:
         if request.has_beginning:
             self._begin_reply(body, messages[-1])
         merge_own_options(body, request, COMMON_OPTIONS, self.provider)
+        keep_latest(body)
         history = history.with_losses(losses)
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
@@ -218,6 +222,12 @@ class _Builder:
                 self._left_out(f"strict of tool {tool.name!r}", "its schema can't be rewritten without loss")
         elif tool.strict:
             self._left_out(f"strict of tool {tool.name!r}", "the server does not know it")
+        if not strict and not self.quirks.root_unions:
+            folded = fold_root(schema)
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            schema = folded.schema
+        if self.quirks.schemas == "moonshot":
+            schema = moonshot_schema(schema)
         schema = {**schema} if "properties" in schema else {**schema, "properties": {}}
         function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": schema}
         if self.quirks.strict:
@@ -235,11 +245,17 @@ class _Builder:
             raise CapabilityError(f"{self.provider} has no structured output")
         if self.quirks.structured == "json_value":
             return {"type": "json_object", "value": schema}, ""
-        if schema == {"type": "object"}:
+        if schema == {"type": "object"} and self.quirks.json_objects:
             return {"type": "json_object"}, ""
         if self.quirks.structured == "json_object":
             text = encode_json(schema).decode()
             return {"type": "json_object"}, f"Reply with a JSON object that follows this JSON Schema:\n{text}"
+        if self.quirks.strict:  # other servers hold replies to a grammar, in which a union is worth keeping
+            folded = fold_root(schema)
+            self.warnings += folded.warnings("the reply")
+            schema = folded.schema
+        if self.quirks.schemas == "moonshot":
+            schema = moonshot_schema(schema)
         wire: JsonObject = {"name": schema_name(schema), "schema": schema}
         if self.quirks.strict:
             wire |= strict_reply(schema)
@@ -250,9 +266,12 @@ class _Builder:
     def _sampling(self) -> JsonObject:
         request, quirks, wire = self.request, self.quirks, JsonObject()
         fixed = quirks.fixed_sampling
-        reasons = fixed and request.reasoning_effort != "none" and re.match(fixed, request.wire_model)
+        may_reason = request.reasoning_effort != "none" or quirks.fixed_without_thinking
+        reasons = fixed and may_reason and re.match(fixed, request.wire_model)
         refused = dict.fromkeys(quirks.fixed_settings, f"{request.wire_model} refuses it") if reasons else {}
         self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
+        if not quirks.top_p_of_one and request.top_p == 1:
+            wire.pop("top_p", None)
         user = quirks.settings.get("user")
         if user is not None and request.user is not None:
             wire[user] = short_id(request.user)

@@ -25,6 +25,7 @@ from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ..errors import error_in_body, error_in_reply, overflow_of
 from ..quirks.servers import Quirks
+from .messages import REASONING_FIELD
 from .searches import Searches
 from .think_tags import ThinkTags
 from .tool_calls import ToolCalls
@@ -331,7 +332,10 @@ class ReplyReader:
         if not isinstance(details, list) or not details:
             if text:
                 key = _THINKING if self._details is None else (_THINKING, self._thinking)
-                self.assembler.thinking(key, text, implicit_end=True)
+                raw: JsonObject | None = None
+                if self._quirks.replays == "as_sent" and not message.reasoning_content:
+                    raw = {REASONING_FIELD: "reasoning"}
+                self.assembler.thinking(key, text, implicit_end=True, raw=raw)
             return
         self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
 

@@ -66,8 +66,20 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict: bool = False
     """Whether `strict` is known. It is then always sent, and true if a schema already fulfils its rules."""
 
+    top_p_of_one: bool = True
+    """Whether a top_p of 1 is taken. Otherwise it is left out, for it changes nothing."""
+
+    root_unions: bool = False
+    """Whether a schema may have a union at its root. Otherwise the union is folded into one object."""
+
+    schemas: Literal["any", "moonshot"] = "any"
+    """The form of JSON Schema that the server takes. ``moonshot``: each property and alternative has a type."""
+
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
+
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
 
     null_content: bool = True
     """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
@@ -79,6 +91,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
     """The part of an output schema that the server enforces. With ``json_object`` the schema is in the system
     text. With ``json_value`` it is the format's `value`."""
+
+    json_objects: bool = True
+    """The format ``json_object`` is known. Otherwise any object is asked for by a schema."""
 
     finish_reasons: bool = True
     """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
@@ -96,12 +111,23 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     efforts: tuple[str, ...] = EFFORTS
     """The efforts that are known. Another effort becomes the nearest, with a warning."""
 
-    replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
-    """Which reasoning goes back: `reasoning_content` of every turn that called tools, or the opaque fields.
+    replays: Literal["nothing", "as_sent", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
+    """Which reasoning goes back.
 
+    ``as_sent``: with messages that call tools, in the field in which the server sent it. ``tool_loop``: the
+    `reasoning_content` of every turn that called tools. The others: the opaque fields of that name.
     DeepSeek's service answers 400 if a later user turn misses the reasoning of a turn that called tools
     (https://api-docs.deepseek.com/guides/thinking_mode).
     """
+
+    reasoning_stand_in: str = ""
+    """The reasoning of calls that have none, because another model made them, where the server wants some.
+
+    Moonshot counts an empty text as missing and takes a space (earendil-works/pi#4178).
+    """
+
+    reasoning_models: str = ""
+    """A regular expression: models behind this gateway that want reasoning with every call."""
 
     user_after_tool: bool = True
     """Whether a user's message may follow tool results. Otherwise an assistant's message goes between them."""
@@ -119,6 +145,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     fixed_sampling: str = ""
     """A regular expression: models that refuse `fixed_settings` while they reason."""
+
+    fixed_without_thinking: bool = False
+    """Whether those models refuse `fixed_settings` while they do not reason as well."""
 
     fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
     """What such models refuse: portable settings, and ``stop``."""

@@ -34,32 +34,50 @@ _OPENAI = Quirks(
     base64_vectors=True,
 )
 
+_WANT_REASONING = r"(?i)deepseek|kimi"
+"""Models whose vendors refuse calls without reasoning, also through a gateway (danny-avila/LibreChat#13366)."""
+
 QUIRKS: Mapping[str, Quirks] = {
-    "default": Quirks(),
+    "default": Quirks(replays="as_sent", reasoning_stand_in=" ", reasoning_models=_WANT_REASONING),
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
-    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True, replays="as_sent", root_unions=True),
     "vllm": Quirks(
-        null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True, beginning="final_message"
+        null_content=False,
+        settings=ANONYMOUS_SETTINGS,
+        base64_vectors=True,
+        replays="as_sent",
+        beginning="final_message",
+        root_unions=True,
     ),
-    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, replays="as_sent", root_unions=True),
     "ollama": Quirks(
         tool_choices=("auto",),
         parallel_tool_calls=False,
         image_urls=False,
+        replays="as_sent",
         settings=ANONYMOUS_SETTINGS,
     ),
     "lmstudio": Quirks(
         tool_choices=("auto", "none", "required"),
         parallel_tool_calls=False,
         image_urls=False,
+        replays="as_sent",
         settings=ANONYMOUS_SETTINGS,
+        json_objects=False,
+    ),
+    "cloudflare": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "perplexity": Quirks(
+        path="/chat/completions",
+        user_after_tool=False,  # user and assistant alternate, and a tool's results count as the user's
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
     "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
         needs_max_tokens=True,
         parallel_tool_calls=False,
         structured="json_value",
         effort="none",
+        top_p_of_one=False,
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"),
     ),
     "groq": Quirks(
@@ -108,8 +126,14 @@ QUIRKS: Mapping[str, Quirks] = {
         image_urls=False,
         effort="none",
         replays="tool_loop",
+        reasoning_stand_in=" ",
+        blank_results=False,
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
         beginning="partial",
+        schemas="moonshot",
+        fixed_sampling=r"kimi-(?:k2[.-]?[5-9]|k[3-9]|for-coding)",
+        fixed_without_thinking=True,
+        fixed_settings=("temperature", "top_p", "frequency_penalty", "presence_penalty"),
     ),
     "xai": Quirks(
         efforts=("none", "low", "medium", "high"),
@@ -120,6 +144,8 @@ QUIRKS: Mapping[str, Quirks] = {
         path="/api/v1/chat/completions",
         effort="openrouter",
         replays="reasoning_details",
+        reasoning_stand_in=" ",
+        reasoning_models=_WANT_REASONING,
         settings=OPENAI_SETTINGS,
         audio_models=r"audio|gemini|voxtral",
         documents="file",
@@ -132,12 +158,14 @@ QUIRKS: Mapping[str, Quirks] = {
         parallel_tool_calls=False,
         structured="json_object",
         effort="thinking",
+        replays="as_sent",
         settings=settings("temperature", "top_p", user="user_id"),
     ),
     "cerebras": Quirks(
         max_tokens_field="max_completion_tokens",
         stream_usage=False,
         efforts=("none", "low", "medium", "high"),
+        replays="as_sent",
         empty_error_is_overflow=True,
         settings=settings("temperature", "top_p", "seed", "user"),
     ),
@@ -159,6 +187,8 @@ HOSTS: Mapping[str, str] = {
     "api.openai.com": "openai",
     "openai.azure.com": "azure",
     "services.ai.azure.com": "azure",
+    "api.cloudflare.com": "cloudflare",
+    "gateway.ai.cloudflare.com": "cloudflare",
     "api.groq.com": "groq",
     "api.together.xyz": "together",
     "api.together.ai": "together",
@@ -168,6 +198,7 @@ HOSTS: Mapping[str, str] = {
     "api.moonshot.ai": "moonshot",
     "api.moonshot.cn": "moonshot",
     "openrouter.ai": "openrouter",
+    "api.perplexity.ai": "perplexity",
     "api.z.ai": "zai",
     "open.bigmodel.cn": "zai",
     "api.cerebras.ai": "cerebras",
@@ -216,7 +247,7 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
         return QUIRKS[name]
     try:
         quirks = msgspec.convert({**msgspec.to_builtins(QUIRKS[name]), **changes}, Quirks)
-        for pattern in (quirks.fixed_sampling, quirks.audio_models):
+        for pattern in (quirks.fixed_sampling, quirks.audio_models, quirks.reasoning_models):
             re.compile(pattern)
     except (msgspec.ValidationError, re.error) as error:
         raise ConfigurationError(f"options.quirks: {error}") from error
