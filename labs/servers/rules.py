@@ -170,7 +170,8 @@ def no_reasoning_content(asked: Asked) -> str | None:
     """No message has `reasoning_content` (Cerebras, which takes `reasoning`)."""
     for number, message in enumerate(_messages(asked)):
         if "reasoning_content" in message:
-            return f"property 'messages.{number}.assistant.reasoning_content' is unsupported"
+            place = f"messages.{number}.assistant.reasoning_content"
+            return f"{place}: property '{place}' is unsupported"
     return None
 
 
@@ -256,12 +257,14 @@ def user_after_tool(asked: Asked) -> str | None:
 
 @rule
 def alternating_roles(asked: Asked) -> str | None:
-    """After the system messages, user and assistant alternate, and a user ends (Perplexity)."""
-    roles = ["user" if m.get("role") == "tool" else m.get("role") for m in _messages(asked)]
-    said = [role for role in roles if role not in ("system", "developer")]
-    if any(one == other for one, other in itertools.pairwise(said)):
+    """After the system messages, user and assistant alternate, and a user or a tool ends (Perplexity).
+
+    Tool results, and a user's message after them, are one turn of the user.
+    """
+    said = [m.get("role") for m in _messages(asked) if m.get("role") not in ("system", "developer")]
+    if any(one == other != "tool" for one, other in itertools.pairwise(said)):
         return "After the (optional) system message(s), user and assistant roles should be alternating."
-    return None if said and said[-1] == "user" else "Last message must have role `user`."
+    return None if said and said[-1] in ("user", "tool") else "Last message must have role `user`."
 
 
 @rule

@@ -7,7 +7,7 @@ A step of `input.conversation` is one of these:
     {"other": object}      another provider's reply: `thinks`, `says`, and the names of the tools that it `calls`
     {"results": [text]}    the results of the last calls, in their order
 
-After the last step the adapter writes the request that the test looks at. Requests before a reply obey the rule too.
+After the last step the adapter writes the request that the test looks at. Earlier requests obey the rule, too.
 """
 
 from __future__ import annotations
