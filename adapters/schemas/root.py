@@ -232,4 +232,6 @@ def _names(schema: JsonObject) -> list[str]:
 
 
 def _schemas(value: Json) -> list[JsonObject]:
-    return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    """The schemas of a list. A schema for anything becomes an empty one, and one for nothing is left out."""
+    parts = value if isinstance(value, list) else []
+    return [part if isinstance(part, dict) else {} for part in parts if isinstance(part, dict) or part is True]

@@ -142,6 +142,54 @@ def no_foreign_signatures(asked: Asked) -> str | None:
     return None
 
 
+@rule
+def reasoning_with_tool_calls_of_deepseek(asked: Asked) -> str | None:
+    """Behind a gateway, messages with calls have reasoning if the model is DeepSeek's or Moonshot's."""
+    if not re.search("(?i)deepseek|kimi", str(asked.body.get("model"))):
+        return None
+    for number, message in enumerate(_messages(asked)):
+        if (
+            message.get("tool_calls")
+            and not {"reasoning_content", "reasoning", "reasoning_details"} & message.keys()
+        ):
+            return (
+                f"The `reasoning_content` in the thinking mode must be passed back to the API: messages.{number}"
+            )
+    return None
+
+
+@rule
+def no_reasoning_fields(asked: Asked) -> str | None:
+    """No message has a field for reasoning (Groq, Databricks)."""
+    for number, message in enumerate(_messages(asked)):
+        for name in ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks"):
+            if name in message:
+                return f"'messages.{number}' : property '{name}' is unsupported"
+    return None
+
+
+@rule
+def no_reasoning_content(asked: Asked) -> str | None:
+    """No message has `reasoning_content` (Cerebras, which takes `reasoning`)."""
+    for number, message in enumerate(_messages(asked)):
+        if "reasoning_content" in message:
+            place = f"messages.{number}.assistant.reasoning_content"
+            return f"{place}: property '{place}' is unsupported"
+    return None
+
+
+@rule
+def short_call_ids(asked: Asked) -> str | None:
+    """An id of a call has nine letters and digits (Mistral)."""
+    for message in _messages(asked):
+        ids = [call.get("id") for call in message.get("tool_calls") or () if isinstance(call, dict)]
+        ids += [message["tool_call_id"]] if "tool_call_id" in message else []
+        for each in ids:
+            if not re.fullmatch("[A-Za-z0-9]{9}", str(each)):
+                return f"Tool call id was {each} but must be a-z, A-Z, 0-9, with a length of 9."
+    return None
+
+
 # -- kind B: what is refused
 
 
@@ -223,7 +271,7 @@ def alternating_roles(asked: Asked) -> str | None:
     said = [role for role in roles if role not in ("system", "developer")]
     if any(one == other for one, other in itertools.pairwise(said)):
         return "After the (optional) system message(s), user and assistant roles should be alternating."
-    return None if said and said[-1] == "user" else "Last message must have role `user`."
+    return None if said and said[-1] in ("user", "tool") else "Last message must have role `user`."
 
 
 @rule

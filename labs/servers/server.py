@@ -24,6 +24,8 @@ from .tempers import TEMPERS, Temper, notes_of
 _REASONS = {200: "OK", 400: "Bad Request"}
 _STEADY = Temper("steady", "chat")  # the fallback of all others, without notes
 _BY_NAME = {temper.name: temper for temper in (*TEMPERS, _STEADY)}
+_SAYS_REASONING = frozenset({"cerebras", "groq", "lmstudio", "ollama", "openrouter", "together", "vllm"})
+"""Servers of Chat whose replies call the field `reasoning`. Databricks has no field for it."""
 _IDS = re.compile(rb'"(toolu_|call_|fc_)(\d+)"')
 
 
@@ -173,7 +175,7 @@ class TemperServer:
     ) -> None:
         kit = temper.kit
         calls = says.calls if has_tools and temper.tools else 0
-        thought = says.thought if kit.reasons else ""
+        thought = says.thought if kit.reasons and temper.server != "databricks" else ""
         stop = "tools" if calls else "end"
         self._said += 1
         if not streamed:
@@ -191,7 +193,9 @@ class TemperServer:
         await writer.drain()
 
     def _own_ids(self, temper: Temper, body: bytes) -> bytes:
-        """Each reply's calls have ids of their own; Mistral's have nine characters."""
+        """Each reply's calls have ids of their own. Mistral's have nine characters."""
+        if temper.server in _SAYS_REASONING:
+            body = body.replace(b'"reasoning_content"', b'"reasoning"')
         if temper.server == "mistral":
             return _IDS.sub(lambda found: b'"%08d%s"' % (self._said, found[2][-1:]), body)
         return _IDS.sub(lambda found: b'"%s%d_%s"' % (found[1], self._said, found[2]), body)
@@ -205,7 +209,7 @@ def _known(temper: Temper, path: str) -> Json:
 def _history(temper: Temper, request: JsonObject) -> list[Json]:
     """The request's history without what may change from call to call.
 
-    Marks of a cache move. Chat's plain reasoning goes back as long as a server wants it, which is a rule's matter.
+    Marks of a cache move.
     """
     found = request.get("messages") or request.get("input") or request.get("contents") or []
     assert isinstance(found, list | str)
@@ -218,7 +222,6 @@ def _history(temper: Temper, request: JsonObject) -> list[Json]:
 def _unmark(value: Json) -> None:
     if isinstance(value, dict):
         value.pop("cache_control", None)
-        value.pop("reasoning_content", None)
         for inner in value.values():
             _unmark(inner)
         content = value.get("content")

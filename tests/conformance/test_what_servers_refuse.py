@@ -48,7 +48,8 @@ def test_ollama_gets_no_boolean_subschemas() -> None:
     body = body_of("ollama", tools=(tool,), output_schema=BOOLEANS)
     assert body["format"] == without_booleans(BOOLEANS)
     tools = cast("list[dict[str, JsonObject]]", body["tools"])
-    assert tools[0]["function"]["parameters"] == without_booleans(BOOLEANS)
+    folded = {name: value for name, value in without_booleans(BOOLEANS).items() if name != "anyOf"}
+    assert tools[0]["function"]["parameters"] == folded
 
 
 @pytest.mark.parametrize("seed", [2**31 - 1, -(2**31), 2**31, -(2**31) - 1])

@@ -307,6 +307,7 @@ SERVERS = (
         name="together",
         base_url="https://api.together.xyz",
         url="https://api.together.xyz/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("user",),
         reply=body(
             [
@@ -325,6 +326,7 @@ SERVERS = (
         name="huggingface",
         base_url="https://router.huggingface.co/v1",
         url="https://router.huggingface.co/v1/chat/completions",
+        call={"reasoning_details": DETAILS},
         lacks=("user",),
         reply=body([chunk(content="<think>Hm</think>Well."), tools(WHOLE_CALL), FINISH, usage_chunk(), DONE]),
         thinking="Hm",

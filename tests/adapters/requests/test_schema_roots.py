@@ -137,6 +137,12 @@ def test_a_plain_object_is_sent_as_it_is() -> None:
     assert folded.warnings("tool 'look'") == []
 
 
+def test_an_alternative_for_anything_demands_nothing() -> None:
+    """What only the others require is not required, and a schema for nothing is no alternative."""
+    assert "required" not in fold_root({"anyOf": [FILE, True]}).schema
+    assert fold_root({"anyOf": [FILE, False]}).schema["required"] == ["kind", "path"]
+
+
 def test_a_closed_union_stays_closed() -> None:
     """Folded, it takes no other properties either; one open alternative opens it."""
     closed: JsonObject = {"additionalProperties": False}

@@ -87,8 +87,14 @@ QUIRKS: Mapping[str, Quirks] = {
         batches="openai",
         beginning="plain",
     ),
-    "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
-    "huggingface": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
+    "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS, replays="as_sent"),
+    "huggingface": Quirks(
+        think_tags="paired",
+        settings=ANONYMOUS_SETTINGS,
+        replays="as_sent",
+        reasoning_stand_in=" ",
+        reasoning_models=_WANT_REASONING,
+    ),
     "deepseek": Quirks(
         max_stop=16,
         parallel_tool_calls=False,
