@@ -169,7 +169,9 @@ def build_parser(
         default=argparse.SUPPRESS,
         help="show program's version number and exit",
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=_Parser
+    )
     for name in names:
         module, _, function = COMMANDS[name].place.partition(":")
         add_command: AddCommand = getattr(import_module(f".{module}", __package__), function)

@@ -25,7 +25,14 @@ from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from callboard.adapters.servers import Note, notes
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
-from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.content import (
+    ContentBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, Role, ToolDefinition
 from labs.servers.rules import RULES, Asked
