@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kills import round
+from labs.kills import book, round
 from labs.kills.round import plans, run_round
 from tests.support.reply_server import reply_server
 
@@ -22,6 +22,14 @@ def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_
             assert not report.failures, f"python -m labs.kills --seed {seed} --rounds 1"
             assert report.counts["killed"] == len(plans(seed))
     assert report.counts["attempts in the file"]  # how many, is a matter of how busy the machine is
+
+
+@pytest.mark.timeout(240)
+def test_the_providers_book_of_requests_equals_the_rows_after_kills() -> None:
+    """Calls of every kind; kills at the provider and between journal and send; a reader, then the next engine."""
+    deaths = {plan.death for seed in range(1, 4) for plan in book.plans(seed)}
+    assert deaths == {"any", "asked", "journalled"}
+    assert book.play(1, 3) == []
 
 
 @pytest.mark.timeout(240)
