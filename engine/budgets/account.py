@@ -5,7 +5,9 @@ The accounts are pure: they do no I/O, and the time is told to them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
@@ -26,6 +28,11 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     def money(self) -> int:
         """The money as far as it is known, in nano-USD."""
         return self.nano_usd or 0
+
+    @property
+    def usd(self) -> Decimal | None:
+        """The money in USD, exactly, or None if no price is known."""
+        return _usd(self.nano_usd)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -61,7 +68,8 @@ class AccountState(msgspec.Struct, frozen=True):
     """One account at one moment."""
 
     budget: Budget
-    value: str
+    scope: str
+    """The session, provider, model or tag value that the account belongs to. Empty for the engine's account."""
     spent: Amount
     """The cost and the tokens of calls that have ended, as far as they are known."""
     held: Amount
@@ -76,6 +84,19 @@ class AccountState(msgspec.Struct, frozen=True):
     """The end of the current slot, in microseconds since the Unix epoch; None without a window."""
 
     @property
+    def value(self) -> str:
+        """Deprecated name of `scope`."""
+        warnings.warn(
+            "AccountState.value is deprecated. Use AccountState.scope.", DeprecationWarning, stacklevel=2
+        )
+        return self.scope
+
+    @property
+    def left_usd(self) -> Decimal | None:
+        """The money that is neither spent nor held, exactly, in USD. None without a limit on money."""
+        return _usd(self.left_nano_usd)
+
+    @property
     def left_nano_usd(self) -> int | None:
         """The money that is neither spent nor held, in nano-USD; None without a limit on money."""
         limit = self.budget.max_nano_usd
@@ -86,6 +107,10 @@ class AccountState(msgspec.Struct, frozen=True):
         """The tokens that are neither used nor held; None without a limit on tokens."""
         limit = self.budget.max_tokens
         return None if limit is None else limit - self.spent.tokens - self.held.tokens - self.unknown.tokens
+
+
+def _usd(nano_usd: int | None) -> Decimal | None:
+    return None if nano_usd is None else Decimal(nano_usd).scaleb(-9)
 
 
 class Tally:

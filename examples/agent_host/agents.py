@@ -7,7 +7,6 @@ tenant's session, whatever the request says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 
 from callboard import (
     AdapterConfig,
@@ -139,8 +138,8 @@ class Agents:
     async def left_usd(self, tenant: str) -> str:
         """The US dollars that a tenant may still spend today."""
         for account in await self._engine.budgets():
-            if account.value == tenant and account.left_nano_usd is not None:
-                return f"{Decimal(account.left_nano_usd).scaleb(-9):.6f}"
+            if account.scope == tenant and account.left_usd is not None:
+                return f"{account.left_usd:.6f}"
         return self._settings.daily_usd
 
     def refunds(self, tenant: str) -> list[str]:

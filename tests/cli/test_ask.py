@@ -292,6 +292,44 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     assert row["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("command", ["traces", "sessions", "cost", "stats", "models", "budget"])
+def test_a_table_whose_reader_has_gone_ends_with_141(talkative: Path, command: str) -> None:
+    """As plain output does, without a word."""
+    call("ask", "Hello", home=talkative, exits=0)
+    reads, writes = os.pipe()
+    os.close(reads)
+    words = (*ASK[:-1], command)
+    done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--csv",)])
+def test_a_full_disk_is_one_line(talkative: Path, options: tuple[str, ...]) -> None:
+    """The command fails with 1, and shows no traceback."""
+    call("ask", "Hello", home=talkative, exits=0)
+    with open("/dev/full", "wb") as full:
+        words = (*ASK[:-1], "traces", *options)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["callboard: stdout: No space left on device"]
+
+
+def test_a_question_alone_is_asked(talkative: Path) -> None:
+    """A first word with a space in it is a question."""
+    asked = call("ask", "How are you?", home=talkative, exits=0)
+    assert call("How are you?", home=talkative, exits=0).stdout == asked.stdout
+
+
+def test_help_names_a_command(talkative: Path) -> None:
+    """`help` is the whole help, and `help ask` is that of `ask`."""
+    assert call("help", home=talkative, exits=0).stdout == call("--help", home=talkative, exits=0).stdout
+    assert (
+        call("help", "ask", home=talkative, exits=0).stdout
+        == call("ask", "--help", home=talkative, exits=0).stdout
+    )
+
+
 def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:
     """The reply ends with a line break in both; at a terminal nothing is read from the keyboard."""
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"

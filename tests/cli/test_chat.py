@@ -25,6 +25,13 @@ def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> No
     assert "now second" in done.stderr
 
 
+@pytest.mark.parametrize("word", ["exit", "quit", "Exit"])
+def test_a_bare_exit_or_quit_ends_the_chat(talkative: Path, word: str) -> None:
+    """The word alone is not sent to the model."""
+    done = call("chat", home=talkative, said=f"hello\n{word}\nnot read\n", exits=0)
+    assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
+
+
 def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> None:
     """The chat goes on with the model it had; so it does for one whose key is missing."""
     done = call("chat", home=talkative, said="/model secnd\n/model locked:m\nhello\n", exits=0)

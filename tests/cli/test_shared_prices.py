@@ -46,7 +46,7 @@ async def main(place, name):
         loop, rounds = asyncio.get_running_loop(), 0
         while True:
             message = session.messages[1].metadata
-            account = next(state for state in await engine.budgets() if state.value == name)
+            account = next(state for state in await engine.budgets() if state.scope == name)
             told = {
                 "version": message.pricing_version, "nano_usd": message.cost.nano_usd, "heard": heard,
                 "new_calls": engine.prices.version == CHEAP.version, "spent": account.spent.nano_usd,

@@ -26,7 +26,7 @@ HELP: Mapping[str, str] = {
     "cost": "/cost is what the conversation has cost",
     "save": "/save keeps the conversation, so that one can go on with it later",
     "help": "/help is this",
-    "quit": "/quit leaves, and so does Ctrl-D",
+    "quit": "/quit, quit, exit or Ctrl-D leaves",
 }
 """What each command does."""
 
@@ -36,6 +36,8 @@ SHORT_HELP = '/help shows the commands. """ begins and ends several lines. Ctrl-
 def command_of(line: str) -> SlashCommand | None:
     """The command in a line; None if it is a message. A path such as ``/etc/hosts is ...`` is a message."""
     text = line.strip()
+    if text.lower() in ("exit", "quit"):
+        return SlashCommand("quit", "")
     name, _, argument = text.removeprefix("/").partition(" ")
     if not text.startswith("/") or "\n" in text or "/" in name:
         return None

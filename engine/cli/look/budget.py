@@ -21,7 +21,7 @@ from ...opening import server_store
 from ..common.arguments import add_trace
 from ..common.fitting import FittingTable
 from ..common.money import usd
-from ..common.output import add_format, write_records
+from ..common.output import add_format, with_usd, write_records
 from ..common.reading import from_trace
 from ..common.screen import make_console
 
@@ -29,13 +29,22 @@ if TYPE_CHECKING:
     from tracestore.nodes.ledger import SliceRow
 
 _FIELDS = (
-    *("value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd", "unknown_tokens"),
+    *(
+        "scope",
+        "value",
+        "calls",
+        "spent_nano_usd",
+        "spent_tokens",
+        "unknown_calls",
+        "unknown_nano_usd",
+        "unknown_tokens",
+    ),
     *("left_nano_usd", "left_tokens", "window_ends", "slices"),
 )
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("budget", help="Show what a budget has spent and left")
+    parser = commands.add_parser("budget", help="what counts in a budget: spent, unknown, and left")
     parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
     parser.add_argument(
@@ -54,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     states, slices = from_trace(arguments, partial(_count, _budget(arguments)))
     if arguments.format != "table":
-        write_records(arguments.format, _FIELDS, (_record(state, slices) for state in states))
+        write_records(arguments.format, _FIELDS, (with_usd(_record(state, slices)) for state in states))
         return 0
     _show(states)
     if slices:
@@ -89,9 +98,9 @@ async def _count(budget: Budget, store: Store) -> tuple[list[AccountState], list
     ledger = Ledger([budget])
     (await loader(store, "", _nothing)([budget], now_us)).count_in(ledger)
     states, slices = list(ledger.states(now_us)), await _slices(budget, store)
-    uncounted = {each.value for each in slices}.difference(state.value for state in states)
+    uncounted = {each.value for each in slices}.difference(state.scope for state in states)
     states = [*states, *(Account(budget, value).state(now_us) for value in uncounted)]
-    return sorted(states, key=lambda state: (-state.spent.money, state.value)), slices
+    return sorted(states, key=lambda state: (-state.spent.money, state.scope)), slices
 
 
 async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
@@ -122,7 +131,7 @@ def _show(states: list[AccountState]) -> None:
     for state in states:
         left = usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)
         table.add_row(
-            state.value or "-",
+            state.scope or "-",
             f"{state.calls:,}",
             usd(state.spent.money),
             f"{state.spent.tokens:,}",
@@ -164,7 +173,8 @@ def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
     ends = state.window_ends_us
     unlimited = state.left_tokens is not None and state.left_tokens > 2**61
     values = (
-        state.value,
+        state.scope,
+        state.scope,  # as "value", the name of earlier versions
         state.calls,
         state.spent.money,
         state.spent.tokens,
@@ -174,6 +184,6 @@ def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
         state.left_nano_usd,
         None if unlimited else state.left_tokens,
         None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
-        [each for each in slices if each.value == state.value],
+        [each for each in slices if each.value == state.scope],
     )
     return dict(zip(_FIELDS, values, strict=True))

@@ -151,7 +151,7 @@ def test_whatever_the_order_nothing_is_overspent_and_nobody_who_fits_is_left(
                 mine = [
                     world.counts[f"{number}/1"]
                     for number, caller in enumerate(crowd)
-                    if f"{number}/1" in world.counts and state.value in ("", caller.session)
+                    if f"{number}/1" in world.counts and state.scope in ("", caller.session)
                 ]
                 assert state.spent.tokens + state.unknown.tokens == sum(mine)
 

@@ -142,7 +142,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def sums_are_those_of_the_rows(self) -> None:
         for state in self.ledger.states(self.now_us):
-            rows = self.counted(state.budget, state.value)
+            rows = self.counted(state.budget, state.scope)
             for part, names in (("held", ["held"]), ("spent", ["spent"]), ("unknown", ["unknown", "booked"])):
                 of_part = [row.counts for row in rows if row.state in names]
                 expected = Amount(sum(a.money for a in of_part), sum(a.tokens for a in of_part))

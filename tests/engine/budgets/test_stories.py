@@ -157,7 +157,7 @@ class Story:
 
     def expected(self, state: AccountState) -> tuple[int, int, int, int, int]:
         """Spent money and tokens, unknown money and tokens, and unknown calls of an account."""
-        rows = {key: row for key, row in self.rows.items() if state.value in ("", row.tenant)}
+        rows = {key: row for key, row in self.rows.items() if state.scope in ("", row.tenant)}
         lost = [row for row in rows.values() if row.unknown]
         known = {key: row for key, row in rows.items() if not row.unknown}
         return (
@@ -173,7 +173,7 @@ class Story:
         self.read()
         for state in await self.engine.budgets():
             told = (state.spent.money, state.spent.tokens, state.unknown.money, state.unknown.tokens)
-            assert (*told, state.unknown_calls) == self.expected(state), state.budget.describe(state.value)
+            assert (*told, state.unknown_calls) == self.expected(state), state.budget.describe(state.scope)
             assert state.held.tokens == 0
 
 
