@@ -137,7 +137,7 @@ def _unknown(word: str, more: Sequence[str]) -> str:
 
     near = get_close_matches(word, COMMANDS, 1)
     hint = f"did you mean {near[0]}?" if near else "`callboard help` lists them"
-    if more and not more[0].startswith("-"):
+    if len(more) > 1 and not any(each.startswith("-") for each in more):
         hint = f'{hint.rstrip("?")}, or a question in quotes? For example: callboard "What is a monad?"'
     return f"there is no command {word!r}: {hint}"
 

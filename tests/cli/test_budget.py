@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -52,3 +53,16 @@ def test_a_budget_that_makes_no_sense_is_told(file: Path, capsys: pytest.Capture
     """In one line, with what may stand there."""
     assert main(("budget", "--per", "planet", "--db", str(file))) == 2
     assert "per='planet': must be one of engine, session, provider, model, or tag:NAME" in capsys.readouterr().err
+
+
+def test_amounts_are_in_usd_as_well(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exact decimals, in JSON as in CSV; an account without a limit on money has none left."""
+    asked = ("budget", "--per", "tag:tenant", "--of", "acme", "--db", str(file))
+    assert main((*asked, "--max-cost-usd", "0.0001", "--json")) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["spent_usd"], row["unknown_usd"], row["left_usd"]) == ("0.000040000", "0.000000000", "0.000060000")
+    assert main((*asked, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["left_usd"] is None
+    assert main((*asked, "--max-cost-usd", "0.0001", "--csv")) == 0
+    head, line = csv.reader(capsys.readouterr().out.splitlines())
+    assert dict(zip(head, line, strict=True))["left_usd"] == "0.000060000"

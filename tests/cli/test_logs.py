@@ -28,10 +28,12 @@ def talk(path: Path) -> None:
 
 
 def test_what_was_said_is_shown_and_found(home: Path) -> None:
-    """The latest first; a search shows the part around the words; a miss is told on stderr."""
+    """In their order, as JSON the latest first; a search shows the part around the words; a miss is told on stderr."""
     talk(home / "trace.db")
     latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
     assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
+    shown = call("logs", home=home, exits=0).stdout
+    assert shown.index("Where is the Café?") < shown.index("By the harbour.") < shown.index("Goodbye.")
     (found,) = [json.loads(line) for line in call("logs", "-q", "cafe", "--json", home=home).stdout.splitlines()]
     assert (found["session_id"], found["role"], found["position"]) == ("ses_talk", "user", 0)
     done = call("logs", "-q", "harb*", home=home, exits=0)

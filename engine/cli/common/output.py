@@ -73,13 +73,23 @@ def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> N
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([_cell(name) for name in head])
     for record in records:
-        usd = {
-            column.replace(_NANO, "usd"): f"{Decimal(record[column]).scaleb(-9):f}"
-            for column in columns
-            if column.endswith(_NANO) and record.get(column) is not None
-        }
-        values = {**record, **usd}
+        values = with_usd(record, columns)
         out.writerow([_cell(values.get(name, "")) for name in head])
+
+
+def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
+    """A record in which each amount stands in USD as well, as an exact decimal text.
+
+    Args:
+        record: The record.
+        columns: The fields that are looked at; None is all of them.
+    """
+    usd = {
+        column.replace(_NANO, "usd"): None if record[column] is None else f"{Decimal(record[column]).scaleb(-9):f}"
+        for column in (record if columns is None else columns)
+        if column.endswith(_NANO) and column in record
+    }
+    return {**record, **usd}
 
 
 def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:

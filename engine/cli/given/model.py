@@ -6,7 +6,7 @@ import os
 import sys
 
 from callboard.bus import ConfigurationError
-from callboard.engine import ModelRegistry, get_latest_model
+from callboard.engine import ModelInfo, ModelRegistry, get_latest_model, list_models
 from callboard.engine.models.config import FROM_ENVIRONMENT
 
 from ..common.harmless import note
@@ -30,7 +30,7 @@ def first_model(registry: ModelRegistry) -> str:
     if registry.source == FROM_ENVIRONMENT and registry.default_provider is not None:
         latest = get_latest_model(registry.default_provider)
         if latest is not None:
-            model = f"{registry.default_provider}:{latest.id}"
+            model = f"{registry.default_provider}:{_priced(registry.default_provider, latest).id}"
             if sys.stderr.isatty():
                 note(f"({model}; -m names another model, {VARIABLE} another one for always)")
             return model
@@ -38,3 +38,15 @@ def first_model(registry: ModelRegistry) -> str:
         if entry.kind == "chat" and registry.adapters[entry.adapter].state == "configured":
             return entry.aliases[0] if entry.aliases else entry.id
     raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
+
+
+def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
+    """The best general model of a provider whose price is known, or else its latest."""
+    return next(
+        (
+            each
+            for each in list_models(provider)
+            if each.general and not each.deprecated and each.input_cost_per_million is not None
+        ),
+        latest,
+    )

@@ -21,7 +21,7 @@ from ...opening import server_store
 from ..common.arguments import add_trace
 from ..common.fitting import FittingTable
 from ..common.money import usd
-from ..common.output import add_format, write_records
+from ..common.output import add_format, with_usd, write_records
 from ..common.reading import from_trace
 from ..common.screen import make_console
 
@@ -44,7 +44,7 @@ _FIELDS = (
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("budget", help="Show what a budget has spent and left")
+    parser = commands.add_parser("budget", help="what counts in a budget: spent, unknown, and left")
     parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
     parser.add_argument(
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     states, slices = from_trace(arguments, partial(_count, _budget(arguments)))
     if arguments.format != "table":
-        write_records(arguments.format, _FIELDS, (_record(state, slices) for state in states))
+        write_records(arguments.format, _FIELDS, (with_usd(_record(state, slices)) for state in states))
         return 0
     _show(states)
     if slices:

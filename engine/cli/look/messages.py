@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         for message in found:
             write_json(json_text(message))
         return 0
-    show(found, () if where.text is None else terms_of(where.text))
+    show(found[::-1], () if where.text is None else terms_of(where.text))
     if len(found) == where.limit:
         note(f"callboard: only the latest {plural(where.limit, 'message')}; see --limit")
     elif not found:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(found: list[FoundMessage], terms: tuple[Term, ...]) -> None:
-    """Write messages, the latest first. With terms, only the part of each around them."""
+    """Write messages in their order. With terms, only the part of each around them."""
     console = make_console()
     for message in found:
         head = f"{moment_text(message.ts_us)}  {message.session_id}  {message.role or 'unreadable'}"

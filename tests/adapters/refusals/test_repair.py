@@ -288,6 +288,43 @@ def test_a_parameter_with_two_names_gets_its_other_one() -> None:
     assert "max_completion_tokens" not in after
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : "
+        "property 'reasoning_content' is unsupported)]",
+        "messages.1.assistant.reasoning_content: property 'messages.1.assistant.reasoning_content' is unsupported"
+        "\nmessages.3.assistant.reasoning_content: property "
+        "'messages.3.assistant.reasoning_content' is unsupported",
+    ],
+    ids=["groq", "cerebras"],
+)
+def test_a_server_that_refuses_reasoning_gets_none(said: str) -> None:
+    """Groq and Cerebras, behind an address that the quirk table does not know."""
+    asked = request(
+        messages=(
+            Message.user("Go"),
+            Message.assistant(
+                [
+                    ThinkingBlock("Hm", provider_raw=ProviderRaw("openai_compatible", {})),
+                    ToolUseBlock("tu_1", "look", {}),
+                ]
+            ),
+            Message.tool_result("tu_1", "seen"),
+        )
+    )
+    config = AdapterConfig(api_key="k", base_url="https://gateway.test")
+    adapter = OpenAICompatibleAdapter(config, transport=FakeTransport())
+    sent = adapter.write_request(asked, stream=False)
+    assert b'"reasoning_content":"Hm"' in sent.body
+    error = adapter.client.error_of(refused(said), failing(400))
+    found = adapter.wire.repair(asked, sent, error, ())
+    assert found is not None
+    assert (
+        b"reasoning_content" not in with_repairs(adapter.write_request(found.request, stream=False), (found,)).body
+    )
+
+
 def test_a_model_that_takes_tools_only_without_reasoning_is_told_not_to() -> None:
     said = (
         "Function tools with reasoning_effort are not supported for gpt-5.6-sol in /v1/chat/completions. To use "

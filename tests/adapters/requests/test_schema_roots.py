@@ -98,7 +98,7 @@ def at(body: Json, path: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "schema", "expected"), FORMS, ids=[name for name, *_ in FORMS])
-@pytest.mark.parametrize(("wire", "path"), WIRES, ids=lambda value: getattr(value, "quirks", None) or str(value))
+@pytest.mark.parametrize(("wire", "path"), WIRES, ids=[f"{type(each).__name__} {at}" for each, at in WIRES])
 def test_every_wire_sends_one_object(
     wire: Wire, path: str, name: str, schema: JsonObject, expected: JsonObject
 ) -> None:

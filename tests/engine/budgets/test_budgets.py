@@ -14,7 +14,7 @@ import pytest
 from callboard.adapters import NetworkError, RetryPolicy, ServerError
 from callboard.adapters.embeddings import PartialEmbeddingError
 from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
-from callboard.engine import AccountState, Budget, BudgetExceededError, Engine
+from callboard.engine import AccountState, Amount, Budget, BudgetExceededError, Engine
 from callboard.tracestore import PriceRow, PriceTable
 from tests.engine.test_middleware_of_all_calls import PRICES, WAYS, Maker, filmed
 from tests.support.engines import running, serving
@@ -277,3 +277,16 @@ async def test_a_video_is_held_until_its_end_is_seen() -> None:
         await handle.wait()
         state = await account(engine)
         assert (state.spent.nano_usd, state.held.nano_usd) == (800_000_000, 0)
+
+
+def test_an_account_names_its_scope_and_has_amounts_in_usd() -> None:
+    """Exact decimals, or None without a price or a limit; the earlier name of the scope warns."""
+    spent, held, unknown = Amount(1_500_000_000, 7), Amount(), Amount(None, 3)
+    assert (spent.usd, held.usd, unknown.usd) == (Decimal("1.5"), Decimal(0), None)
+    state, unlimited = (
+        AccountState(budget, "acme", spent, held, unknown, calls=2, unknown_calls=1, window_ends_us=None)
+        for budget in (Budget(max_cost_usd="2"), Budget(max_tokens=9))
+    )
+    assert (state.scope, state.left_usd, unlimited.left_usd) == ("acme", Decimal("0.5"), None)
+    with pytest.warns(DeprecationWarning, match="Use AccountState.scope"):
+        assert state.value == "acme"
