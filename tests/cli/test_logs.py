@@ -28,7 +28,7 @@ def talk(path: Path) -> None:
 
 
 def test_what_was_said_is_shown_and_found(home: Path) -> None:
-    """In their order, as JSON the latest first; a search shows the part around the words; a miss is told on stderr."""
+    """In their order, as JSON the latest first. A search shows the part around the words."""
     talk(home / "trace.db")
     latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
     assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
