@@ -456,7 +456,7 @@ def test_calls_without_thinking_get_a_stand_in_where_the_server_wants_some() -> 
 
 
 @pytest.mark.parametrize("blank", ["", "  ", [], [TextBlock("\n")]])
-def test_a_blank_result_gets_a_word_at_models_other_than_claude(blank: object) -> None:
+def test_a_blank_result_gets_a_word_where_the_server_refuses_it(blank: object) -> None:
     """Kimi's endpoint refuses a result without content. Anthropic takes it."""
     for model, content in (("kimi-k2.6", "(no output)"), ("claude-opus-4-6", None)):
         history = (

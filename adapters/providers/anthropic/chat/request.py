@@ -161,7 +161,7 @@ class _Writer:
             errors_in_words=options.get(ERRORS_IN_WORDS) is True,
             unsigned_thinking=back != "signed",
             thinking_stand_in=" " if back == "with_calls" and not off else None,
-            blank_results=claude,
+            blank_results=back != "with_calls",
         )
 
     def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
