@@ -191,7 +191,8 @@ def test_labs_and_benchmarks_stand_on_the_shared_fakes_alone(folder: str, above:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules(folder)
-        if ROOT / "tests/labs" not in path.parents and path != ROOT / "tests/test_benchmarks.py"
+        if not {ROOT / "tests/labs", ROOT / "tests/servers"} & set(path.parents)
+        and path != ROOT / "tests/test_benchmarks.py"
         for name, line in imports(path)
         if name.startswith(tuple(f"{each}." for each in above))
     ]

@@ -42,6 +42,8 @@ _IDS = re.compile(rb'"(?:toolu_|call_)(\d+)"')
 """The ids of calls in the kits' replies. Each reply gets ids of its own."""
 
 UNSIGNED = ((b"c2lnbmF0dXJl", b""),)
+PERPLEXITY = ChatWire()
+PERPLEXITY.options = {"quirks": {"user_after_tool": False}}  # type: ignore[dict-item]  # of any JSON
 SERVERS = (
     Server("deepseek", ChatWire("deepseek"), "deepseek-v4-pro", ["reasoning_with_tool_calls"]),
     Server("deepseek-messages", AnthropicWire(), "deepseek-v4-pro", ["thinking_with_tool_uses"], UNSIGNED),
@@ -63,7 +65,7 @@ SERVERS = (
     Server("mistral", ChatWire("mistral"), "mistral-large-latest", ["user_after_tool", "short_call_ids"]),
     Server("anthropic", AnthropicWire(), "claude-opus-4-6", ["no_foreign_signatures"]),
     Server("groq", ChatWire("groq"), "openai/gpt-oss-120b", ["no_reasoning_fields"]),
-    Server("perplexity", ChatWire(), "sonar", ["alternating_roles"]),
+    Server("perplexity", PERPLEXITY, "sonar", ["alternating_roles"]),
 )
 
 

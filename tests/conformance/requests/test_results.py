@@ -103,9 +103,9 @@ CLAUDES: JsonObject = {"type": "image", "source": {"type": "base64", "media_type
 FOLLOWS = "The result is an image; it follows."
 RESULTS: list[tuple[Wire, str, str | tuple[TextBlock | ImageBlock, ...], bool, JsonObject]] = [
     *[(CLAUDE, *rest) for rest in [
-        ("empty", "", False, {"content": None}),
-        ("blank", " \n", False, {"content": None}),
-        ("empty text", (TextBlock(""),), False, {"content": None}),
+        ("empty", "", False, {"content": "(no output)"}),
+        ("blank", " \n", False, {"content": "(no output)"}),
+        ("empty text", (TextBlock(""),), False, {"content": "(no output)"}),
         ("text and image", (TextBlock("one"), IMAGE, TextBlock(" ")), False,
          {"content": [{"type": "text", "text": "one"}, CLAUDES]}),
         ("error", "gone", True, {"content": "gone", "is_error": True}),
