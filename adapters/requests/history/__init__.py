@@ -7,6 +7,7 @@ from ..fitted import ToolIdRule as ToolIdRule
 from .fitting import BEGINNING as BEGINNING
 from .fitting import FAILED_SILENTLY as FAILED_SILENTLY
 from .fitting import MADE_BY_MODEL as MADE_BY_MODEL
+from .fitting import NO_OUTPUT as NO_OUTPUT
 from .fitting import OPTIONS as OPTIONS
 from .fitting import fit_history as fit_history
 from .tool_calls import NO_RESULT as NO_RESULT

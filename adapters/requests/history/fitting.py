@@ -59,6 +59,8 @@ from .losses import Losses
 from .tool_calls import FittedCalls
 
 FAILED_SILENTLY = "The tool failed without saying why."
+NO_OUTPUT = "(no output)"
+"""Stands in for a tool's result without visible text, for servers that refuse one."""
 BEGINNING = "(The conversation begins with the assistant's message.)"
 MADE_BY_MODEL = "(Made by the assistant:)"
 """Stands before an image that another model made, where the user shows it."""

@@ -128,72 +128,6 @@ def test_a_server_that_overlooks_failures_is_told_in_words(
     assert result.get("is_error", False) is is_error
 
 
-# -- other vendors' servers of the protocol
-
-
-def sent_to(model: str, *messages: Message, **options: Json) -> list[Json]:
-    """The messages that a model gets."""
-    asked: CanonicalRequest = request(model=f"anthropic:{model}", messages=messages)
-    given: JsonObject = {"auto_cache": False, **options}
-    return messages_of(write_request(asked, provider="anthropic", options=given, stream=False))
-
-
-def thinking_of(found: list[Json]) -> list[Json]:
-    """The blocks of thinking."""
-    return [
-        block
-        for message in msgspec.convert(found, list[dict[str, Json]])
-        for block in msgspec.convert(message["content"], list[dict[str, Json]])
-        if block["type"] == "thinking"
-    ]
-
-
-@pytest.mark.parametrize("signature", [None, ""])
-@pytest.mark.parametrize("model", ["deepseek-v4-pro", "kimi-k2.6", "MiniMax-M2", "glm-4.7", "local"])
-def test_unsigned_thinking_goes_back_to_models_other_than_claude(model: str, signature: str | None) -> None:
-    """DeepSeek and Moonshot refuse calls without it. Anthropic refuses thinking without its signature."""
-    history = (
-        Message.user("Go"),
-        Message.assistant(
-            [ThinkingBlock("Hm", signature, ProviderRaw("anthropic", {})), ToolUseBlock("toolu_1", "f", {})]
-        ),
-        Message.tool_result("toolu_1", "ok"),
-    )
-    assert thinking_of(sent_to(model, *history)) == [{"type": "thinking", "thinking": "Hm", "signature": ""}]
-    assert thinking_of(sent_to("claude-opus-4-6", *history)) == []
-    assert thinking_of(sent_to(model, *history, thinking_back="signed")) == []
-
-
-def the_call() -> JsonObject:
-    return {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
-
-
-def test_calls_without_thinking_get_a_stand_in_where_the_server_wants_some() -> None:
-    """The calls came from another provider. Without thinking, or at other servers, nothing stands in."""
-    history = (
-        Message.user("Go"),
-        Message.assistant([TextBlock("Wait."), ToolUseBlock("toolu_1", "f", {})]),
-        Message.tool_result("toolu_1", "ok"),
-        Message.assistant("Done."),
-        Message.user("So?"),
-    )
-    stand_in: JsonObject = {"type": "thinking", "thinking": " ", "signature": ""}
-    for model in ("deepseek-v4-pro", "moonshotai/kimi-k2.6"):
-        found = sent_to(model, *history)
-        assert thinking_of(found) == [stand_in]
-        assert found[1] == {"role": "assistant", "content": [stand_in, says("Wait."), the_call()]}
-    for model in ("MiniMax-M2", "claude-opus-4-6"):
-        assert thinking_of(sent_to(model, *history)) == []
-    assert thinking_of(sent_to("my-model", *history, thinking_back="with_calls")) == [stand_in]
-    off: JsonObject = {"anthropic": {"thinking": {"type": "disabled"}}}
-    asked: CanonicalRequest = request(model="anthropic:deepseek-v4-pro", messages=history, provider_options=off)
-    wire = write_request(asked, provider="anthropic", options={"auto_cache": False}, stream=False)
-    assert thinking_of(messages_of(wire)) == []
-
-
-# -- the rest of the history
-
-
 def test_reasoning_goes_back_word_for_word() -> None:
     """Signed, redacted and omitted reasoning, in its place before the call."""
     call = ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1"))
@@ -456,3 +390,80 @@ def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
     assert "container" not in written(later)
     assert messages_of(later)[1] == assistant({"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}})
     assert codes(later) == ["content_dropped"]
+
+
+# -- other vendors' servers of the protocol
+
+
+def sent_to(model: str, *messages: Message, **options: Json) -> list[Json]:
+    """The messages that a model gets."""
+    asked: CanonicalRequest = request(model=f"anthropic:{model}", messages=messages)
+    given: JsonObject = {"auto_cache": False, **options}
+    return messages_of(write_request(asked, provider="anthropic", options=given, stream=False))
+
+
+def thinking_of(found: list[Json]) -> list[Json]:
+    """The blocks of thinking."""
+    return [
+        block
+        for message in msgspec.convert(found, list[dict[str, Json]])
+        for block in msgspec.convert(message["content"], list[dict[str, Json]])
+        if block["type"] == "thinking"
+    ]
+
+
+@pytest.mark.parametrize("signature", [None, ""])
+@pytest.mark.parametrize("model", ["deepseek-v4-pro", "kimi-k2.6", "MiniMax-M2", "glm-4.7", "local"])
+def test_unsigned_thinking_goes_back_to_models_other_than_claude(model: str, signature: str | None) -> None:
+    """DeepSeek and Moonshot refuse calls without it. Anthropic refuses thinking without its signature."""
+    history = (
+        Message.user("Go"),
+        Message.assistant(
+            [ThinkingBlock("Hm", signature, ProviderRaw("anthropic", {})), ToolUseBlock("toolu_1", "f", {})]
+        ),
+        Message.tool_result("toolu_1", "ok"),
+    )
+    assert thinking_of(sent_to(model, *history)) == [{"type": "thinking", "thinking": "Hm", "signature": ""}]
+    assert thinking_of(sent_to("claude-opus-4-6", *history)) == []
+    assert thinking_of(sent_to(model, *history, thinking_back="signed")) == []
+
+
+def the_call() -> JsonObject:
+    return {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+
+
+def test_calls_without_thinking_get_a_stand_in_where_the_server_wants_some() -> None:
+    """The calls came from another provider. Without thinking, or at other servers, nothing stands in."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([TextBlock("Wait."), ToolUseBlock("toolu_1", "f", {})]),
+        Message.tool_result("toolu_1", "ok"),
+        Message.assistant("Done."),
+        Message.user("So?"),
+    )
+    stand_in: JsonObject = {"type": "thinking", "thinking": " ", "signature": ""}
+    for model in ("deepseek-v4-pro", "moonshotai/kimi-k2.6"):
+        found = sent_to(model, *history)
+        assert thinking_of(found) == [stand_in]
+        assert found[1] == {"role": "assistant", "content": [stand_in, says("Wait."), the_call()]}
+    for model in ("MiniMax-M2", "claude-opus-4-6"):
+        assert thinking_of(sent_to(model, *history)) == []
+    assert thinking_of(sent_to("my-model", *history, thinking_back="with_calls")) == [stand_in]
+    off: JsonObject = {"anthropic": {"thinking": {"type": "disabled"}}}
+    asked: CanonicalRequest = request(model="anthropic:deepseek-v4-pro", messages=history, provider_options=off)
+    wire = write_request(asked, provider="anthropic", options={"auto_cache": False}, stream=False)
+    assert thinking_of(messages_of(wire)) == []
+
+
+@pytest.mark.parametrize("blank", ["", "  ", [], [TextBlock("\n")]])
+def test_a_blank_result_gets_a_word_at_models_other_than_claude(blank: object) -> None:
+    """Kimi's endpoint refuses a result without content. Anthropic takes it."""
+    for model, content in (("kimi-k2.6", "(no output)"), ("claude-opus-4-6", None)):
+        history = (
+            Message.user("Go"),
+            Message.assistant([ToolUseBlock("toolu_1", "f", {})]),
+            Message.tool_result("toolu_1", blank),  # type: ignore[arg-type]
+        )
+        last = msgspec.convert(sent_to(model, *history)[-1], dict[str, Json])
+        (result,) = msgspec.convert(last["content"], list[dict[str, Json]])
+        assert result.get("content") == content

@@ -360,6 +360,17 @@ def test_mistrals_models_get_a_message_between_results_and_a_user_on_any_server(
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
 
 
+def test_moonshot_gets_a_word_for_a_blank_result() -> None:
+    """Other servers get the result as it is."""
+    history = (
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", " "),
+    )
+    assert wire_messages(*history, quirks=QUIRKS["moonshot"])[-1]["content"] == "(no output)"
+    assert wire_messages(*history)[-1]["content"] == " "
+
+
 def test_reasoning_without_details_goes_back_to_openrouter_with_its_calls() -> None:
     """DeepSeek's models behind it send plain reasoning, and refuse their calls without it."""
     history = (

@@ -20,7 +20,7 @@ from itertools import cycle
 from typing import NamedTuple, assert_never
 
 from adapters.requests.fitted import FittedHistory, Loss, left_out
-from adapters.requests.history import FAILED_SILENTLY
+from adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT
 from adapters.requests.media import is_remote, media_bytes, media_type_of
 from adapters.requests.surrogates import mend_text
 from bus.errors import InvalidRequestError
@@ -59,9 +59,6 @@ TEXT_MEDIA_TYPES = (
 
 _SPEAKERS = ("user", "assistant")
 _MARK = "cache_control"
-
-_NOTHING = "(no output)"
-"""The content of a tool's result that has none. Compatible servers may refuse a result without content."""
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
@@ -78,6 +75,8 @@ class Habits(NamedTuple):
 
     DeepSeek and Moonshot refuse calls without thinking (NousResearch/hermes-agent#16149 and #14018).
     """
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
 
 
 ANTHROPIC = Habits()
@@ -232,14 +231,15 @@ class _Writer:
     def _tool_result(self, block: ToolResultBlock) -> JsonObject:
         result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
         content: Json = self._result_content(block)
-        if not content and block.is_error:
-            content = FAILED_SILENTLY
+        if not content and (block.is_error or not self.habits.blank_results):
+            content = FAILED_SILENTLY if block.is_error else NO_OUTPUT
         if block.is_error and self.error_words:
             if isinstance(content, str):
                 content = self.error_words + content
             elif isinstance(content, list):
                 content = [{"type": "text", "text": self.error_words}, *content]
-        result["content"] = content or _NOTHING
+        if content:
+            result["content"] = content
         if block.is_error:
             result["is_error"] = True
         if block.tool_use_id in self.toolsets:

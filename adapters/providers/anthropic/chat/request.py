@@ -153,15 +153,15 @@ class _Writer:
         """How the server differs. Its options decide, and otherwise the name of the model."""
         name = self.target.model or ""
         claude = self.model is not None or "claude" in name.lower()
-        back = options.get(THINKING_BACK)
-        if not isinstance(back, str):
-            back = "signed" if claude else "with_calls" if _WANT_THINKING.search(name) else "unsigned"
+        given = options.get(THINKING_BACK)
+        back = given if isinstance(given, str) else "signed" if claude else _thinking_back(name)
         thinking = extra.get("thinking")
         off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
         return Habits(
             errors_in_words=options.get(ERRORS_IN_WORDS) is True,
             unsigned_thinking=back != "signed",
             thinking_stand_in=" " if back == "with_calls" and not off else None,
+            blank_results=claude,
         )
 
     def _body(self, extra: JsonObject, habits: Habits) -> JsonObject:
@@ -243,6 +243,10 @@ class _Writer:
 
 
 # -- pieces
+
+
+def _thinking_back(model: str) -> str:
+    return "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 
 
 def _tool(tool: ToolDefinition) -> JsonObject:

@@ -14,7 +14,7 @@ from itertools import cycle
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.requests.encoding import encode_json
 from adapters.requests.free_form import CUSTOM, INPUT, free_text
-from adapters.requests.history import FittedHistory, Loss
+from adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT, FittedHistory, Loss
 from adapters.requests.host_options import add_host_fields
 from adapters.requests.text import join_text
 from bus.values.content import (
@@ -254,6 +254,8 @@ class _Writer:
             name = self.history.tool_names[block.tool_use_id]
             pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
             text = block.text or ("The result is an image; it follows." if pictures else "")
+            if not self.quirks.blank_results and not text.strip():
+                text = FAILED_SILENTLY if block.is_error else NO_OUTPUT
             result: JsonObject = {
                 "role": "tool",
                 "tool_call_id": self.history.tool_ids[block.tool_use_id],

@@ -69,6 +69,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tool_result_name: bool = False
     """A tool's result carries the tool's name as well."""
 
+    blank_results: bool = True
+    """Whether a tool's result may have no visible text. Otherwise a short text stands in for it."""
+
     null_content: bool = True
     """Whether the content of an assistant message that only calls tools is null. Otherwise it is an empty
     string."""

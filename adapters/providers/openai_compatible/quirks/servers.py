@@ -124,6 +124,7 @@ QUIRKS: Mapping[str, Quirks] = {
         effort="none",
         replays="tool_loop",
         reasoning_stand_in=" ",
+        blank_results=False,
         settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
         beginning="partial",
     ),
