@@ -294,7 +294,8 @@ def test_a_parameter_with_two_names_gets_its_other_one() -> None:
         "'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : "
         "property 'reasoning_content' is unsupported)]",
         "messages.1.assistant.reasoning_content: property 'messages.1.assistant.reasoning_content' is unsupported"
-        "\nmessages.3.assistant.reasoning_content: property 'messages.3.assistant.reasoning_content' is unsupported",
+        "\nmessages.3.assistant.reasoning_content: property "
+        "'messages.3.assistant.reasoning_content' is unsupported",
     ],
     ids=["groq", "cerebras"],
 )
