@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
-from bus.errors import (
+from callboard.bus._lazy_names import later
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -31,7 +31,7 @@ from bus.errors import (
     StreamError,
     UnsupportedToolChoiceError,
 )
-from bus.streams.events import (
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -43,7 +43,7 @@ from bus.streams.events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.values.content import (
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -56,10 +56,10 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
-from bus.values.raw_reply import RawReply
-from bus.values.usage import StopReason, TokenUsage, UsageSource
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
+from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.warning_codes import WarningCode
 
 from .calls import RateLimitInfo
 from .config import AdapterConfig, RetryPolicy

@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskCancelled, TaskHandle
-from bus.errors import CancelledError, RequestTimeoutError
-from bus.streams.events import StreamEvent
+from callboard.bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskCancelled, TaskHandle
+from callboard.bus.errors import CancelledError, RequestTimeoutError
+from callboard.bus.streams.events import StreamEvent
 
 from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter, PumpedStream
 

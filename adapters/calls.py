@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bus.streams.events import CallWarning
-from bus.values.json import Json
-from bus.values.shown import Shown
-from bus.values.usage import TokenUsage
+from callboard.bus.streams.events import CallWarning
+from callboard.bus.values.json import Json
+from callboard.bus.values.shown import Shown
+from callboard.bus.values.usage import TokenUsage
 
 from .config import RetryPolicy
 

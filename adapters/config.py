@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from bus.errors import AdapterError
-from bus.values.json import Json
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import Json
 
 from .keys.source import KeySource
 

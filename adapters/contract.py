@@ -9,14 +9,14 @@ from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import msgspec
 
-from bus.errors import AdapterError
-from bus.streams.events import CallWarning as CallWarning
-from bus.streams.events import StreamEvent
-from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
-from bus.values.raw_reply import RawReply
-from bus.values.usage import StopReason, TokenUsage
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import CallWarning as CallWarning
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .calls import CallRequest, CallResponse, RateLimitInfo
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import anyio
 import msgspec
 
-from bus.errors import CallboardError, InvalidRequestError
+from callboard.bus.errors import CallboardError, InvalidRequestError
 
 from .transport.addresses import place
 from .transport.transport import HttpRequest, Transport, TransportStatistics, close_reply

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bus.package_data import package_data
+from callboard.bus.package_data import package_data
 
 from .contract import AdapterCapabilities
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
-from bus.log import Log
+from callboard.bus.log import Log
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from bus.package_data import package_data
-from bus.values.json import Json
+from callboard.bus.package_data import package_data
+from callboard.bus.values.json import Json
 
 Kind: TypeAlias = Literal["chat", "embedding", "image", "video"]
 """What a model is for."""

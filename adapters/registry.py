@@ -10,8 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import ConfigurationError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import ConfigurationError
 
 from .config import AdapterConfig
 from .contract import ProviderAdapter

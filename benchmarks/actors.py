@@ -7,7 +7,7 @@ from functools import partial
 
 import anyio
 
-from bus import SYSTEM_CLOCK, Actor, ActorRef, Bus, ChildSpec, Supervisor
+from callboard.bus import SYSTEM_CLOCK, Actor, ActorRef, Bus, ChildSpec, Supervisor
 
 from .table import Row, against, in_turns, run
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from engine import Engine, Session
+from callboard.engine import Engine, Session
 from tests.support.reply_server import Chat, reply_server
 
 from .floors import RawClients

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 
-from engine import Budget, Engine, Session
+from callboard.engine import Budget, Engine, Session
 from tests.support.reply_server import reply_server
 
 from .hosts import engine_on, history, tools

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from functools import partial
 
-from bus import Bus, LlmCallStarted, Lossless, Subscription
+from callboard.bus import Bus, LlmCallStarted, Lossless, Subscription
 
 from .table import Row, against, in_turns, micros, per_second, percentile, run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from bus import StreamLog, TextDelta
+from callboard.bus import StreamLog, TextDelta
 
 from .table import Row, against, in_turns, run
 

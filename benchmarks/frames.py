@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from bus import SYSTEM_CLOCK, StreamChannel, TextDelta
-from bus.streams.events import TurnComplete
-from engine import Cluster
-from engine.nodes.frames.exchange import Subjects
-from engine.nodes.frames.part import Frames
-from engine.nodes.frames.stored import NothingStored
-from engine.nodes.nats.broker import Broker
-from engine.nodes.nats.kept_frames import KeptFrames
+from callboard.bus import SYSTEM_CLOCK, StreamChannel, TextDelta
+from callboard.bus.streams.events import TurnComplete
+from callboard.engine import Cluster
+from callboard.engine.nodes.frames.exchange import Subjects
+from callboard.engine.nodes.frames.part import Frames
+from callboard.engine.nodes.frames.stored import NothingStored
+from callboard.engine.nodes.nats.broker import Broker
+from callboard.engine.nodes.nats.kept_frames import KeptFrames
 from tests.support.nats_server import own_nats_server, why_no_nats
 
 from .table import Row, against, in_turns, micros, percentile, run

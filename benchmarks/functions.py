@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from adapters import Message
-from engine import Engine, Session, Tool
+from callboard.adapters import Message
+from callboard.engine import Engine, Session, Tool
 from tests.support.reply_server import reply_server
 
 from .hosts import engine_on, history, tools

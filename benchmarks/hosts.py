@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 
-from adapters import Message, ToolDefinition
-from engine import Budget, Cluster, Engine, Limits, Tool
+from callboard.adapters import Message, ToolDefinition
+from callboard.engine import Budget, Cluster, Engine, Limits, Tool
 from tests.support.reply_models import registry
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 
 @asynccontextmanager

@@ -26,9 +26,9 @@ from typing import Any
 
 import msgspec
 
-from bus.bus import Bus
-from bus.events.calls import LlmCallCompleted, LlmCallStarted
-from tracestore import TraceStore, WriterCore, WriterOptions
+from callboard.bus.bus import Bus
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
+from callboard.tracestore import TraceStore, WriterCore, WriterOptions
 
 from .stored_calls import Publication, bare_copy, call, envelopes_of, stored_rows
 from .table import Row, micros, per_second, percentile, run

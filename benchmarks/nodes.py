@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from bus import ActorStarted, Envelope, Lossless
-from engine import Bridge, Cluster, Engine, RemoteBus, Session
-from engine.nodes.bridge.part import EventBridge
-from engine.nodes.nats.broker import Broker
-from engine.nodes.nats.kept_events import KeptEvents
+from callboard.bus import ActorStarted, Envelope, Lossless
+from callboard.engine import Bridge, Cluster, Engine, RemoteBus, Session
+from callboard.engine.nodes.bridge.part import EventBridge
+from callboard.engine.nodes.nats.broker import Broker
+from callboard.engine.nodes.nats.kept_events import KeptEvents
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.reply_server import reply_server
 

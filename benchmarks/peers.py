@@ -77,7 +77,7 @@ async def raw_messages(url: str, stack: AsyncExitStack) -> Client:
 
 
 async def adapter(url: str, stack: AsyncExitStack, kind: str) -> Client:
-    from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
+    from callboard.adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
 
     made = create_adapter(kind, AdapterConfig(api_key="x", base_url=url), name="bench")
     stack.push_async_callback(made.close)

@@ -15,9 +15,9 @@ from functools import partial
 
 import msgspec
 
-from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
-from adapters.contract import ProviderAdapter
-from engine import Engine, Session
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
+from callboard.adapters.contract import ProviderAdapter
+from callboard.engine import Engine, Session
 from tests.support.reply_models import PROTOCOLS
 from tests.support.reply_server import reply_server
 

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.catalogue import LlmCallCompleted, LlmCallStarted
 from tests.support.postgres_server import own_server, why_not
-from tracestore import CallFilter, PostgresStore
-from tracestore.sql.calls.sums import sum_up
-from tracestore.sql.repricing import repricing
+from callboard.tracestore import CallFilter, PostgresStore
+from callboard.tracestore.sql.calls.sums import sum_up
+from callboard.tracestore.sql.repricing import repricing
 
 from .store_money import CALLS, DAYS, FIRST_US, FULL_SCAN, MODELS, table_of_prices
 from .stored_calls import call, envelopes_of

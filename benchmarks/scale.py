@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bus import StreamReset, TextDelta
-from engine import Engine, StreamAccumulator
+from callboard.bus import StreamReset, TextDelta
+from callboard.engine import Engine, StreamAccumulator
 from tests.support.reply_server import ROOT, Chat, reply_server, words
 
 from .floors import RawClients

@@ -18,10 +18,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from engine import Engine, Session
+from callboard.engine import Engine, Session
 from tests.support.postgres_server import PostgresServer, own_server, why_not
 from tests.support.reply_server import reply_server
-from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
 
 from .hosts import engine_on, history, home_in, tools
 from .per_call import MESSAGES, TOOLS, through_engine
@@ -97,8 +97,8 @@ async def _made(server: PostgresServer, name: str, path: Path, months_of: str = 
         with psycopg.connect(months_of, options="-c search_path=callboard") as there:
             moments = [row[0] for row in there.execute("SELECT DISTINCT ts_us / 86400000000 FROM events")]
         with psycopg.connect(dsn, options="-c search_path=callboard", autocommit=True) as here:
-            from tracestore.postgres.schema.partitions import ensure_months
-            from tracestore.postgres.statements import Statements
+            from callboard.tracestore.postgres.schema.partitions import ensure_months
+            from callboard.tracestore.postgres.statements import Statements
 
             ensure_months(Statements(here, {}), [moment * 86_400_000_000 for moment in moments])
     return dsn

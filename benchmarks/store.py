@@ -7,8 +7,8 @@ import tempfile
 from itertools import count
 from pathlib import Path
 
-from bus.bus import Bus
-from tracestore import TraceStore, WriterCore
+from callboard.bus.bus import Bus
+from callboard.tracestore import TraceStore, WriterCore
 
 from .store_money import CALLS, money_rows
 from .stored_calls import bare_copy, call, envelopes_of, stored_rows

@@ -20,11 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from bus.events.calls import LlmCallCompleted, LlmCallStarted
-from bus.events.envelope import Envelope
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from tracestore.sql.calls.sums import sum_up
-from tracestore.sql.repricing import repricing
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.envelope import Envelope
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
+from callboard.tracestore.sql.calls.sums import sum_up
+from callboard.tracestore.sql.repricing import repricing
 
 from .stored_calls import call, envelopes_of
 from .table import Row, against, micros

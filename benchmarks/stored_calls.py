@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from bus.clock import SYSTEM_CLOCK
-from bus.events.calls import LlmCallCompleted, LlmCallStarted
-from bus.events.envelope import Envelope, Event
-from bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
-from bus.values.messages import Candidate, Message, RoutingDecision
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.envelope import Envelope, Event
+from callboard.bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
+from callboard.bus.values.messages import Candidate, Message, RoutingDecision
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 
 _MODEL = "openai:gpt-5-mini"
 _ROUTING = RoutingDecision(_MODEL, _MODEL, "openai", "id", (Candidate(_MODEL),))

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from adapters import ToolDefinition, ToolUseBlock
-from bus import SYSTEM_CLOCK, Bus, ToolFinished, ToolProgress, ToolStarted
-from bus.values.json import JsonObject
-from engine import Tool, ToolContext, tool
-from engine.tools import ToolRoundContext, run_tools
+from callboard.adapters import ToolDefinition, ToolUseBlock
+from callboard.bus import SYSTEM_CLOCK, Bus, ToolFinished, ToolProgress, ToolStarted
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Tool, ToolContext, tool
+from callboard.engine.tools import ToolRoundContext, run_tools
 
 from .table import Row, against, in_turns, micros, run
 

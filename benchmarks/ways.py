@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
-from adapters.contract import ProviderAdapter
-from adapters.http.adapter import HttpAdapter
-from engine import Engine
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.engine import Engine
 from tests.support.reply_models import PROTOCOLS
 
 from .floors import Clients, HandClients, RawClients

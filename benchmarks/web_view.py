@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from bus import TextDelta
-from engine import Engine
-from engine.web_view.app import WebView
+from callboard.bus import TextDelta
+from callboard.engine import Engine
+from callboard.engine.web_view.app import WebView
 from tests.support.browser import CHROMIUM, WHY_NOT, browser
 from tests.support.reply_server import reply_server
 
@@ -47,7 +47,7 @@ async def served(engine: Engine) -> AsyncIterator[tuple[str, int, WebView]]:
     """The engine's live view on a real server: host, port, and the view itself."""
     import uvicorn
 
-    from engine import web
+    from callboard.engine import web
 
     view = web(engine)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -12,18 +12,18 @@ from sys import modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import adapters as _adapters
-    import bus as _bus
-    import engine as _engine
-    import engine.conversation.context as _context
-    import engine.middleware as _middleware
-    import tracestore as _tracestore
-    from adapters import *
-    from bus import *
-    from engine import *
-    from engine.conversation.context import *
-    from engine.middleware import *
-    from tracestore import *
+    import callboard.adapters as _adapters
+    import callboard.bus as _bus
+    import callboard.engine as _engine
+    import callboard.engine.conversation.context as _context
+    import callboard.engine.middleware as _middleware
+    import callboard.tracestore as _tracestore
+    from callboard.adapters import *
+    from callboard.bus import *
+    from callboard.engine import *
+    from callboard.engine.conversation.context import *
+    from callboard.engine.middleware import *
+    from callboard.tracestore import *
 
     __all__ = []
     __all__ += _adapters.__all__

@@ -18,17 +18,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
-from adapters.providers.local import LocalAdapter
-from adapters.providers.local.adapter import create_inner, read_options
-from adapters.transport.opening import new_transport
-from bus.clock import SYSTEM_CLOCK
-from bus.errors import AdapterError
-from bus.streams.events import StreamEvent, TextDelta
-from bus.values.json import Json
-from bus.values.messages import Message, ToolDefinition
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse, ProviderAdapter
+from callboard.adapters.providers.local import LocalAdapter
+from callboard.adapters.providers.local.adapter import create_inner, read_options
+from callboard.adapters.transport.opening import new_transport
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent, TextDelta
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, ToolDefinition
 
 FOLDER = Path(__file__).resolve().parent / "local"
 MODEL = "local:smollm2"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
+from callboard.bus._lazy_names import later
 
 if TYPE_CHECKING:
     from .abort import AbortController, AbortSignal

@@ -11,8 +11,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator
 
-from bus.errors import CancelledError
-from bus.log import Log
+from callboard.bus.errors import CancelledError
+from callboard.bus.log import Log
 
 _log = Log("engine.abort")
 

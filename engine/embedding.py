@@ -15,9 +15,9 @@ from operator import add
 
 import msgspec
 
-from adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, TokenUsage
-from adapters.contract import ProviderAdapter
-from adapters.embeddings import (
+from callboard.adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, TokenUsage
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.embeddings import (
     AT_ONCE,
     EmbeddingAdapter,
     EmbeddingCapabilities,
@@ -30,10 +30,10 @@ from adapters.embeddings import (
     plan_batches,
     run_batches,
 )
-from adapters.embeddings.batching import Gathered
-from adapters.usage.estimate import upper_end
-from bus import CallboardError, ConfigurationError, Cost, CostSource
-from bus.values.shown import Shown
+from callboard.adapters.embeddings.batching import Gathered
+from callboard.adapters.usage.estimate import upper_end
+from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
+from callboard.bus.values.shown import Shown
 
 from .calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from .models.entries import ModelEntry

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 import anyio.to_thread
 
-from bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
-from bus.values.shown import short
-from tracestore import Capture, PriceTable, Redact, Store
+from callboard.bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownReport, StreamChannel
+from callboard.bus.values.shown import short
+from callboard.tracestore import Capture, PriceTable, Redact, Store
 
 from .background.engine_methods import BackgroundMethods
 from .batches.engine_methods import BatchMethods

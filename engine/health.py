@@ -12,14 +12,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import ProviderAdapter
-from adapters.health import AdapterHealth, ChecksHealth
-from adapters.provider import provider_named
-from adapters.transport.key_masking import given_keys, masked
-from bus import CallboardError, Clock, ConfigurationError, StoreError
-from tracestore import Store, WriterStatistics
-from tracestore.health import FileFacts, file_facts
-from tracestore.reports import StoreCondition
+from callboard.adapters import ProviderAdapter
+from callboard.adapters.health import AdapterHealth, ChecksHealth
+from callboard.adapters.provider import provider_named
+from callboard.adapters.transport.key_masking import given_keys, masked
+from callboard.bus import CallboardError, Clock, ConfigurationError, StoreError
+from callboard.tracestore import Store, WriterStatistics
+from callboard.tracestore.health import FileFacts, file_facts
+from callboard.tracestore.reports import StoreCondition
 
 from .health_report import Check, HealthReport, report_of
 from .keys.key_file import keys_file, read_keys

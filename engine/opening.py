@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-import tracestore
-from bus import Bus, ConfigurationError, StoreError
-from bus.clock import SYSTEM_CLOCK, Clock
-from tracestore import PriceTable, Store
-from tracestore.home import home_folder
+from callboard import tracestore
+from callboard.bus import Bus, ConfigurationError, StoreError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.tracestore import PriceTable, Store
+from callboard.tracestore.home import home_folder
 
 from .store_address import StoreAddress, TracePlace, is_address
 
 if TYPE_CHECKING:
-    from tracestore import PostgresStore, TraceShipper
-    from tracestore.shipping.backlog import Backlog
+    from callboard.tracestore import PostgresStore, TraceShipper
+    from callboard.tracestore.shipping.backlog import Backlog
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
@@ -45,7 +45,7 @@ def store_to_read(place: TracePlace, *, take_in: bool = True) -> Store:
         take_in: Whether the store shows what dead processes left beside it.
     """
     if isinstance(place, StoreAddress):
-        from tracestore import PostgresStore
+        from callboard.tracestore import PostgresStore
 
         return PostgresStore.open_readonly(place.dsn, take_in=take_in)
     return tracestore.TraceStore.open_readonly(place, take_in=take_in)
@@ -58,7 +58,7 @@ def place_to_read(store: Store | None) -> TracePlace | Store | None:
 
 def server_store(store: Store) -> PostgresStore | None:
     """The store, if its trace is on a server and not in a file of this machine."""
-    from tracestore import PostgresStore
+    from callboard.tracestore import PostgresStore
 
     return store if isinstance(store, PostgresStore) else None
 
@@ -91,8 +91,8 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
         ConfigurationError: The trace isn't in a file, or the address can't be read.
         StoreError: The driver is not installed.
     """
-    from tracestore import TraceShipper
-    from tracestore.shipping.recent import Recent
+    from callboard.tracestore import TraceShipper
+    from callboard.tracestore.shipping.recent import Recent
 
     if not isinstance(store, tracestore.TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
@@ -108,14 +108,14 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
 
 def shipped_to(place: TracePlace) -> list[str]:
     """The names of the shared stores that the trace at a place is shipped to."""
-    from tracestore.shipping.marks import marks
+    from callboard.tracestore.shipping.marks import marks
 
     return [mark.target for mark in marks(place)] if isinstance(place, Path) else []
 
 
 async def backlog_of(trace: Path) -> list[Backlog]:
     """What waits in a trace file, for each shared store. Raises StoreError."""
-    from tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.backlog import backlogs
 
     return await backlogs(trace)
 
@@ -126,9 +126,9 @@ def forget_target(trace: Path, target: StoreAddress) -> bool:
     Raises:
         StoreError: The driver is not installed, or a shipper is at work.
     """
-    from tracestore.shipping.adoption import LookForFiles
-    from tracestore.shipping.marks import forget_mark
-    from tracestore.shipping.shipper import receiver
+    from callboard.tracestore.shipping.adoption import LookForFiles
+    from callboard.tracestore.shipping.marks import forget_mark
+    from callboard.tracestore.shipping.shipper import receiver
 
     name = receiver(target.dsn).name
     LookForFiles(home_folder() / "shipping", trace, name, None).done()
@@ -149,8 +149,8 @@ async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
     Raises:
         StoreError: The file or, once, the server can't be used.
     """
-    from tracestore import TraceShipper
-    from tracestore.shipping.adoption import take_over
+    from callboard.tracestore import TraceShipper
+    from callboard.tracestore.shipping.adoption import take_over
 
     from .pricing.pricing import load_prices
 
@@ -167,6 +167,6 @@ async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
 
 
 def _on_server(address: StoreAddress, clock: Clock) -> Store:
-    from tracestore import PostgresStore
+    from callboard.tracestore import PostgresStore
 
     return PostgresStore(address.dsn, clock=clock)

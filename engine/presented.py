@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import msgspec
 
-from adapters import CallWarning, ContentBlock, Message, StopReason, TokenUsage, ToolUseBlock
-from bus import Cost, TurnStatus
-from bus.values.json import Json, JsonObject
-from bus.values.raw_reply import RawReply
+from callboard.adapters import CallWarning, ContentBlock, Message, StopReason, TokenUsage, ToolUseBlock
+from callboard.bus import Cost, TurnStatus
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.raw_reply import RawReply
 
 
 def plain(value: object) -> Json:

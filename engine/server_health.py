@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bus import StoreError
-from tracestore.reports import StoreCondition
+from callboard.bus import StoreError
+from callboard.tracestore.reports import StoreCondition
 
 from .health_report import Check
 
 if TYPE_CHECKING:
-    from tracestore import PostgresStore
-    from tracestore.nodes.ownership import NodeRow
-    from tracestore.postgres.upkeep.facts import ServerFacts
+    from callboard.tracestore import PostgresStore
+    from callboard.tracestore.nodes.ownership import NodeRow
+    from callboard.tracestore.postgres.upkeep.facts import ServerFacts
 
 
 async def check_server(store: PostgresStore) -> list[Check]:
     """The checks of a server, of the way to it, and of the trace on it. Nothing is made there."""
-    from tracestore.health import server_facts
+    from callboard.tracestore.health import server_facts
 
     try:
         facts = await server_facts(store)

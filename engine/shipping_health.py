@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bus import StoreError
+from callboard.bus import StoreError
 
 from .health_report import Check
 
 
 async def check_shipping(trace: Path) -> list[Check]:
     """How far each shared store is that the file is shipped to. No store is asked."""
-    from tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.backlog import backlogs
 
     try:
         found = await backlogs(trace)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from adapters.actor import AdapterActor
-from adapters.contract import ProviderAdapter
-from adapters.health import AdapterStatistics, ReportsStatistics
-from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
-from tracestore import WriterStatistics
+from callboard.adapters.actor import AdapterActor
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.health import AdapterStatistics, ReportsStatistics
+from callboard.bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
+from callboard.tracestore import WriterStatistics
 
 from .rate_limits.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from .routing.availability import Availability

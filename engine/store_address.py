@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 SCHEMES = ("postgresql://", "postgres://")
 

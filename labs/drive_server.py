@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AdapterError,
     CanonicalRequest,
@@ -31,12 +31,12 @@ from adapters import (
     ProviderAdapter,
     create_adapter,
 )
-from adapters.config import RetryPolicy
-from adapters.contract import CanonicalResponse
-from bus.streams.events import StreamEvent
-from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.values.usage import UsageSource
+from callboard.adapters.config import RetryPolicy
+from callboard.adapters.contract import CanonicalResponse
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import UsageSource
 from tests.support.invariants import check_stream
 
 ADAPTERS = {

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tracestore.prices import snapshot as price_snapshot
-from tracestore.prices.source import convert
-from tracestore.prices.table import PriceTable
+from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices.source import convert
+from callboard.tracestore.prices.table import PriceTable
 
 
 def plain(value: object) -> object:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters import CanonicalResponse
+from callboard.adapters import CanonicalResponse
 from tests.support.batch_engines import engine_at, name_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.virtual_time import runs_on

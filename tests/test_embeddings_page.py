@@ -10,13 +10,13 @@ from typing import cast
 
 import pytest
 
-from adapters.embeddings import INPUT_TYPES
-from adapters.providers.local.settings import find_model
-from adapters.registry import adapter_types
+from callboard.adapters.embeddings import INPUT_TYPES
+from callboard.adapters.providers.local.settings import find_model
+from callboard.adapters.registry import adapter_types
 from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
-from engine.embedding import require_same_space
-from engine.models.config import read_models_yaml
-from engine.routing.candidates import expand
+from callboard.engine.embedding import require_same_space
+from callboard.engine.models.config import read_models_yaml
+from callboard.engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs
 from tests.book.snippets import DOCS, codes, definitions
 from tests.support.virtual_time import runs_on

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.settings import find_model
 from callboard import Engine, PriceTable, ViewEvent, run_sync, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.support.engines import registry

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from adapters.registry import adapter_types
+from callboard.adapters.registry import adapter_types
 from callboard import (
     AdapterConfig,
     AdapterEntry,

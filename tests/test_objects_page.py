@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.settings import find_model
 from callboard import Engine, PriceTable, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.support.engines import registry

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
-from bus.events.upcasting import upcast
+from callboard.bus._lazy_names import later
+from callboard.bus.events.upcasting import upcast
 
 from .filters import CallFilter
 from .prices.rows import PriceAlias, PriceRow

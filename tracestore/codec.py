@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.events.codec import EncodedEnvelope, as_text, encode_part, fields_of
-from bus.events.envelope import Envelope, Event, UnknownEvent
-from bus.events.sessions import SessionConfigured, SessionMessageAppended
-from bus.events.tools import ToolProgress
+from callboard.bus.events.codec import EncodedEnvelope, as_text, encode_part, fields_of
+from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
+from callboard.bus.events.tools import ToolProgress
 
 from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 

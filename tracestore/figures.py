@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.events.calls import LlmCallGuarded
-from bus.events.envelope import Event, UnknownEvent
-from bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
+from callboard.bus.events.calls import LlmCallGuarded
+from callboard.bus.events.envelope import Event, UnknownEvent
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 
 KEPT = frozenset(
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 
 def home_folder() -> Path:

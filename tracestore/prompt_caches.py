@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage
 
 from .filters import CallFilter
 from .prices.table import PriceTable

@@ -14,9 +14,9 @@ from datetime import datetime
 
 import msgspec
 
-from bus.events.codec import decode_as
-from bus.events.envelope import Envelope, Event, UnknownEvent
-from bus.observable import check_pattern, topic_matches
+from callboard.bus.events.codec import decode_as
+from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.observable import check_pattern, topic_matches
 
 from .store import Store
 

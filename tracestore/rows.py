@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import msgspec
 
-from bus.values.cost_sum import CostSum, usage_is_unknown
-from bus.values.messages import Message, RoutingDecision, SessionSetup
-from bus.values.usage import Cost, TokenUsage, usd_of
+from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
+from callboard.bus.values.messages import Message, RoutingDecision, SessionSetup
+from callboard.bus.values.usage import Cost, TokenUsage, usd_of
 
 from .filters import CallStatus
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from .sqlite.database import Database
 from .sqlite.statements import Statements

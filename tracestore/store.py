@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from bus.events.envelope import Envelope
-from bus.values.messages import Message
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.messages import Message
 
 from .filters import CallFilter, SearchFilter
 from .prices.table import PriceTable

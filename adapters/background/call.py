@@ -17,9 +17,9 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from bus.errors import AdapterError, CancelledError, InvalidRequestError, NotFoundError, RequestTimeoutError
-from bus.streams.events import StreamEvent
-from bus.values.usage import StopReason
+from callboard.bus.errors import AdapterError, CancelledError, InvalidRequestError, NotFoundError, RequestTimeoutError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..http.client import HttpClient

@@ -8,10 +8,10 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, AuthError, CancelledError, NotFoundError, OutcomeUnknownError
-from bus.log import Log
-from bus.streams.events import StreamEvent
-from bus.values.usage import StopReason
+from callboard.bus.errors import AdapterError, AuthError, CancelledError, NotFoundError, OutcomeUnknownError
+from callboard.bus.log import Log
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason
 
 from ..contract import AttemptAccepted, AttemptObserver, CanonicalRequest
 from ..http.call import HttpCall

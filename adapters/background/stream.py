@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from bus.streams.events import StreamEvent
+from callboard.bus.streams.events import StreamEvent
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..http.client import HttpClient

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from adapters.http.wire_call import WireCall
-from bus.streams.events import StreamEvent
-from bus.values.usage import TokenUsage
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import TokenUsage
 
 from ..contract import CanonicalRequest
 from ..replies.assembler import Assembler

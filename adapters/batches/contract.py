@@ -16,7 +16,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from bus.errors import AdapterError
+from callboard.bus.errors import AdapterError
 
 from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning, CanonicalRequest, CanonicalResponse

@@ -14,20 +14,20 @@ from typing import TypeVar, overload
 import anyio
 import msgspec
 
-from adapters.http import emulated_tools
-from adapters.http.attempts import HttpAttempts
-from adapters.http.client import HttpClient
-from adapters.http.retry import backoff_delay
-from adapters.http.single_reply import fetch
-from adapters.http.wire_call import WireCall
-from bus.errors import (
+from callboard.adapters.http import emulated_tools
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.retry import backoff_delay
+from callboard.adapters.http.single_reply import fetch
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.errors import (
     AdapterError,
     InvalidRequestError,
     NetworkError,
     NotFoundError,
     OutcomeUnknownError,
 )
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning, CanonicalRequest

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http import emulated_tools
-from adapters.http.attempts import HttpAttempts
-from adapters.http.call import HttpCall
-from adapters.http.client import HttpClient
-from adapters.http.single_reply import fetch
-from adapters.http.wire_call import WireCall
-from adapters.requests.emulation import read_response
-from adapters.transport.transport import close_reply, read_error_body
-from bus.errors import AdapterError, StreamError
+from callboard.adapters.http import emulated_tools
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.call import HttpCall
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.single_reply import fetch
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.emulation import read_response
+from callboard.adapters.transport.transport import close_reply, read_error_body
+from callboard.bus.errors import AdapterError, StreamError
 
 from ..contract import CanonicalRequest, CanonicalResponse
 from .contract import BatchJob

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.refusals.classify import ErrorType, build_error, read_error_value
-from adapters.usage.unfinished import NOTHING_USED
-from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.classify import ErrorType, build_error, read_error_value
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from callboard.bus.values.json import Json, JsonObject
 
 from .contract import BatchJob, BatchLimits
 

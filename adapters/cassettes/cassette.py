@@ -31,9 +31,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from bus.errors import AdapterError, ConfigurationError, StreamError
-from bus.private_file import write_private
-from bus.values.json import Json, JsonObject
+from callboard.bus.errors import AdapterError, ConfigurationError, StreamError
+from callboard.bus.private_file import write_private
+from callboard.bus.values.json import Json, JsonObject
 
 from ..transport.transport import HttpReply, HttpRequest, Transport
 from .differences import differences

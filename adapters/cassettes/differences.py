@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 
 class Difference(msgspec.Struct):

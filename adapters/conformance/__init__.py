@@ -1,9 +1,9 @@
 """The conformance kit: whether an adapter keeps the contract, checked for any adapter by anybody.
 
-Describe the adapter by a kit, then either run ``python -m adapters.conformance my_package.kit:MY_KIT``, or let
+Describe the adapter by a kit, then either run ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``, or let
 pytest run it:
 
-    from adapters.conformance import checks_of
+    from callboard.adapters.conformance import checks_of
 
     test_conformance = checks_of(MY_KIT)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
-from bus.errors import AdapterError
-from bus.streams.events import StreamEvent
-from bus.values.content import ContentBlock, TextBlock, ToolUseBlock
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ContentBlock, TextBlock, ToolUseBlock
 
 from ..config import RetryPolicy
 from ..contract import AdapterStream, CanonicalRequest, CanonicalResponse

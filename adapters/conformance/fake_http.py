@@ -9,7 +9,7 @@ from typing import TypeAlias
 import anyio
 import anyio.lowlevel
 
-from adapters.transport.transport import HttpReply, HttpRequest
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 
 HANG = float("inf")
 """A wait that never ends, as a step of a `FakeReply`."""

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.transport.transport import Transport
-from bus.clock import Clock
-from bus.errors import NetworkError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import Clock
+from callboard.bus.errors import NetworkError
+from callboard.bus.values.json import Json, JsonObject
 
 from ..config import AdapterConfig
 from ..contract import ProviderAdapter

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.streams.events import (
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -21,7 +21,7 @@ from bus.streams.events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.values.content import (
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -30,8 +30,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.runnable_calls import ended_well
-from bus.values.usage import TokenUsage
+from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.usage import TokenUsage
 
 
 def require(condition: object, message: str) -> None:

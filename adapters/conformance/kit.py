@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 import anyio
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
-from adapters.transport.transport import HttpRequest
-from bus.errors import (
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -30,9 +30,9 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.values.json import JsonObject
-from bus.values.messages import Message, ToolDefinition
-from bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .virtual_time import FakeClock
 

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from adapters.transport.transport import HttpRequest
-from bus.clock import Clock
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.bus.clock import Clock
 
 from ..config import AdapterConfig
 from ..contract import ProviderAdapter

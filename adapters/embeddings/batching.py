@@ -16,8 +16,8 @@ from typing import TypeAlias
 import anyio
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning
-from bus.errors import (
+from callboard.adapters.contract import AttemptObserver, CallWarning
+from callboard.bus.errors import (
     AdapterError,
     AuthError,
     CancelledError,
@@ -27,7 +27,7 @@ from bus.errors import (
     NotFoundError,
     QuotaExceededError,
 )
-from bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage
 
 from .contract import (
     EmbeddingAdapter,

@@ -15,8 +15,8 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
-from bus.errors import AdapterError
-from bus.values.usage import TokenUsage
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.usage import TokenUsage
 
 from ..calls import CallRequest, CallResponse
 from ..contract import AttemptObserver

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from adapters.contract import AttemptObserver, CallWarning
-from adapters.http.attempts import HttpAttempts
-from adapters.http.client import HttpClient
-from adapters.http.single_reply import fetch
-from adapters.http.wire_call import WireCall
-from adapters.usage.estimate import estimate_tokens
-from bus.errors import AdapterError
-from bus.values.usage import TokenUsage, UsageSource
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import AttemptObserver, CallWarning
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.single_reply import fetch
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.usage.estimate import estimate_tokens
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from .wire import EmbeddingReply, EmbeddingWire, check_vectors, fit

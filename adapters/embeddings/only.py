@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.wire import ChatWire, OtherWires
-from adapters.http.wire_call import WireCall, bearer
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import StreamNormaliser
-from bus.errors import CapabilityError, InvalidRequestError
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.wire import ChatWire, OtherWires
+from callboard.adapters.http.wire_call import WireCall, bearer
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
+from callboard.bus.errors import CapabilityError, InvalidRequestError
 
 from .wire import EmbeddingWire
 

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from bus.errors import StreamError
+from callboard.bus.errors import StreamError
 
 from .contract import Vector
 

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import msgspec
 
-from adapters.contract import CallWarning
-from adapters.http.wire_call import WireCall
-from adapters.requests.settings import changed, dropped
-from adapters.usage.stated_cost import StatedCost
-from bus.errors import CapabilityError, InvalidRequestError, StreamError
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.settings import changed, dropped
+from callboard.adapters.usage.stated_cost import StatedCost
+from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
+from callboard.bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
 

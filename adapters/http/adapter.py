@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, CapabilityError
-from bus.values.messages import Message, ToolDefinition
-from bus.values.usage import TokenUsage
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import AdapterError, CapabilityError
+from callboard.bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.usage import TokenUsage
 
 from ..batches.contract import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..batches.http import HttpBatches

@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from bus.backend import MovingDeadline, new_scope, time_source
-from bus.errors import (
+from callboard.bus.backend import MovingDeadline, new_scope, time_source
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -28,7 +28,7 @@ from bus.errors import (
     InvalidRequestError,
     RequestTimeoutError,
 )
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..calls import CallRequest, RateLimitInfo
 from ..contract import (

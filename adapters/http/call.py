@@ -9,9 +9,9 @@ from functools import partial
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, InvalidRequestError, StreamError
-from bus.streams.events import StreamEvent
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.errors import AdapterError, InvalidRequestError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..refusals.classify import error_without_status, find_error

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, AuthError, CallboardError
-from bus.values.json import Json
-from bus.values.usage import TokenUsage
+from callboard.bus.errors import AdapterError, AuthError, CallboardError
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage
 
 from ..calls import RateLimitInfo
 from ..health import AdapterHealth, AdapterStatistics, CountingTransport, failed, probe

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.messages import Message
+from callboard.bus.values.messages import Message
 
 from ..contract import CanonicalRequest
 from ..usage.estimate import at_most, estimate_tokens

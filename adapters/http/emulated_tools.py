@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bus.values.content import ToolResultBlock, ToolUseBlock
+from callboard.bus.values.content import ToolResultBlock, ToolUseBlock
 
 from ..contract import CanonicalRequest
 from ..refusals.required_capabilities import check_demands

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import anyio
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError
-from bus.log import Log
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import AdapterError
+from callboard.bus.log import Log
 
 from ..config import RetryPolicy
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 from weakref import ref
 
-from bus.values.usage import TokenUsage
+from callboard.bus.values.usage import TokenUsage
 
 
 class RunningCall(Protocol):

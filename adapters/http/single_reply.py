@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from bus.errors import AdapterError, NetworkError, OutcomeUnknownError, ServerError, StreamError
+from callboard.bus.errors import AdapterError, NetworkError, OutcomeUnknownError, ServerError, StreamError
 
 from ..refusals.classify import error_without_status, find_error
 from ..transport.key_masking import masked_headers

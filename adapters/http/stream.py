@@ -21,10 +21,10 @@ from typing import Self
 
 import anyio
 
-from bus.backend import current_time, time_source
-from bus.errors import AdapterError, CancelledError, StreamError
-from bus.streams.events import StreamEvent
-from bus.values.usage import StopReason
+from callboard.bus.backend import current_time, time_source
+from callboard.bus.errors import AdapterError, CancelledError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason
 
 from ..contract import CanonicalResponse
 from ..refusals.classify import error_without_status, find_error

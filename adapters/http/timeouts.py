@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.errors import RequestTimeoutError
+from callboard.bus.errors import RequestTimeoutError
 
 from ..config import AdapterConfig
 from .attempts import Limit

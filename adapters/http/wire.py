@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from bus.clock import Clock
-from bus.errors import AdapterError
-from bus.values.json import Json
-from bus.values.messages import Message, ToolDefinition
+from callboard.bus.clock import Clock
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, ToolDefinition
 
 from ..background.wire import BackgroundWire
 from ..batches.wire import BatchWire

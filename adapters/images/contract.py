@@ -15,11 +15,11 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from adapters.requests.media import media_bytes
-from bus.private_file import write_private
-from bus.values.content import ImageBlock
-from bus.values.shown import Shown
-from bus.values.usage import TokenUsage
+from callboard.adapters.requests.media import media_bytes
+from callboard.bus.private_file import write_private
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.shown import Shown
+from callboard.bus.values.usage import TokenUsage
 
 from ..calls import CallRequest, CallResponse
 from ..contract import AttemptObserver

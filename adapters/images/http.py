@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from adapters.contract import AttemptObserver, CallWarning
-from adapters.http.attempts import HttpAttempts
-from adapters.http.client import HttpClient
-from adapters.http.single_reply import SingleReply, error_inside, fetch
-from adapters.http.wire_call import WireCall
-from bus.errors import AdapterError, InvalidRequestError
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import AttemptObserver, CallWarning
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.single_reply import SingleReply, error_inside, fetch
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.errors import AdapterError, InvalidRequestError
+from callboard.bus.values.warning_codes import WarningCode
 
 from .contract import ImageCapabilities, ImageRequest, ImageResponse
 from .wire import ImageReply, ImageWire, fit, pieces

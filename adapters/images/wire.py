@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.requests.image_size import image_size
-from adapters.requests.media import media_bytes, media_type_of
-from bus.errors import CapabilityError, InvalidRequestError, StreamError
-from bus.values.content import ImageBlock
-from bus.values.usage import TokenUsage
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.image_size import image_size
+from callboard.adapters.requests.media import media_bytes, media_type_of
+from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.usage import TokenUsage
 
 from .contract import GeneratedImage, ImageCapabilities, ImageRequest
 from .sizes import ratio_of, read_ratio, read_size, size_of_ratio

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 from ..provider import provider_named, providers
 from ..transport.key_owner import check_key_goes_home

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import anyio
 
-from bus.errors import AuthError
+from callboard.bus.errors import AuthError
 
 from ..transport.header_values import fault_of
 from .source import KeySource

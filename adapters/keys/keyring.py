@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 from ..config import AdapterConfig
 from ..transport.key_masking import hide_in_logs, secrets, with_secret

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus.errors import (
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.batches.contract import BatchJob
-from adapters.batches.wire import BatchLine, error_of_item, expired_item, json_lines
-from adapters.http.wire_call import WireCall, get
-from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
-from adapters.transport.multipart import FormPart, write_form
-from bus.errors import AdapterError
-from bus.values.json import Json
+from callboard.adapters.batches.contract import BatchJob
+from callboard.adapters.batches.wire import BatchLine, error_of_item, expired_item, json_lines
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.refusals.classify import ErrorType, error_without_status, read_error_value
+from callboard.adapters.transport.multipart import FormPart, write_form
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import Json
 
 MARK = "callboard_batch"
 """The name of our mark among a job's metadata."""

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import CallWarning
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 _TYPES: Mapping[str, str] = {
     "query": "search_query",

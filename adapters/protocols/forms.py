@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.http.wire_call import WireCall
-from adapters.images.wire import input_bytes
-from adapters.requests.encoding import encode_json
-from adapters.transport.multipart import FormPart, write_form
-from bus.values.content import ImageBlock
-from bus.values.json import Json, JsonObject
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images.wire import input_bytes
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.transport.multipart import FormPart, write_form
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.json import Json, JsonObject
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:

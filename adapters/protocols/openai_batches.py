@@ -18,15 +18,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from adapters.batches.wire import (
+from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
+from callboard.adapters.batches.wire import (
     ListPage,
     Written,
     fields_of,
 )
-from adapters.http.wire_call import WireCall, get
-from adapters.requests.encoding import encode_json
-from bus.values.json import Json
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.requests.encoding import encode_json
+from callboard.bus.values.json import Json
 
 from .batch_files import MARK, FileBatches, mark_of, places
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from adapters.embeddings.vectors import read_vector
-from adapters.embeddings.wire import EmbeddingReply
-from adapters.http.wire_call import WireCall
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.usage.counts import reported_count
-from adapters.usage.stated_cost import reported_cost
-from bus.errors import StreamError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
+from callboard.adapters.embeddings.vectors import read_vector
+from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.usage.counts import reported_count
+from callboard.adapters.usage.stated_cost import reported_cost
+from callboard.bus.errors import StreamError
+from callboard.bus.values.json import Json, JsonObject
 
 PATH = "/v1/embeddings"
 

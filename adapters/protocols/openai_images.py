@@ -15,17 +15,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from adapters.images.wire import ImageReply, from_base64
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.transport.multipart import FormPart
-from adapters.usage.contradictions import has_negative, source_of
-from adapters.usage.counts import reported_count
-from adapters.usage.stated_cost import reported_cost
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage, details_of
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.images.wire import ImageReply, from_base64
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.transport.multipart import FormPart
+from callboard.adapters.usage.contradictions import has_negative, source_of
+from callboard.adapters.usage.counts import reported_count
+from callboard.adapters.usage.stated_cost import reported_cost
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, details_of
 
 from .forms import file_part, form_call
 

@@ -16,12 +16,12 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from adapters.contract import CallWarning
-from adapters.http.wire_call import WireCall
-from adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.videos.contract import (
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.videos.contract import (
     VIDEO_VARIANTS,
     VideoCapabilities,
     VideoJob,
@@ -30,11 +30,11 @@ from adapters.videos.contract import (
     VideoTerms,
     VideoVariant,
 )
-from adapters.videos.usage import video_usage
-from adapters.videos.wire import known_terms
-from bus.errors import AdapterError
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.videos.usage import video_usage
+from callboard.adapters.videos.wire import known_terms
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from .forms import file_part, form_call
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.errors import (
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -27,7 +27,7 @@ from bus.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from ..http.retry import retry_after_seconds
 from ..replies.broken_json import mend_body

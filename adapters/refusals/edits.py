@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 _HOSTS_OWN = frozenset({"input_schema", "parameters", "schema", "input", "metadata"})
 

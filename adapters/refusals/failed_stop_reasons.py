@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.errors import AdapterError, OverloadedError, ServerError
+from callboard.bus.errors import AdapterError, OverloadedError, ServerError
 
 from .classify import ErrorType
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bus.errors import (
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

@@ -24,9 +24,9 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, NotFoundError
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, NotFoundError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..contract import CallWarning, CanonicalRequest
 from ..requests.output_limits import stated_limit

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.messages import Message
+from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.messages import Message
 
 from ..contract import AdapterCapabilities, CanonicalRequest
 from ..requests.effort import EFFORTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     ContentBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -17,8 +17,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 _SIGNATURES = ("signatures", "thoughtSignature")
 _EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validator"}}

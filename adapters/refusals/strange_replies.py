@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bus.errors import StreamError
+from callboard.bus.errors import StreamError
 
 from ..transport.addresses import host_of, place
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     ContentBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
@@ -17,7 +17,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, Role
+from callboard.bus.values.messages import Message, Role
 
 
 def tell_tools(

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from bus.errors import (
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from bus.clock import Clock
-from bus.streams.events import MessageComplete, MessageStart, ProviderEvent, StreamEvent, TextDelta
-from bus.values.content import (
+from callboard.bus.clock import Clock
+from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderEvent, StreamEvent, TextDelta
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -34,10 +34,10 @@ from bus.values.content import (
     RedactedThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.runnable_calls import ended_well, with_whole_calls
-from bus.values.usage import StopReason, TokenUsage, UsageSource
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.runnable_calls import ended_well, with_whole_calls
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..contract import CallWarning, CanonicalRequest
 from ..refusals.failed_stop_reasons import failed_end

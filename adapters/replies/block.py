@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus.streams.events import (
+from callboard.bus.streams.events import (
     ProviderBlock,
     StreamEvent,
     TextDelta,
@@ -17,8 +17,8 @@ from bus.streams.events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
 
 from .growing import GrowingArguments
 from .json_text import parse_arguments

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 
-from bus.values.json import JsonObject
+from callboard.bus.values.json import JsonObject
 
 from .assembler import Assembler, Key
 from .block import ReplyBlock

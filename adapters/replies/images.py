@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from base64 import b64decode
 
-from bus.values.content import ImageBlock
-from bus.values.json import Json
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.json import Json
 
 from ..requests.media import is_remote, read_data_url
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import NamedTuple
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from ..requests.surrogates import mend_json
 

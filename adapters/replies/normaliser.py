@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from bus.errors import AdapterError, StreamError
-from bus.streams.events import StreamEvent
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
 
 from ..refusals.classify import ErrorType, error_without_status, is_foreign_error, read_error
 from .assembler import Assembler

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.values.json import Json
-from bus.values.raw_reply import RawReply
+from callboard.bus.values.json import Json
+from callboard.bus.values.raw_reply import RawReply
 
 from ..transport.key_masking import masked
 from .sse import BodyDecoder, SseEvent

@@ -9,8 +9,8 @@ from typing import Self
 
 import msgspec
 
-from bus.errors import CancelledError
-from bus.streams.events import (
+from callboard.bus.errors import CancelledError
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -22,7 +22,7 @@ from bus.streams.events import (
     ToolUseStart,
     TurnEvent,
 )
-from bus.values.content import (
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -32,8 +32,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter
 

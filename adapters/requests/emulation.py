@@ -17,13 +17,13 @@ from typing import Literal
 
 import msgspec
 
-from bus.clock import Clock
-from bus.values.content import ContentBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.values.runnable_calls import ended_well
-from bus.values.usage import StopReason
-from bus.values.warning_codes import WarningCode
+from callboard.bus.clock import Clock
+from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.usage import StopReason
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..contract import CallWarning, CanonicalRequest, CanonicalResponse
 from ..replies.json_text import parse_object

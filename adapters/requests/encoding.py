@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.errors import InvalidRequestError
-from bus.values.json import Json
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json
 
 from .surrogates import mend_json_value
 

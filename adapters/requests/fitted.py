@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from bus.errors import CapabilityError
-from bus.log import Log
-from bus.values.content import ContentBlock, ProviderRaw, TextBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message
-from bus.values.warning_codes import WarningCode
+from callboard.bus.errors import CapabilityError
+from callboard.bus.log import Log
+from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..contract import AdapterCapabilities, CallWarning
 from .media import WEB

@@ -7,10 +7,10 @@ the same everywhere.
 
 from __future__ import annotations
 
-from bus.errors import InvalidRequestError
-from bus.values.content import ToolUseBlock
-from bus.values.json import JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 CUSTOM = "custom"
 """OpenAI's type of a free-form tool."""

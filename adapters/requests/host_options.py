@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ..calls import CallRequest
 from .settings import own_options

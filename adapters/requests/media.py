@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 
 WEB = ("https", "http")
 """The schemes of addresses that providers can fetch from, most of them."""

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolChoice
-from bus.values.warning_codes import WarningCode
+from callboard.bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..calls import CallRequest
 from ..contract import AdapterCapabilities, CallWarning, CanonicalRequest

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair

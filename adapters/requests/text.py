@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bus.values.content import ContentBlock, TextBlock
-from bus.values.json import Json
-from bus.values.messages import Message, Role
+from callboard.bus.values.content import ContentBlock, TextBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, Role
 
 
 def as_text(value: Json) -> str:

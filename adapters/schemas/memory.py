@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.values.json import JsonObject
+from callboard.bus.values.json import JsonObject
 
 _T = TypeVar("_T")
 

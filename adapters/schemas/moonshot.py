@@ -8,7 +8,7 @@ imply. `oneOf` is written as `anyOf`, and `allOf` is merged. A schema for anythi
 
 from __future__ import annotations
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from .memory import remembered
 from .sanitizer import map_subschemas, merge_all_of, normalise_schema, without_booleans

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..contract import CallWarning
 from .memory import remembered

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from ..requests.text import as_text
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bus.errors import InvalidRequestError
-from bus.values.json import JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from .memory import remembered
 from .sanitizer import normalise_schema

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 _HOST = re.compile(r"[^\s/?#\[\]@:<>\"\\^`{|}\x00-\x20\x7f]+")
 

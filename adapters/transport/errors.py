@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
+from callboard.bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
 
 
 def not_in_time(host: str) -> RequestTimeoutError:

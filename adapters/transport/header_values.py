@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bus.errors import ConfigurationError, InvalidRequestError
+from callboard.bus.errors import ConfigurationError, InvalidRequestError
 
 from ..config import AdapterConfig
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from bus.errors import AdapterError
+from callboard.bus.errors import AdapterError
 
 from ..config import AdapterConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 from ..provider import providers
 from .addresses import host_of

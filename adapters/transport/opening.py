@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from bus.backend import on_asyncio
+from callboard.bus.backend import on_asyncio
 
 from .http1.client import Http1Transport
 from .proxies import UrlKind, has_proxy, kind_of

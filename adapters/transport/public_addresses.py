@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import anyio
 
-from bus.errors import StreamError
+from callboard.bus.errors import StreamError
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 

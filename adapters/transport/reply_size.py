@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.errors import StreamError
+from callboard.bus.errors import StreamError
 
 MAX_REPLY_BYTES = 128 * 1024 * 1024
 """The largest reply that is read into memory, in bytes after unpacking. Its largest event and its longest line

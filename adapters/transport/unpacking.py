@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 import anyio.lowlevel
 
-from bus.errors import StreamError
+from callboard.bus.errors import StreamError
 
 PIECE_BYTES = 64 * 1024
 """The largest piece that is unpacked at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
-from bus.values.usage import UsageSource
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import UsageSource
 
 _JSON = msgspec.json.Decoder(Json)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 
 def reported_count(value: object) -> int | None:

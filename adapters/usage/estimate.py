@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -34,8 +34,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition, plain_texts
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition, plain_texts
 
 from ..requests.image_size import image_pixels
 from ..requests.surrogates import mend_object

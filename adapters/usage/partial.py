@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.usage import TokenUsage, UsageSource
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..replies.assembler import Assembler
 from .estimate import estimate_request, estimate_tokens

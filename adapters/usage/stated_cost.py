@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 MOST_DOLLARS = 1_000_000
 """The largest cost of one call in US dollars. A larger or infinite number is no cost."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from bus.errors import AdapterError, CancelledError, NetworkError
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.errors import AdapterError, CancelledError, NetworkError
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from .estimate import at_most
 

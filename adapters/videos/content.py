@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import anyio
 
-from adapters.transport.transport import HttpReply, close_reply
-from bus.errors import RequestTimeoutError
+from callboard.adapters.transport.transport import HttpReply, close_reply
+from callboard.bus.errors import RequestTimeoutError
 
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _GOOGLE_MD5 = re.compile(r"md5=([A-Za-z0-9+/=]+)")

@@ -16,10 +16,10 @@ from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
-from adapters.requests.media import media_bytes
-from bus.errors import AdapterError
-from bus.values.content import ImageBlock
-from bus.values.usage import TokenUsage
+from callboard.adapters.requests.media import media_bytes
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.usage import TokenUsage
 
 from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning

@@ -20,9 +20,9 @@ from typing import BinaryIO
 import anyio
 from anyio import to_thread
 
-from adapters.http.retry import backoff_delay
-from bus.errors import AdapterError, StreamError
-from bus.private_file import UnfinishedFile
+from callboard.adapters.http.retry import backoff_delay
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.private_file import UnfinishedFile
 
 from ..config import RetryPolicy
 from .contract import VideoAdapter, VideoContent, VideoJob, VideoVariant

@@ -10,16 +10,16 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import msgspec
 
-from adapters.http.attempts import HttpAttempts
-from adapters.http.client import HttpClient
-from adapters.http.retry import backoff_delay
-from adapters.http.single_reply import fetch
-from adapters.http.wire_call import WireCall
-from adapters.keys.key import Key, KnownKey
-from adapters.requests.media import read_data_url
-from adapters.transport.key_masking import mask_error
-from adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
-from bus.errors import (
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.retry import backoff_delay
+from callboard.adapters.http.single_reply import fetch
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.keys.key import Key, KnownKey
+from callboard.adapters.requests.media import read_data_url
+from callboard.adapters.transport.key_masking import mask_error
+from callboard.adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
+from callboard.bus.errors import (
     AdapterError,
     AuthError,
     CapabilityError,
@@ -29,7 +29,7 @@ from bus.errors import (
     RequestTimeoutError,
     StreamError,
 )
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..calls import CallRequest
 from ..contract import AttemptObserver, CallWarning

@@ -8,8 +8,8 @@ piece: ``video``.
 
 from __future__ import annotations
 
-from adapters.images.sizes import read_size
-from bus.values.usage import TokenUsage
+from callboard.adapters.images.sizes import read_size
+from callboard.bus.values.usage import TokenUsage
 
 from .contract import VideoTerms
 

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
-from adapters.http.retry import backoff_delay
-from bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
+from callboard.adapters.http.retry import backoff_delay
+from callboard.bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
 
 from ..config import RetryPolicy
 from .contract import VideoJob

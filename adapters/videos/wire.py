@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.requests.media import media_type_of
-from bus.errors import CapabilityError, InvalidRequestError
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.media import media_type_of
+from callboard.bus.errors import CapabilityError, InvalidRequestError
 
 from .contract import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 

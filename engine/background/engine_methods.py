@@ -8,7 +8,7 @@ from ..conversation.options import TurnOptions
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from tracestore import OpenReply
+    from callboard.tracestore import OpenReply
 
     from ..conversation.results import GenerateResult
     from ..generation.streaming import StreamResult

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus import CallboardError
-from tracestore import OpenReply
+from callboard.bus import CallboardError
+from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, merged
 from ..conversation.turn import Turn

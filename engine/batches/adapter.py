@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from adapters import AdapterError, CapabilityError
-from adapters.actor import start_work
-from adapters.batches import BatchAdapter
-from adapters.contract import ProviderAdapter
+from callboard.adapters import AdapterError, CapabilityError
+from callboard.adapters.actor import start_work
+from callboard.adapters.batches import BatchAdapter
+from callboard.adapters.contract import ProviderAdapter
 
 from ..routing.candidates import Named
 from ..runtime.runtime import Runtime

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters import AdapterError, CanonicalResponse, StopReason, TokenUsage
-from adapters.batches import BatchJob, BatchOutcome
-from adapters.contract import AttemptStarted, CallWarning
-from adapters.usage.unfinished import NOTHING_USED
-from bus import Cost, CostSource, LlmCallFailed
+from callboard.adapters import AdapterError, CanonicalResponse, StopReason, TokenUsage
+from callboard.adapters.batches import BatchJob, BatchOutcome
+from callboard.adapters.contract import AttemptStarted, CallWarning
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import Cost, CostSource, LlmCallFailed
 
 from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from bus.errors import CallboardError
-from bus.values.cost_sum import CostSum
+from callboard.bus.errors import CallboardError
+from callboard.bus.values.cost_sum import CostSum
 
 from .results import BatchResult
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from adapters import CanonicalRequest
+from callboard.adapters import CanonicalRequest
 
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from adapters.videos import PollPolicy
-    from tracestore import StoredBatch
+    from callboard.adapters.videos import PollPolicy
+    from callboard.tracestore import StoredBatch
 
     from ..calls.plain_call import Models
     from .handle import BatchHandle

@@ -19,15 +19,15 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import msgspec
 
-from adapters import AdapterError, CanonicalRequest, CanonicalResponse
-from adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
-from adapters.batches.http import bare_request
-from adapters.contract import CallWarning
-from adapters.videos import PollPolicy
-from adapters.videos.waiting import is_passing, wait_for_job
-from bus import BatchCompleted, BatchPartEnded, BatchProgress
-from bus.errors import CallboardError, CancelledError, OutcomeUnknownError, RequestTimeoutError, StoreError
-from tracestore import CountedCall
+from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
+from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
+from callboard.adapters.batches.http import bare_request
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.videos import PollPolicy
+from callboard.adapters.videos.waiting import is_passing, wait_for_job
+from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress
+from callboard.bus.errors import CallboardError, CancelledError, OutcomeUnknownError, RequestTimeoutError, StoreError
+from callboard.tracestore import CountedCall
 
 from ..budgets.reservation_names import job_of
 from ..old_names import takes_old_names

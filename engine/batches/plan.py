@@ -14,10 +14,10 @@ from itertools import accumulate
 
 import msgspec
 
-from adapters import CanonicalRequest
-from adapters.batches import BatchJob, BatchStatus
-from bus import RoutingDecision
-from bus.errors import InvalidRequestError
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.batches import BatchJob, BatchStatus
+from callboard.bus import RoutingDecision
+from callboard.bus.errors import InvalidRequestError
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from adapters import AdapterError, CanonicalResponse
-from adapters.batches import BatchStatus
-from bus import Cost
-from bus.values.cost_sum import CostSum, usage_is_unknown
+from callboard.adapters import AdapterError, CanonicalResponse
+from callboard.adapters.batches import BatchStatus
+from callboard.bus import Cost
+from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from adapters import CanonicalRequest
-from adapters.batches import BatchAdapter, BatchJob
-from adapters.videos import PollPolicy
-from bus import BatchSubmitted, RoutingDecision
-from bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from tracestore import StoredBatch, StoredSubmission
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.batches import BatchAdapter, BatchJob
+from callboard.adapters.videos import PollPolicy
+from callboard.bus import BatchSubmitted, RoutingDecision
+from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from callboard.tracestore import StoredBatch, StoredSubmission
 
 from ..models.published_prices import published_name
 from ..routing.candidates import Named, expand

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from bus import Log
-from bus.errors import StoreError
-from tracestore import CountedCall, StoredBatch
+from callboard.bus import Log
+from callboard.bus.errors import StoreError
+from callboard.tracestore import CountedCall, StoredBatch
 
 from ..runtime.runtime import Runtime
 from ..runtime.settled import settled_store

@@ -15,11 +15,11 @@ from typing import cast
 
 import msgspec
 
-from adapters import AdapterError, AttemptObserver, CanonicalRequest
-from adapters.batches import BatchAdapter, BatchItem, BatchRequest
-from adapters.videos import PollPolicy
-from bus import BatchPlanned, BatchSubmitting
-from bus.errors import InvalidRequestError
+from callboard.adapters import AdapterError, AttemptObserver, CanonicalRequest
+from callboard.adapters.batches import BatchAdapter, BatchItem, BatchRequest
+from callboard.adapters.videos import PollPolicy
+from callboard.bus import BatchPlanned, BatchSubmitting
+from callboard.bus.errors import InvalidRequestError
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus.values.usage import usd_of
+from callboard.bus.values.usage import usd_of
 
 from .windows import Calendar, Window
 

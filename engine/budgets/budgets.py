@@ -12,7 +12,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, Bus, Clock
+from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, Bus, Clock
 
 from ..calls.outcome import CallEnd, output_is_unknown
 from .account import Account, AccountState, Amount, Refusal

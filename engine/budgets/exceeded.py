@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from bus import CallboardError
-from bus.values.usage import usd_of
+from callboard.bus import CallboardError
+from callboard.bus.values.usage import usd_of
 
 from .account import Refusal
 from .budget import Budget

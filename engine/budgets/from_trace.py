@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from tracestore.spending import SpendingQuery, SpendingRow
-from tracestore.store import Store
+from callboard.tracestore.spending import SpendingQuery, SpendingRow
+from callboard.tracestore.store import Store
 
 from .account import Amount
 from .budget import Budget

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.usage.estimate import upper_end
-from bus.values.json import Json
-from bus.values.usage import TokenUsage
-from tracestore import PriceRow, PriceTable
-from tracestore.prices.table import Segment
+from callboard.adapters.usage.estimate import upper_end
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import PriceRow, PriceTable
+from callboard.tracestore.prices.table import Segment
 
 from .account import Amount
 

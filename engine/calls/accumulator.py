@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from adapters import CanonicalResponse
-from bus import CallboardError, StreamReset
-from bus.streams.events import (
+from callboard.adapters import CanonicalResponse
+from callboard.bus import CallboardError, StreamReset
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -18,10 +18,10 @@ from bus.streams.events import (
     ToolUseStart,
     TurnEvent,
 )
-from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import JsonObject
-from bus.values.runnable_calls import with_whole_calls
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.runnable_calls import with_whole_calls
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..generation.view_events import Finish, ViewEvent
 

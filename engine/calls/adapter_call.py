@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from adapters.actor import AdapterActor, CallHandle
-from adapters.usage.estimate import upper_end
-from bus import ActorRef
-from bus.errors import CancelledError
+from callboard.adapters.actor import AdapterActor, CallHandle
+from callboard.adapters.usage.estimate import upper_end
+from callboard.bus import ActorRef
+from callboard.bus.errors import CancelledError
 
 from ..budgets.account import Amount
 from ..budgets.reservation_names import reservation

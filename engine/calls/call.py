@@ -23,7 +23,7 @@ from functools import partial
 import anyio
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     CallWarning,
     CanonicalRequest,
@@ -37,17 +37,17 @@ from adapters import (
     StreamEvent,
     TokenUsage,
 )
-from adapters.actor import AdapterActor, CallHandle, start_call
-from adapters.contract import MeteredAdapter, ProviderAdapter
-from adapters.replies.whole import whole_events
-from adapters.usage.unfinished import NOTHING_USED
-from bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
-from bus.errors import CancelledError
-from bus.streams.events import TurnEvent
-from bus.values.call_settings import CallSettings
-from bus.values.runnable_calls import is_empty, with_whole_calls
-from bus.values.usage import UsageSource
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.actor import AdapterActor, CallHandle, start_call
+from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
+from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
+from callboard.bus.errors import CancelledError
+from callboard.bus.streams.events import TurnEvent
+from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.values.runnable_calls import is_empty, with_whole_calls
+from callboard.bus.values.usage import UsageSource
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply

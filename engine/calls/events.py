@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     AttemptAccepted,
     AttemptFailed,
@@ -24,8 +24,8 @@ from adapters import (
     StopReason,
     TokenUsage,
 )
-from adapters.usage.unfinished import NOTHING_USED, usage_of_failure
-from bus import (
+from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure
+from callboard.bus import (
     CallContent,
     Cost,
     CostSource,
@@ -36,11 +36,11 @@ from bus import (
     LlmCallStarted,
     RoutingDecision,
 )
-from bus.errors import CancelledError
-from bus.trace_context import current_trace
-from bus.values.call_settings import CallSettings
-from bus.values.usage import UsageSource
-from tracestore import PriceTable
+from callboard.bus.errors import CancelledError
+from callboard.bus.trace_context import current_trace
+from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.values.usage import UsageSource
+from callboard.tracestore import PriceTable
 
 from ..budgets.account import Amount
 from ..budgets.budget import Payer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from adapters import AdapterError, CapabilityError
-from adapters.contract import ProviderAdapter
-from bus import CallboardError, ConfigurationError, NoModelAvailable
+from callboard.adapters import AdapterError, CapabilityError
+from callboard.adapters.contract import ProviderAdapter
+from callboard.bus import CallboardError, ConfigurationError, NoModelAvailable
 
 from ..budgets.exceeded import BudgetExceededError
 from ..models.registry import ModelRegistry

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 import anyio
 
-from adapters import ContentBlock, MessageComplete, StreamEvent
+from callboard.adapters import ContentBlock, MessageComplete, StreamEvent
 
 from ..middleware.contract import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
 

@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import AdapterError, CanonicalResponse, TokenUsage
-from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
-from bus.values.cost_sum import CostSum, usage_is_unknown
-from bus.values.usage import UsageSource
+from callboard.adapters import AdapterError, CanonicalResponse, TokenUsage
+from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
+from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
+from callboard.bus.values.usage import UsageSource
 
 CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
 """The event that ends a call or one of its attempts, with its usage and its cost."""

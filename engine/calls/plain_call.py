@@ -11,11 +11,11 @@ from typing import Generic, TypedDict, TypeVar, cast
 
 import anyio
 
-from adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason, TokenUsage
-from adapters.actor import CallHandle, start_work
-from adapters.contract import ProviderAdapter
-from bus import Cost, LlmCallCompleted
-from bus.values.json import Json
+from callboard.adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason, TokenUsage
+from callboard.adapters.actor import CallHandle, start_work
+from callboard.adapters.contract import ProviderAdapter
+from callboard.bus import Cost, LlmCallCompleted
+from callboard.bus.values.json import Json
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, worst_case

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from adapters import Message, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.adapters import Message, TextBlock, ToolResultBlock, ToolUseBlock
 
 WINDOW = 16
 """The characters of a stretch that is looked for. A quote of this length and half of it more is always found."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from adapters import CanonicalRequest
-from adapters.actor import AdapterActor
-from bus.values.call_settings import CallSettings
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.actor import AdapterActor
+from callboard.bus.values.call_settings import CallSettings
 
 from ..runtime.running_adapter import RunningAdapter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bus.errors import (
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -62,7 +62,7 @@ def advice(error: AdapterError) -> str:
 
 def _new_key(provider: str | None) -> str:
     """How to give an adapter another key."""
-    from adapters.provider import providers
+    from callboard.adapters.provider import providers
 
     variables = next((each.key_variables for each in providers() if each.name == provider), ())
     if not variables:

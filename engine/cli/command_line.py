@@ -80,7 +80,7 @@ def _run_bare(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Run the command that was asked for. Its own errors become exit codes."""
-    from bus.errors import AdapterError, CallboardError, ConfigurationError
+    from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
     from .common.logs import configure as configure_logs
     from .common.screen import complain

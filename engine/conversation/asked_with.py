@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import msgspec
 
-from adapters import RetryPolicy, ToolChoice
-from bus import ConfigurationError, Log
-from bus.values.json import Json, JsonObject
+from callboard.adapters import RetryPolicy, ToolChoice
+from callboard.bus import ConfigurationError, Log
+from callboard.bus.values.json import Json, JsonObject
 
 from ..routing.model_choice import Model, Requirements, model_of, stored_model
 from ..tools import ApprovalRequest, Pending

@@ -10,8 +10,8 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
-from bus.backend import scope_on_asyncio
-from bus.errors import AdapterError, CancelledError, RequestTimeoutError
+from callboard.bus.backend import scope_on_asyncio
+from callboard.bus.errors import AdapterError, CancelledError, RequestTimeoutError
 
 from ..abort import AbortSignal
 from ..runtime.event_loops import require_asyncio

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from adapters import Message, Role, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.adapters import Message, Role, TextBlock, ToolResultBlock, ToolUseBlock
 
 __all__ = ["Context", "ContextPolicy", "Conversation", "LastTurns", "Summarise", "Truncate"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from adapters import Message
-from bus import ContextOverflowError, PromptTooLongError
+from callboard.adapters import Message
+from callboard.bus import ContextOverflowError, PromptTooLongError
 
 from .context import ContextPolicy, Conversation
 from .turn_context import TurnContext

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters import Message, Role, ToolResultBlock
-from bus import SessionMessageAppended
+from callboard.adapters import Message, Role, ToolResultBlock
+from callboard.bus import SessionMessageAppended
 
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypedDict, cast
 
 import msgspec
 
-from adapters import CanonicalRequest, RetryPolicy, ToolChoice
-from bus.values.json import Json, JsonObject
+from callboard.adapters import CanonicalRequest, RetryPolicy, ToolChoice
+from callboard.bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
 from ..models.nearest_names import nearest

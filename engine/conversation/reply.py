@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsage
-from adapters.usage.unfinished import NOTHING_USED
-from bus import Cost, RoutingDecision, TurnStatus
-from bus.values.json import JsonObject
-from bus.values.raw_reply import RawReply
+from callboard.adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsage
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import Cost, RoutingDecision, TurnStatus
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.raw_reply import RawReply
 
 from ..calls.outcome import NOT_KNOWN
 from ..presented import in_markdown, in_plain_values

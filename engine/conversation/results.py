@@ -7,7 +7,7 @@ from operator import add
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     CallWarning,
     CanonicalResponse,
     ContentBlock,
@@ -17,10 +17,10 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus import Cost, RoutingDecision, TurnStatus
-from bus.values.cost_sum import CostSum
-from bus.values.json import JsonObject
-from bus.values.shown import Shown, short
+from callboard.bus import Cost, RoutingDecision, TurnStatus
+from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.shown import Shown, short
 
 from ..presented import in_markdown, in_plain_values, renamed
 from .reply import Reply

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from adapters import ContentBlock, Message, OpaqueBlock, Role, TextBlock
-from bus import NoTurnRunning
-from bus.values.messages import as_blocks
+from callboard.adapters import ContentBlock, Message, OpaqueBlock, Role, TextBlock
+from callboard.bus import NoTurnRunning
+from callboard.bus.values.messages import as_blocks
 
 
 class SteeringQueue:

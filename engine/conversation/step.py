@@ -10,13 +10,13 @@ from functools import partial
 
 import msgspec
 
-from adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
-from adapters.replies.whole import whole_events
-from adapters.usage.unfinished import NOTHING_USED
-from bus import CallboardError
-from bus.errors import CancelledError
-from bus.log import Log
-from bus.values.runnable_calls import is_empty, with_whole_calls
+from callboard.adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
+from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import CallboardError
+from callboard.bus.errors import CancelledError
+from callboard.bus.log import Log
+from callboard.bus.values.runnable_calls import is_empty, with_whole_calls
 
 from ..calls.call import Call
 from ..calls.events import CallContext

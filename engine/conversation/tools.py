@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
-from bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
-from bus.values.runnable_calls import ended_well
+from callboard.adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
+from callboard.bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
+from callboard.bus.values.runnable_calls import ended_well
 
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.rounds import not_executed

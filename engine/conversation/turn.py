@@ -24,7 +24,7 @@ from operator import add
 import anyio
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     CallWarning,
     CanonicalResponse,
@@ -33,7 +33,7 @@ from adapters import (
     StopReason,
     ToolResultBlock,
 )
-from bus import (
+from callboard.bus import (
     CallboardError,
     ContextOverflowError,
     Cost,
@@ -47,12 +47,12 @@ from bus import (
     TaskHandle,
     TurnStatus,
 )
-from bus.errors import CancelledError, ConfigurationError
-from bus.streams.channel import OWNER_TAG
-from bus.streams.events import StepFinish, TurnComplete, UserMessage
-from bus.trace_context import current_trace
-from bus.values.warning_codes import WarningCode
-from tracestore import OpenReply
+from callboard.bus.errors import CancelledError, ConfigurationError
+from callboard.bus.streams.channel import OWNER_TAG
+from callboard.bus.streams.events import StepFinish, TurnComplete, UserMessage
+from callboard.bus.trace_context import current_trace
+from callboard.bus.values.warning_codes import WarningCode
+from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
 from ..calls.outcome import NOTHING_SENT, CallOutcome

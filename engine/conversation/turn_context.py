@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
-from bus.streams.events import TurnEvent
-from tracestore import OpenReply
+from callboard.bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
+from callboard.bus.streams.events import TurnEvent
+from callboard.tracestore import OpenReply
 
 from ..calls.outcome import Spending
 from ..calls.slots import arrival

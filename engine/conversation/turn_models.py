@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters import AdapterError, CallWarning, CapabilityError, Message
-from adapters.contract import ProviderAdapter
-from adapters.requests.text import current_turn
+from callboard.adapters import AdapterError, CallWarning, CapabilityError, Message
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.requests.text import current_turn
 
 from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer

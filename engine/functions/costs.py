@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus import ConfigurationError
-from tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
-from tracestore.home import home_folder
-from tracestore.timestamps import read_moment
+from callboard.bus import ConfigurationError
+from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, Store
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.timestamps import read_moment
 
 from ..opening import existing_store, store_to_read
 from ..pricing.pricing import load_prices

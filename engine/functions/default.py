@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bus import CallboardError
+from callboard.bus import CallboardError
 
 from ..engine import Engine
 

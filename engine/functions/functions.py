@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from adapters import ContentBlock
+from callboard.adapters import ContentBlock
 
 from ..conversation.results import GenerateResult
 from ..engine import Engine

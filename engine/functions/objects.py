@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
-from adapters import ContentBlock
-from bus.values.json import Json
+from callboard.adapters import ContentBlock
+from callboard.bus.values.json import Json
 
 from ..engine import Engine
 from ..objects.generate import ObjectArguments, ObjectResult

@@ -23,8 +23,8 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from bus import CallboardError, ConfigurationError, WrongLoop
-from bus.log import Log
+from callboard.bus import CallboardError, ConfigurationError, WrongLoop
+from callboard.bus.log import Log
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Generic, TypeVar
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 from ..objects.generate import ObjectResult
 from ..objects.stream import ObjectStream

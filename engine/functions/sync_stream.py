@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TextDelta, TokenUsage
-from bus import Cost, RoutingDecision, TurnStatus
+from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TextDelta, TokenUsage
+from callboard.bus import Cost, RoutingDecision, TurnStatus
 
 from ..conversation.results import GenerateResult
 from ..generation.progress import UsageSoFar

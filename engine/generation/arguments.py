@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
-from adapters import CanonicalRequest, ContentBlock, Message
-from bus import CallboardError, ConfigurationError
+from callboard.adapters import CanonicalRequest, ContentBlock, Message
+from callboard.bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters import CanonicalRequest, CanonicalResponse
+from callboard.adapters import CanonicalRequest, CanonicalResponse
 
 from ..conversation.options import said_by
 from ..conversation.turn import Turn, own

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Unpack, overload
 
-from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
-from adapters.replies.whole import spelled_out
-from bus import StreamReader
-from bus.streams.events import TurnEvent
+from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import StreamReader
+from callboard.bus.streams.events import TurnEvent
 
 from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model

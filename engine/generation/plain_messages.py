@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from adapters import ContentBlock, Message, Role, TextBlock
+from callboard.adapters import ContentBlock, Message, Role, TextBlock
 
 MessageLike: TypeAlias = Message | Mapping[str, object]
 """A message; or a mapping with a role (``user``, ``assistant``, ``system``, ``developer``) and a content: text, or

@@ -7,8 +7,8 @@ from operator import add
 
 import msgspec
 
-from adapters import CanonicalResponse, TokenUsage, UsageSource
-from bus import Cost, StreamReset
+from callboard.adapters import CanonicalResponse, TokenUsage, UsageSource
+from callboard.bus import Cost, StreamReset
 
 from ..calls.accumulator import StreamAccumulator
 from ..calls.call import Call

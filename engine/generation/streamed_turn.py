@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import anyio
 
-from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
-from bus import CallboardError, NoTurnRunning, RoutingDecision, TaskHandle, TurnStatus, WrongLoop
+from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
+from callboard.bus import CallboardError, NoTurnRunning, RoutingDecision, TaskHandle, TurnStatus, WrongLoop
 
 from ..calls.outcome import NOTHING_SPENT
 from ..conversation.reply import Reply

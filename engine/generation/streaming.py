@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
-from adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
-from bus import Cost, RoutingDecision, TurnStatus
+from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
+from callboard.bus import Cost, RoutingDecision, TurnStatus
 
 from ..conversation.reply import Reply
 from ..conversation.results import GenerateResult

@@ -18,10 +18,10 @@ from functools import reduce
 from operator import add
 from typing import TypeAlias
 
-from adapters.replies.whole import spelled_out
-from bus import CallboardError, Cost, CostSource, StreamReset
-from bus.errors import CancelledError
-from bus.streams.events import (
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import CallboardError, Cost, CostSource, StreamReset
+from callboard.bus.errors import CancelledError
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,

@@ -21,9 +21,9 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from adapters import CanonicalResponse
-from bus import Cost, ToolFinished, ToolProgress, ToolStarted, TurnStatus
-from bus.streams.events import (
+from callboard.adapters import CanonicalResponse
+from callboard.bus import Cost, ToolFinished, ToolProgress, ToolStarted, TurnStatus
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderEvent,
@@ -35,7 +35,7 @@ from bus.streams.events import (
     ToolUseStart,
     UserMessage,
 )
-from bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 
 class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):

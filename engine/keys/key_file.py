@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracestore.home import home_folder
+from callboard.tracestore.home import home_folder
 
 FILE_NAME = "keys.json"
 ENVIRONMENT = "the environment"

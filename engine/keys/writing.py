@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.private_file import write_private
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
 
 from .key_file import read_keys
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
-from adapters.contract import ProviderAdapter
-from adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
-from adapters.images.wire import fit
-from adapters.usage.estimate import estimate_request
-from adapters.usage.rates import TokenRates
-from bus import Cost, Message, TextBlock
-from bus.values.shown import Shown
+from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
+from callboard.adapters.images.wire import fit
+from callboard.adapters.usage.estimate import estimate_request
+from callboard.adapters.usage.rates import TokenRates
+from callboard.bus import Cost, Message, TextBlock
+from callboard.bus.values.shown import Shown
 
 from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from adapters import ImageBlock
+from callboard.adapters import ImageBlock
 
 ImageInput: TypeAlias = ImageBlock | bytes | str | Path
 """An image: a block, the bytes of a file, or the path of a file."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters import AdapterError, StopReason, TokenUsage
-from adapters.contract import AttemptStarted, CallWarning
-from adapters.videos import PollPolicy, VideoJob
-from bus import Cost, RoutingDecision
-from tracestore import StoredJob
+from callboard.adapters import AdapterError, StopReason, TokenUsage
+from callboard.adapters.contract import AttemptStarted, CallWarning
+from callboard.adapters.videos import PollPolicy, VideoJob
+from callboard.bus import Cost, RoutingDecision
+from callboard.tracestore import StoredJob
 
 from ..budgets.reservation_names import job_of
 from ..calls.events import CallContext, CallEvents

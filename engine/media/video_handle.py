@@ -18,10 +18,10 @@ from typing import TypeVar, overload
 import anyio
 import msgspec
 
-from adapters import AdapterError, RetryPolicy, TokenUsage
-from adapters.actor import start_work
-from adapters.contract import CallWarning, ProviderAdapter
-from adapters.videos import (
+from callboard.adapters import AdapterError, RetryPolicy, TokenUsage
+from callboard.adapters.actor import start_work
+from callboard.adapters.contract import CallWarning, ProviderAdapter
+from callboard.adapters.videos import (
     VideoAdapter,
     VideoJob,
     VideoStatus,
@@ -30,9 +30,9 @@ from adapters.videos import (
     download_video_to,
     wait_for_video,
 )
-from bus import Cost, JobCompleted, JobFailed, JobProgress
-from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
-from bus.log import Log
+from callboard.bus import Cost, JobCompleted, JobFailed, JobProgress
+from callboard.bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
+from callboard.bus.log import Log
 
 from ..old_names import takes_old_names
 from ..runtime.runtime import Runtime

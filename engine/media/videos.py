@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from adapters import AttemptObserver, CapabilityError, TokenUsage
-from adapters.contract import ProviderAdapter
-from adapters.videos import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
-from adapters.videos.usage import video_usage
-from adapters.videos.wire import check as check_request
-from bus import JobCreated, RoutingDecision
+from callboard.adapters import AttemptObserver, CapabilityError, TokenUsage
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.videos import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
+from callboard.adapters.videos.usage import video_usage
+from callboard.adapters.videos.wire import check as check_request
+from callboard.bus import JobCreated, RoutingDecision
 
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..models.published_prices import published_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
+from callboard.bus._lazy_names import later
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 from .contract import (

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import msgspec
 
-from adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
-from bus import Cost, CostSource, StoreError
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.log import Log
-from bus.values.runnable_calls import is_empty
+from callboard.adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
+from callboard.bus import Cost, CostSource, StoreError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.log import Log
+from callboard.bus.values.runnable_calls import is_empty
 
 from ..calls.outcome import CallOutcome
 from .contract import Middleware, Next

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from adapters import CanonicalRequest, StreamEvent
-from bus import ConfigurationError
-from bus.log import Log
+from callboard.adapters import CanonicalRequest, StreamEvent
+from callboard.bus import ConfigurationError
+from callboard.bus.log import Log
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 from .contract import (

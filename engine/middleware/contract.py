@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import CanonicalRequest, StreamEvent
+from callboard.adapters import CanonicalRequest, StreamEvent
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 

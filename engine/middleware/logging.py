@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from adapters import CanonicalRequest, TokenUsage
-from bus import Cost, LlmCallCompleted, LlmCallFailed
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.log import Log
+from callboard.adapters import CanonicalRequest, TokenUsage
+from callboard.bus import Cost, LlmCallCompleted, LlmCallFailed
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.log import Log
 
 from ..calls.outcome import CallEnd, CallInfo, CallOutcome
 from .contract import Middleware, Next

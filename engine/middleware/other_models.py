@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from adapters import AdapterError, CanonicalRequest
-from bus import CallboardError
-from bus.errors import CancelledError
+from callboard.adapters import AdapterError, CanonicalRequest
+from callboard.bus import CallboardError
+from callboard.bus.errors import CancelledError
 
 from ..calls.outcome import CallOutcome
 from .contract import Middleware, Next

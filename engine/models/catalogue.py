@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from adapters.provider import published_vendor
-from adapters.registry import model_table, tabled_vendors
-from bus import SYSTEM_CLOCK, CallboardError, Clock
-from tracestore import PriceTable
-from tracestore.home import home_folder
+from callboard.adapters.provider import published_vendor
+from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock
+from callboard.tracestore import PriceTable
+from callboard.tracestore.home import home_folder
 
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
 from .nearest_names import nearest
 
 if TYPE_CHECKING:
-    from adapters.model_table import ModelRow
-    from tracestore.prices.snapshot import Snapshot, SnapshotModel
+    from callboard.adapters.model_table import ModelRow
+    from callboard.tracestore.prices.snapshot import Snapshot, SnapshotModel
 
 M = TypeVar("M", "SnapshotModel", "KnownModel")
 
@@ -173,7 +173,7 @@ def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo 
 
 def default_catalogue() -> Catalogue:
     """The catalogue under the published prices: those of `callboard prices update`, else the shipped ones."""
-    from tracestore.prices.home import SNAPSHOT_NAME
+    from callboard.tracestore.prices.home import SNAPSHOT_NAME
 
     home = home_folder()
     return _read(home, _written(home / SNAPSHOT_NAME), _written(home / FILE_NAME))
@@ -189,7 +189,7 @@ def _written(path: Path) -> int:
 
 @lru_cache(maxsize=4)
 def _read(home: Path, *written: int) -> Catalogue:
-    from tracestore.prices.home import published_snapshot
+    from callboard.tracestore.prices.home import published_snapshot
 
     return Catalogue(published_snapshot(home), known=known_models(home))
 
@@ -271,7 +271,7 @@ class Catalogue:
     @cached_property
     def _prices(self) -> PriceTable:
         """The price table, made when a price is first asked for: names need none."""
-        from tracestore.prices.snapshot import shipped_snapshot
+        from callboard.tracestore.prices.snapshot import shipped_snapshot
 
         if self._own_prices is not None:
             return self._own_prices

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters import AdapterConfig
-from adapters.keys.addresses import address_variable
-from adapters.provider import Preset, Provider, providers
-from bus import ConfigurationError
-from bus.log import Log
-from bus.values.json import Json
-from tracestore.home import home_folder
+from callboard.adapters import AdapterConfig
+from callboard.adapters.keys.addresses import address_variable
+from callboard.adapters.provider import Preset, Provider, providers
+from callboard.bus import ConfigurationError
+from callboard.bus.log import Log
+from callboard.bus.values.json import Json
+from callboard.tracestore.home import home_folder
 
 from ..keys.key_file import Variables, keys_file, read_keys, source_of
 from .entries import AdapterEntry, ModelEntry

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from adapters import AdapterCapabilities, ProviderAdapter
-from bus import Clock, ConfigurationError
-from tracestore import PriceTable
+from callboard.adapters import AdapterCapabilities, ProviderAdapter
+from callboard.bus import Clock, ConfigurationError
+from callboard.tracestore import PriceTable
 
 from ..routing.availability import AvailabilityTable, State
 from ..routing.model_choice import overridden
@@ -99,7 +99,7 @@ class _ModelList:
 
     def _is_the_providers_own(self, adapter: AdapterEntry) -> bool:
         """Whether an adapter's address is its provider's, and not of a server that only speaks like it."""
-        from adapters.http.adapter import HttpAdapter
+        from callboard.adapters.http.adapter import HttpAdapter
 
         try:
             found = self._consult(adapter)

@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
-from adapters.provider import Kind
-from bus import Clock
+from callboard.adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from callboard.adapters.provider import Kind
+from callboard.bus import Clock
 
 from .tool_settings import NO_TOOL_SETTINGS, ToolSettings, over
 

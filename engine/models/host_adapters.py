@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from adapters import AdapterConfig, ProviderAdapter
-from adapters.registry import registered_type
-from bus import ConfigurationError
+from callboard.adapters import AdapterConfig, ProviderAdapter
+from callboard.adapters.registry import registered_type
+from callboard.bus import ConfigurationError
 
 from .entries import AdapterEntry
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from adapters.provider import vendors
-from bus import ConfigurationError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.provider import vendors
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
 
 FILE_NAME = "known-models.json"
 FORMAT = 1

@@ -9,12 +9,12 @@ from typing import NoReturn, cast
 
 import msgspec
 
-from adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
-from adapters.keys.addresses import address_variable
-from adapters.registry import adapter_types, is_adapter_type
-from bus import ConfigurationError
-from bus.log import Log
-from bus.values.json import Json, JsonObject
+from callboard.adapters import AdapterConfig, KeyFile, KeySource, RetryPolicy
+from callboard.adapters.keys.addresses import address_variable
+from callboard.adapters.registry import adapter_types, is_adapter_type
+from callboard.bus import ConfigurationError
+from callboard.bus.log import Log
+from callboard.bus.values.json import Json, JsonObject
 
 from ..keys.key_file import source_of
 from ..old_names import warn_of_old_name

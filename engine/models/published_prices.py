@@ -4,7 +4,7 @@ list isn't.
 
 from __future__ import annotations
 
-from adapters.provider import provider_named
+from callboard.adapters.provider import provider_named
 
 from .entries import AdapterEntry, ModelEntry
 

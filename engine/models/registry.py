@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from adapters.registry import adapter_types
-from bus import ConfigurationError
+from callboard.adapters.registry import adapter_types
+from callboard.bus import ConfigurationError
 
 from .entries import AdapterEntry, ModelEntry
 from .nearest_names import nearest

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters import AdapterCapabilities, CallWarning, Message, Role, ToolChoice, ToolDefinition
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters import AdapterCapabilities, CallWarning, Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from adapters.registry import is_named_like, model_table, tabled_vendors
-from bus import ConfigurationError
+from callboard.adapters.registry import is_named_like, model_table, tabled_vendors
+from callboard.bus import ConfigurationError
 
 from .catalogue import default_catalogue
 from .published_prices import published_provider

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 if TYPE_CHECKING:
     import yaml

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 from ..store_address import StoreAddress, is_address
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus import StoreError
+from callboard.bus import StoreError
 
 from ..health_report import Check
 

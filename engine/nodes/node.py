@@ -16,13 +16,13 @@ from typing import Literal
 
 import anyio
 
-from bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, Supervisor
-from tracestore import PostgresStore, Store, WriterCore
-from tracestore.nodes.ownership import NodeInfo
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ledger import PostgresLedger
-from tracestore.postgres.nodes.ownership import PostgresOwnership
-from tracestore.postgres.nodes.probes import PostgresProbes
+from callboard.bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, Supervisor
+from callboard.tracestore import PostgresStore, Store, WriterCore
+from callboard.tracestore.nodes.ownership import NodeInfo
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
+from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.postgres.nodes.probes import PostgresProbes
 
 from ..budgets.budget import Budget
 from ..opening import server_store

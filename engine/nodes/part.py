@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from bus import Actor, ActorContext, ChildSpec
+from callboard.bus import Actor, ActorContext, ChildSpec
 
 
 class Part(Protocol):

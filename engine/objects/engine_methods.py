@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from adapters import ContentBlock
-from bus.values.json import Json
+from callboard.adapters import ContentBlock
+from callboard.bus.values.json import Json
 
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime

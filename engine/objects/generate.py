@@ -7,9 +7,9 @@ from functools import reduce
 from operator import add
 from typing import Generic, TypeVar, Unpack
 
-from adapters import ContentBlock, Message
-from bus import CallboardError, Cost
-from bus.values.json import JsonObject
+from callboard.adapters import ContentBlock, Message
+from callboard.bus import CallboardError, Cost
+from callboard.bus.values.json import JsonObject
 
 from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from .json_string import JsonString
 

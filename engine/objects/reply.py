@@ -8,10 +8,10 @@ from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 
-from adapters import CanonicalResponse, StopReason
-from bus import CallboardError, Cost
-from bus.values.json import Json
-from bus.values.usage import TokenUsage
+from callboard.adapters import CanonicalResponse, StopReason
+from callboard.bus import CallboardError, Cost
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage
 
 from ..conversation.results import StepResult
 from .partial_json import PartialJson

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from adapters.schemas.sanitizer import normalise_schema
-from adapters.schemas.strict import without_added_nulls
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.sanitizer import normalise_schema
+from callboard.adapters.schemas.strict import without_added_nulls
+from callboard.bus.values.json import Json, JsonObject
 
 from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
 

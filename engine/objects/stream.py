@@ -11,10 +11,10 @@ from typing import Generic, Self, TypeVar
 import anyio
 import msgspec
 
-from adapters import CallWarning, ContentBlock, Message, TextDelta, TokenUsage, ToolUseInputDelta, ToolUseStart
-from bus import CallboardError, Cost, RoutingDecision, TurnStatus
-from bus.errors import CancelledError
-from bus.values.json import Json
+from callboard.adapters import CallWarning, ContentBlock, Message, TextDelta, TokenUsage, ToolUseInputDelta, ToolUseStart
+from callboard.bus import CallboardError, Cost, RoutingDecision, TurnStatus
+from callboard.bus.errors import CancelledError
+from callboard.bus.values.json import Json
 
 from ..conversation.requests.schema_mode import ANSWER_TOOL
 from ..conversation.turn import Turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
 
 from ..runtime.runtime import Runtime
 

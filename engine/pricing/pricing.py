@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from bus import Bus, CallboardError, Clock, PricingProgress, PricingRepriced, PricingTableLoaded
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
-from tracestore.home import home_folder
-from tracestore.prices.home import price_table, published_table
-from tracestore.reports import OnProgress
+from callboard.bus import Bus, CallboardError, Clock, PricingProgress, PricingRepriced, PricingTableLoaded
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import price_table, published_table
+from callboard.tracestore.reports import OnProgress
 
 from ..runtime.host import Host
 from ..sessions.costs import costs_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from bus import PricingRepriced, StoreError
-from bus.clock import Clock
-from bus.log import Log
-from tracestore import CurrentPrices, Store
+from callboard.bus import PricingRepriced, StoreError
+from callboard.bus.clock import Clock
+from callboard.bus.log import Log
+from callboard.tracestore import CurrentPrices, Store
 
 LOOK_EVERY_NS = 1_000_000_000
 

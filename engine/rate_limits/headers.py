@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from adapters import RateLimitInfo
+from callboard.adapters import RateLimitInfo
 
 from .amounts import Reading
 from .gate import NO_HEADERS, Headers
@@ -22,7 +22,7 @@ def read_headers(said: RateLimitInfo) -> Headers:
 def _reading(limit: int | None, remaining: int | None, reset: str | None, fixed: bool) -> Reading | None:
     if remaining is None or limit == 0:
         return None
-    from adapters.refusals.reset_hints import seconds_until  # not needed where no provider sends such headers
+    from callboard.adapters.refusals.reset_hints import seconds_until  # not needed where no provider sends such headers
 
     seconds = None if reset is None else seconds_until(reset, time.time_ns() // 1000)
     return Reading(limit, remaining, None if seconds is None else round(seconds * 1e6), fixed)

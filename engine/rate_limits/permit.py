@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import anyio
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     AttemptFailed,
     AttemptFirstEvent,
@@ -18,7 +18,7 @@ from adapters import (
     NextAttempt,
     TokenUsage,
 )
-from bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
+from callboard.bus.errors import OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError
 
 from .amounts import Ticket
 from .gate import NO_HEADERS, Gate, Headers

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus import Envelope, LlmCallCompleted, LlmCallFailed
-from bus.events.operation import ProviderAvailabilityChanged
+from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed
+from callboard.bus.events.operation import ProviderAvailabilityChanged
 
 State: TypeAlias = Literal["available", "degraded", "unavailable", "probing"]
 Signal: TypeAlias = Literal[

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bus import Actor, ActorContext, Bus, Clock, Envelope, Subscription
-from bus.events.actors import ActorStopped
+from callboard.bus import Actor, ActorContext, Bus, Clock, Envelope, Subscription
+from callboard.bus.events.actors import ActorStopped
 
 from .availability import AvailabilityTable
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     AdapterError,
     CallWarning,
@@ -29,8 +29,8 @@ from adapters import (
     NotFoundError,
     TokenUsage,
 )
-from adapters.usage.estimate import at_most
-from bus import (
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus import (
     CallboardError,
     Candidate,
     ConfigurationError,
@@ -38,8 +38,8 @@ from bus import (
     PromptTooLongError,
     RoutingDecision,
 )
-from bus.errors import CancelledError, OutcomeUnknownError
-from bus.values.kept import kept
+from callboard.bus.errors import CancelledError, OutcomeUnknownError
+from callboard.bus.values.kept import kept
 
 from ..budgets.account import Refusal
 from ..models.entries import ModelEntry

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     CallWarning,
     CapabilityError,
@@ -19,11 +19,11 @@ from adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
-from adapters.refusals.required_capabilities import FORCING, media_lacks
-from adapters.usage.estimate import at_most
-from bus import PromptTooLongError
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.refusals.required_capabilities import FORCING, media_lacks
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus import PromptTooLongError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..conversation.requests.schema_mode import SchemaMode
 from .model_choice import Requirements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters import Message, Role, StopReason
+from callboard.adapters import Message, Role, StopReason
 
 from .candidates import Plan
 

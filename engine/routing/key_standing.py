@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from adapters.contract import ProviderAdapter
-from adapters.keys.keyring import Keyring
-from bus import ConfigurationError
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.keys.keyring import Keyring
+from callboard.bus import ConfigurationError
 
 from .availability import Standing
 

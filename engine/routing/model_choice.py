@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import AdapterCapabilities
-from bus import CallboardError
-from bus.values.json import Json
+from callboard.adapters import AdapterCapabilities
+from callboard.bus import CallboardError
+from callboard.bus.values.json import Json
 
 from ..models.nearest_names import nearest
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
-from adapters import ProviderAdapter
-from adapters.actor import AdapterActor
-from bus import Clock, ConfigurationError
+from callboard.adapters import ProviderAdapter
+from callboard.adapters.actor import AdapterActor
+from callboard.bus import Clock, ConfigurationError
 
 from ..models.entries import AdapterEntry
 from ..models.registry import ModelRegistry

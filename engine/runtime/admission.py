@@ -6,8 +6,8 @@ from typing import Protocol
 
 import anyio
 
-from bus import AdmissionError
-from tracestore import WriterStatistics
+from callboard.bus import AdmissionError
+from callboard.tracestore import WriterStatistics
 
 from .limits import Limits
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters import AdapterError
-from bus import CallboardError, RoutingDecision
+from callboard.adapters import AdapterError
+from callboard.bus import CallboardError, RoutingDecision
 
 from ..routing.availability import Changes
 from .running_adapter import RunningAdapter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bus import CallboardError, WrongLoop
+from callboard.bus import CallboardError, WrongLoop
 
 
 def require_asyncio() -> None:

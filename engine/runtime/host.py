@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from bus import Cost, Envelope, ShutdownReport, TaskHandle
+from callboard.bus import Cost, Envelope, ShutdownReport, TaskHandle
 
 from ..conversation.reply import Reply
 from ..models.entries import AdapterEntry

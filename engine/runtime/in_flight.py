@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import anyio
 
-from bus.errors import CancelledError
+from callboard.bus.errors import CancelledError
 
 CLOSED = "the engine was closed while this call ran"
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import anyio.abc
 
-from adapters.actor import AdapterActor
-from bus import (
+from callboard.adapters.actor import AdapterActor
+from callboard.bus import (
     ActorRef,
     ActorStopped,
     CallboardError,
@@ -34,9 +34,9 @@ from bus import (
     Supervisor,
     TaskHandle,
 )
-from bus.actors.task_handle import unwrapped
-from bus.log import Log
-from tracestore import Store
+from callboard.bus.actors.task_handle import unwrapped
+from callboard.bus.log import Log
+from callboard.tracestore import Store
 
 from ..calls.slots import CallSlots
 from ..conversation.reply import Reply
@@ -51,7 +51,7 @@ from .running_adapter import RunningAdapter, come_up
 from .runtime import Runtime
 
 if TYPE_CHECKING:
-    from tracestore import WriterCore
+    from callboard.tracestore import WriterCore
 
 _log = Log("engine.hosting")
 
@@ -270,7 +270,7 @@ class Life:
         runtime = self._runtime
         bus, clock = runtime.bus, runtime.clock
         if runtime.store is not None:
-            from tracestore import TraceWriter, WriterCore
+            from callboard.tracestore import TraceWriter, WriterCore
 
             core = self.writer = WriterCore.for_bus(
                 runtime.store,
@@ -283,7 +283,7 @@ class Life:
                 runtime.node.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
-            from tracestore.shipping.actor import ShippingActor
+            from callboard.tracestore.shipping.actor import ShippingActor
 
             if runtime.node is not None:
                 shipper.use_delivered(runtime.node.delivered)

@@ -17,8 +17,8 @@ from weakref import WeakMethod, WeakSet, WeakValueDictionary
 
 import anyio.to_thread
 
-from bus import Bus, StoreError
-from tracestore import Store
+from callboard.bus import Bus, StoreError
+from callboard.tracestore import Store
 
 _FLUSH_SECONDS = 0.5
 

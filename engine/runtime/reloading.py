@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from bus import ConfigReloaded
+from callboard.bus import ConfigReloaded
 
 from ..models.registry import ModelRegistry
 from .adapter_pool import make_spare

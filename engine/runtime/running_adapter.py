@@ -6,7 +6,7 @@ from functools import cached_property
 
 import anyio
 
-from bus import ActorRef
+from callboard.bus import ActorRef
 
 from ..calls.slots import CallSlots
 from ..models.entries import AdapterEntry, ModelEntry

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from bus import Bus, Clock, StreamChannel
-from tracestore import Capture, PriceTable, Store
+from callboard.bus import Bus, Clock, StreamChannel
+from callboard.tracestore import Capture, PriceTable, Store
 
 from ..budgets.budget import Budget
 from ..budgets.budgets import Budgets

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.errors import StoreError
-from tracestore import Store
+from callboard.bus.errors import StoreError
+from callboard.tracestore import Store
 
 from .runtime import Runtime
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters import Message
-from bus import Cost
-from tracestore import CallFilter, Store
+from callboard.adapters import Message
+from callboard.bus import Cost
+from callboard.tracestore import CallFilter, Store
 
 
 async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus import SessionBusy
+from callboard.bus import SessionBusy
 
 from ..conversation.context import WHOLE
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from tracestore import Store
+    from callboard.tracestore import Store
 
     from ..nodes.node import Node
     from ..nodes.ownership.ownership import Ownership

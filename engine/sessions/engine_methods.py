@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 from ..conversation.context import ContextPolicy
 from ..conversation.options import TurnOptions, merged

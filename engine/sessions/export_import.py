@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
-from adapters import Message
-from bus import CallboardError, ConfigurationError, SessionSetup
-from tracestore import SavedSession, decode_json, encode_json
+from callboard.adapters import Message
+from callboard.bus import CallboardError, ConfigurationError, SessionSetup
+from callboard.tracestore import SavedSession, decode_json, encode_json
 
 from ..conversation.asked_with import asked_with_of
 from ..conversation.options import TurnOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus import CallboardError
+from callboard.bus import CallboardError
 
 from .state import SessionState
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tracestore import SessionRow
+from callboard.tracestore import SessionRow
 
 from ..routing.model_choice import in_words
 from ..runtime.runtime import Runtime

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bus import Actor, ActorContext, Cost
+from callboard.bus import Actor, ActorContext, Cost
 
 from .costs import reprice_messages
 from .state import SessionState

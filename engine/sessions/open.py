@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from bus import (
+from callboard.bus import (
     Bus,
     CallboardError,
     Message,
@@ -19,7 +19,7 @@ from bus import (
     SessionTakenOver,
     StoreError,
 )
-from tracestore import Store
+from callboard.tracestore import Store
 
 from ..conversation.asked_with import AskedWith
 from ..routing.model_choice import Model, in_words

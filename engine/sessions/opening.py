@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bus import ConfigurationError, SessionTakenOver
+from callboard.bus import ConfigurationError, SessionTakenOver
 
 from ..conversation.options import merged
 from ..runtime.runtime import Runtime

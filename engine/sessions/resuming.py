@@ -8,8 +8,8 @@ from typing import cast
 
 import msgspec
 
-from bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
-from tracestore import Redact, SavedSession, Store
+from callboard.bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
+from callboard.tracestore import Redact, SavedSession, Store
 
 from ..conversation.asked_with import asked_with_of
 from ..conversation.options import TurnOptions, merged

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Unpack
 
-from adapters import ContentBlock, Message, ToolUseBlock
-from bus import CallboardError, NoTurnRunning, SessionRenamed
-from bus.values.shown import short
-from tracestore import OpenReply
+from callboard.adapters import ContentBlock, Message, ToolUseBlock
+from callboard.bus import CallboardError, NoTurnRunning, SessionRenamed
+from callboard.bus.values.shown import short
+from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply

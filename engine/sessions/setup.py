@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus import SessionConfigured, SessionSetup
+from callboard.bus import SessionConfigured, SessionSetup
 
 from ..conversation.asked_with import AskedWith
 from ..routing.model_choice import model_of, stored_model

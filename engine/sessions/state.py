@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from adapters import ContentBlock, Message, ToolDefinition
-from bus.backend import LoopLock
-from bus.values.json import JsonObject
+from callboard.adapters import ContentBlock, Message, ToolDefinition
+from callboard.bus.backend import LoopLock
+from callboard.bus.values.json import JsonObject
 
 from ..conversation.asked_with import NOTHING, AskedWith
 from ..conversation.context import WHOLE

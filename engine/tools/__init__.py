@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
+from callboard.bus._lazy_names import later
 
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters import ToolUseBlock
-from bus.log import Log
-from bus.values.json import JsonObject
+from callboard.adapters import ToolUseBlock
+from callboard.bus.log import Log
+from callboard.bus.values.json import JsonObject
 
 from .approval import ApprovalRequest, Approved, Denied, Pending, denial
 from .function.handler import Handler, Ready

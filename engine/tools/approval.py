@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import Message, ToolDefinition, ToolUseBlock
-from bus.values.json import JsonObject
+from callboard.adapters import Message, ToolDefinition, ToolUseBlock
+from callboard.bus.values.json import JsonObject
 
 
 class Approved(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from adapters import Message
-from bus import ToolProgress
-from engine.abort import AbortSignal
+from callboard.adapters import Message
+from callboard.bus import ToolProgress
+from callboard.engine.abort import AbortSignal
 
 Report: TypeAlias = Callable[[ToolProgress], None]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from adapters import Message, Role
+from callboard.adapters import Message, Role
 
 _NAMESPACE = uuid.UUID("7d0d3b0e-58a7-5b0c-9a44-0c1f6a2f6c15")
 """The namespace of all keys. Another one would change each key of a call that waits for its approval now."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.plugins import plugin_named
-from bus.errors import ConfigurationError
+from callboard.adapters.plugins import plugin_named
+from callboard.bus.errors import ConfigurationError
 
 from .function.given import ToolLike, as_tools
 from .function.parameters import ToolDefinitionError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from adapters import ToolUseBlock
-from bus.errors import CallboardError
-from bus.values.json import JsonObject
+from callboard.adapters import ToolUseBlock
+from callboard.bus.errors import CallboardError
+from callboard.bus.values.json import JsonObject
 
 from .function.tool import Tool
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import DocumentBlock, ImageBlock, TextBlock
-from bus.values.content import OpaqueBlock, ResultPart
+from callboard.adapters import DocumentBlock, ImageBlock, TextBlock
+from callboard.bus.values.content import OpaqueBlock, ResultPart
 
 _PARTS = (TextBlock, ImageBlock, DocumentBlock, OpaqueBlock)
 

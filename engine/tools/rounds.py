@@ -8,8 +8,8 @@ from typing import TypeAlias
 import anyio
 import msgspec
 
-from adapters import Message, ToolResultBlock, ToolUseBlock
-from bus import Clock, ToolFinished, ToolProgress, ToolStarted
+from callboard.adapters import Message, ToolResultBlock, ToolUseBlock
+from callboard.bus import Clock, ToolFinished, ToolProgress, ToolStarted
 
 from .approval import Approve
 from .repair import RepairToolCall
@@ -55,7 +55,7 @@ class ToolRound(msgspec.Struct, frozen=True):
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
     """The result of a call that its turn did not reach."""
-    from adapters.requests.history import (
+    from callboard.adapters.requests.history import (
         NOT_EXECUTED,  # which most programs need with their first call, and not at import
     )
 

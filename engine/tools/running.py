@@ -18,10 +18,10 @@ from typing import TypeAlias, cast
 import anyio
 from anyio.lowlevel import RunVar
 
-from adapters import ToolResultBlock, ToolUseBlock
-from bus import ToolFinished, ToolStarted
-from bus.log import Log
-from engine.abort import AbortController
+from callboard.adapters import ToolResultBlock, ToolUseBlock
+from callboard.bus import ToolFinished, ToolStarted
+from callboard.bus.log import Log
+from callboard.engine.abort import AbortController
 
 from .admission import Refused, Waits, admit
 from .context import ToolContext

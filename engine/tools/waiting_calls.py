@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import Message, Role, ToolResultBlock, ToolUseBlock
-from bus.errors import CallboardError
-from bus.values.runnable_calls import ended_well
+from callboard.adapters import Message, Role, ToolResultBlock, ToolUseBlock
+from callboard.bus.errors import CallboardError
+from callboard.bus.values.runnable_calls import ended_well
 
 from .approval import Approved, Denied, denial
 from .function.tool import Tool

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, TypeAlias
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 Accepts: TypeAlias = Callable[[Any], bool]
 """Any: it is asked about values of one type, that of its place in a table by types."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from adapters.schemas.sanitizer import map_subschemas
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.sanitizer import map_subschemas
+from callboard.bus.values.json import Json, JsonObject
 
 from .accepting import Accepts, accepting
 from .errors import SchemaError

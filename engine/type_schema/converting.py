@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 from .errors import SchemaError
 from .fitting import Whole, described_by, fitted

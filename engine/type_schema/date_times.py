@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 _PREFIX = "#/$defs/"
 

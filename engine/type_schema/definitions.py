@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.schemas.sanitizer import map_subschemas
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.sanitizer import map_subschemas
+from callboard.bus.values.json import Json, JsonObject
 
 _PREFIX = "#/$defs/"
 

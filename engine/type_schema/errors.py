@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.errors import CallboardError
+from callboard.bus.errors import CallboardError
 
 
 class SchemaError(CallboardError, TypeError):

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from .errors import SchemaError
 from .pydantic_types import Refused, faults_of, is_model

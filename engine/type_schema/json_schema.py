@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 import msgspec
 
-from adapters.schemas.sanitizer import map_subschemas
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.sanitizer import map_subschemas
+from callboard.bus.values.json import Json, JsonObject
 
 from .date_times import Moments
 from .definitions import inline_root, lift_definitions

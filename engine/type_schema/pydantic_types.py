@@ -6,7 +6,7 @@ from typing import Protocol, TypeGuard, cast
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from .errors import SchemaError
 

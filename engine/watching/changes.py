@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from bus import Bus, DropOldest
+from callboard.bus import Bus, DropOldest
 
 from ..runtime.in_flight import InFlight
 

@@ -21,7 +21,7 @@ from weakref import ref
 
 import msgspec
 
-from bus import DropOldest, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Subscription
+from callboard.bus import DropOldest, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Subscription
 
 from ..runtime.process import LivingEngine, engines
 from .ended_call import CallsOfEngine, EndedCall

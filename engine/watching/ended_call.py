@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from adapters import ErrorClass, TokenUsage
-from bus import Cost, Envelope, Gap, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.values.shown import Shown
+from callboard.adapters import ErrorClass, TokenUsage
+from callboard.bus import Cost, Envelope, Gap, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.values.shown import Shown
 
 CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Unpack
 
-from adapters import ContentBlock, Message
-from bus import CallboardError
+from callboard.adapters import ContentBlock, Message
+from callboard.bus import CallboardError
 
 from ..conversation.options import TurnOptions, options_among
 from ..routing.model_choice import Model

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     CallWarning,
     CanonicalRequest,
     ContentBlock,
@@ -26,10 +26,10 @@ from adapters import (
     ThinkingBlock,
     ToolResultBlock,
 )
-from adapters.requests.fitted import Loss, block_type
-from adapters.requests.history import OPTIONS as HISTORY
-from bus.values.json import Json
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.requests.fitted import Loss, block_type
+from callboard.adapters.requests.history import OPTIONS as HISTORY
+from callboard.bus.values.json import Json
+from callboard.bus.values.warning_codes import WarningCode
 
 _OF_REQUEST = frozenset(
     {

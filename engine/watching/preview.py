@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from adapters import CallWarning, CanonicalRequest, Message, ProviderAdapter, TokenUsage, UsageSource
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from bus import CallboardError
+from callboard.adapters import CallWarning, CanonicalRequest, Message, ProviderAdapter, TokenUsage, UsageSource
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus import CallboardError
 
 from ..conversation.options import DEFAULTS, TurnOptions, merged
 from ..conversation.requests.build import request_for

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import TokenUsage, UsageSource
-from bus import CostSum, TextDelta, ThinkingDelta, ToolUseInputDelta
-from bus.streams.events import TurnEvent
+from callboard.adapters import TokenUsage, UsageSource
+from callboard.bus import CostSum, TextDelta, ThinkingDelta, ToolUseInputDelta
+from callboard.bus.streams.events import TurnEvent
 
 from ..calls.call import Call
 from ..calls.events import CallEvents

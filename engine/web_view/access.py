@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import Clock
+from callboard.bus import Clock
 
 from .answers import Refused, answer
 from .sign_in import SCOPES, Scope, SignIn, Visitor

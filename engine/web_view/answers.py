@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bus import CallboardError, Log
+from callboard.bus import CallboardError, Log
 
 _log = Log("web")
 

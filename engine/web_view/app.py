@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from bus import CallboardError, ConfigurationError, Log
+from callboard.bus import CallboardError, ConfigurationError, Log
 
 from .access import Access
 from .answers import EventStream, Refused, answer

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 """The hosts that are always allowed."""

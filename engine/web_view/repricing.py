@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from bus import CallboardError, DropOldest, Latest, PricingProgress, PricingRepriced, StoreError, Subscription
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
+from callboard.bus import CallboardError, DropOldest, Latest, PricingProgress, PricingRepriced, StoreError, Subscription
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun
 
 from .subject import Subject
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from bus import Clock
+from callboard.bus import Clock
 
 Scope: TypeAlias = Literal["view", "content", "change"]
 """``view``: everything but what was said. ``content``: what was said, where the engine captures it. ``change``:

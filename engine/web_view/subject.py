@@ -13,8 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from bus import SYSTEM_CLOCK, CallboardError, Clock, StoreError
-from tracestore import Store
+from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock, StoreError
+from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..opening import existing_store, place_to_read, store_to_read

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import anyio
 
-from bus import Bus, DropOldest, Envelope, Gap, Subscription
+from callboard.bus import Bus, DropOldest, Envelope, Gap, Subscription
 
 RING = 2000
 """The number of events that are kept for pages."""

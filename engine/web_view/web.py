@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bus import ConfigurationError
-from tracestore import Store
+from callboard.bus import ConfigurationError
+from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..store_address import StoreAddress, TracePlace, is_address

@@ -19,8 +19,8 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
-from adapters.providers.local import LocalServer, LocalServerSettings
-from adapters.providers.local.settings import choose_model
+from callboard.adapters.providers.local import LocalServer, LocalServerSettings
+from callboard.adapters.providers.local.settings import choose_model
 from callboard import ConfigurationError, CostSum, costs
 from tests.support import nats_server, postgres_server
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.usage import vocabulary_rates
-from adapters.usage.text_traits import TextRates, traits
-from adapters.usage.vocabularies import text_tokens
-from adapters.usage.vocabulary_rates import VOCABULARIES
+from callboard.adapters.usage import vocabulary_rates
+from callboard.adapters.usage.text_traits import TextRates, traits
+from callboard.adapters.usage.vocabularies import text_tokens
+from callboard.adapters.usage.vocabulary_rates import VOCABULARIES
 
 from .rate_descent import Bounds, solve
 from .texts.counted import CountedText, counted_texts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     ProviderRaw,
@@ -23,7 +23,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 Body: TypeAlias = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from adapters.actor import AdapterActor
-from adapters.http.adapter import HttpAdapter
-from bus import Envelope, StoreError
-from engine import Engine
+from callboard.adapters.actor import AdapterActor
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus import Envelope, StoreError
+from callboard.engine import Engine
 
 from .plan import ChaosPlan
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from adapters import AdapterError, CanonicalRequest, Message, ToolDefinition, create_adapter
-from adapters.http.adapter import HttpAdapter
-from bus import (
+from callboard.adapters import AdapterError, CanonicalRequest, Message, ToolDefinition, create_adapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus import (
     CallboardError,
     Envelope,
     LlmCallCompleted,
@@ -24,12 +24,12 @@ from bus import (
     LlmCallStarted,
     SessionTurnCompleted,
 )
-from bus.streams.events import StepFinish, StreamEvent, TurnComplete, TurnEvent
-from engine import AdapterEntry, Session
-from engine.routing.candidates import may_fall_back
+from callboard.bus.streams.events import StepFinish, StreamEvent, TurnComplete, TurnEvent
+from callboard.engine import AdapterEntry, Session
+from callboard.engine.routing.candidates import may_fall_back
 from tests.support.invariants import check_stream
 from tests.support.wire_history import history_faults
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .plan import STEADY, TurnPlan
 

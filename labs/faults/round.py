@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from adapters import AdapterConfig, RetryPolicy, ToolDefinition
-from bus import CallboardError, Lossless, StreamReset
-from bus.streams.events import TurnEvent
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
+from callboard.adapters import AdapterConfig, RetryPolicy, ToolDefinition
+from callboard.bus import CallboardError, Lossless, StreamReset
+from callboard.bus.streams.events import TurnEvent
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 
 from . import checks
 from .chaos import BreakableStore, perform

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import httpcore
 
-from bus.errors import NetworkError
+from callboard.bus.errors import NetworkError
 from tests.support.http1_wire import Line, turns, whole
 
 

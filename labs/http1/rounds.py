@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from adapters.transport.http1 import pool as http1_pool
-from adapters.transport.http1.client import Http1Transport
-from adapters.transport.transport import HttpRequest
-from bus.errors import NetworkError
+from callboard.adapters.transport.http1 import pool as http1_pool
+from callboard.adapters.transport.http1.client import Http1Transport
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.bus.errors import NetworkError
 
 from .network import Network, request_body
 from .readers import differs, read_by_httpcore, read_by_ours

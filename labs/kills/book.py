@@ -33,13 +33,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
-from bus import CallboardError
-from engine import Engine, ModelRegistry
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
+from callboard.bus import CallboardError
+from callboard.engine import Engine, ModelRegistry
 from tests.support.engines import entry, model, registry, serving
 from tests.support.media_server import png
 from tests.support.reply_server import Chat, GenerateContent, Messages, Responses
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 PROVIDERS = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai", "gemini": "gemini"}
 EMBEDDING, IMAGE, VIDEO = "responses:text-embedding-3-small", "responses:gpt-image-1", "responses:sora-2"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine import Engine
+from callboard.engine import Engine
 from tests.support.programs import Heard
 from tests.support.reply_models import registry
 

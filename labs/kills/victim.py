@@ -22,12 +22,12 @@ from pathlib import Path
 
 import msgspec
 
-from adapters import StopReason
-from bus import CallboardError, StoreError
-from engine import Engine, Session
+from callboard.adapters import StopReason
+from callboard.bus import CallboardError, StoreError
+from callboard.engine import Engine, Session
 from labs.faults.checks import stacks
 from tests.support.reply_models import PROTOCOLS, registry
-from tracestore import PriceTable, WriterOptions
+from callboard.tracestore import PriceTable, WriterOptions
 
 from .round import UP_SECONDS, Answered
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from bus import LlmCallAccepted
-from bus.values.usage import UsageSource
+from callboard.bus import LlmCallAccepted
+from callboard.bus.values.usage import UsageSource
 from tests.support.background_engines import nano_of as nano_of_reply
 from tests.support.background_server import WORDS
 from tests.support.batch_engines import nano_of
-from tracestore import CallRow
+from callboard.tracestore import CallRow
 
 from .plan import Batch, Plan, Question
 from .program import REPLIES, engine_at

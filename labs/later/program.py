@@ -17,17 +17,17 @@ from unittest.mock import patch
 import anyio
 import msgspec
 
-from adapters import AdapterConfig
-from adapters.background import exchanges
-from adapters.batches import BatchItem, http
-from bus import Envelope, Lossless
-from bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
-from engine import BatchResult, Budget, Engine
+from callboard.adapters import AdapterConfig
+from callboard.adapters.background import exchanges
+from callboard.adapters.batches import BatchItem, http
+from callboard.bus import Envelope, Lossless
+from callboard.bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
+from callboard.engine import BatchResult, Budget, Engine
 from tests.support import background_engines, batch_engines
 from tests.support.batch_engines import OFTEN, requests_of
 from tests.support.batch_wires import MODELS, QUICKLY, config_of, type_of
 from tests.support.engines import entry, model, serving
-from tracestore import OpenReply, PriceRow, PriceTable
+from callboard.tracestore import OpenReply, PriceRow, PriceTable
 
 from .plan import Batch, Question
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from bus import StoreError
-from tracestore import PostgresStore, TraceShipper
+from callboard.bus import StoreError
+from callboard.tracestore import PostgresStore, TraceShipper
 
 from .provider import CALL_NANO_USD, OUTPUT_NANO_USD, TEXT, Served
 

@@ -24,8 +24,8 @@ from typing import Literal, TypedDict, cast
 import anyio
 import anyio.to_thread
 
-from bus import MessageComplete, StreamReset, TextBlock, TextDelta, TurnComplete, TurnEvent
-from bus.clock import SystemClock
+from callboard.bus import MessageComplete, StreamReset, TextBlock, TextDelta, TurnComplete, TurnEvent
+from callboard.bus.clock import SystemClock
 from callboard import Budget, CallboardError, Cluster, Engine, Session
 
 MODEL = "lab:bench"

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adapters import AdapterError, CanonicalRequest, MessageComplete
-from adapters.http.adapter import HttpAdapter
-from bus.streams.events import StreamEvent
-from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.messages import Message
-from bus.values.usage import StopReason, TokenUsage
+from callboard.adapters import AdapterError, CanonicalRequest, MessageComplete
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason, TokenUsage
 from tests.support.invariants import check_stream
 from tests.support.recordings import PROTOCOLS, THRESHOLD, fragments, make_adapter, read_cases
 

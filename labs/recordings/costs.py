@@ -23,9 +23,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bus.values.usage import TokenUsage
-from tracestore import PriceTable
-from tracestore.prices.table import Explanation
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import PriceTable
+from callboard.tracestore.prices.table import Explanation
 
 from .agreement import play
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from adapters import AdapterConfig, AdapterError, create_adapter
-from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
-from adapters.http.adapter import HttpAdapter
-from bus.values.json import JsonObject
+from callboard.adapters import AdapterConfig, AdapterError, create_adapter
+from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.values.json import JsonObject
 from tests.support.recordings import CountingClock, Recording, fragments
 
 from .agreement import Tally, report

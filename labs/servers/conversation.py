@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 import msgspec
 
-import bus.errors
-from adapters import AdapterConfig, ToolDefinition
-from adapters.conformance import CALLS
-from adapters.servers import Note
-from bus.errors import AdapterError, CallboardError
-from bus.streams.events import TextDelta, ThinkingDelta
-from bus.values.content import ContentBlock, ImageBlock, TextBlock
-from bus.values.json import Json
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
-from engine.conversation.context import Truncate
-from engine.conversation.options import TurnOptions
+import callboard.bus.errors
+from callboard.adapters import AdapterConfig, ToolDefinition
+from callboard.adapters.conformance import CALLS
+from callboard.adapters.servers import Note
+from callboard.bus.errors import AdapterError, CallboardError
+from callboard.bus.streams.events import TextDelta, ThinkingDelta
+from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock
+from callboard.bus.values.json import Json
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
+from callboard.engine.conversation.context import Truncate
+from callboard.engine.conversation.options import TurnOptions
 
 from .server import Says, TemperServer
 from .tempers import TEMPERS, TYPES, Temper, notes_of

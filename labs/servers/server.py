@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.servers import Note
-from bus.values.json import Json, JsonObject
+from callboard.adapters.servers import Note
+from callboard.bus.values.json import Json, JsonObject
 from tests.support.wire_history import history_faults
 
 from .rules import RULES, Asked

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from adapters.servers import Note, notes
-from bus.values.json import Json
+from callboard.adapters.servers import Note, notes
+from callboard.bus.values.json import Json
 from tests.support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
 from tests.support.wires.gemini import GeminiWire
 from tests.support.wires.ollama import OllamaWire

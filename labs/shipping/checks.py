@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tracestore import PostgresStore, TraceStore
+from callboard.tracestore import PostgresStore, TraceStore
 
 _EVENTS = """
     SELECT r.run_id, e.seq, e.topic, e.ts_us, e.session_id, e.request_id, e.data

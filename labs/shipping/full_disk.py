@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.postgres_server import NOBODY, StartedServer
-from tracestore import TraceShipper, TraceStore
+from callboard.tracestore import TraceShipper, TraceStore
 
 from .checks import failures_of
 from .round import AFTERWARDS, _write

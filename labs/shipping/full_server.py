@@ -15,9 +15,9 @@ from pathlib import Path
 
 import anyio
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.postgres_server import NOBODY, StartedServer, own_server
-from tracestore import TraceShipper, TraceStore
+from callboard.tracestore import TraceShipper, TraceStore
 
 from .checks import failures_of
 from .round import AFTERWARDS, _write

@@ -11,9 +11,9 @@ from typing import Literal
 
 import anyio
 
-from bus.events.operation import StoreShippingChanged
-from engine import Engine
-from engine.health import check_store
+from callboard.bus.events.operation import StoreShippingChanged
+from callboard.engine import Engine
+from callboard.engine.health import check_store
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer
 from tests.support.scripted import Say

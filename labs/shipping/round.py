@@ -17,19 +17,19 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from bus.errors import StoreError
-from bus.events.calls import LlmCallCompleted, LlmCallStarted
-from bus.events.envelope import Envelope, Event
-from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
-from bus.values.messages import Message, SessionSetup
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from callboard.bus.errors import StoreError
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.envelope import Envelope, Event
+from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
+from callboard.bus.values.messages import Message, SessionSetup
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tests.support.postgres_server import StartedServer
 from tests.support.virtual_time import FakeClock
-from tracestore import Capture, ShippingOptions, TraceShipper, TraceStore
-from tracestore.postgres.database import Database
-from tracestore.postgres.receiving.receiver import Receiver
-from tracestore.postgres.statements import Statements
-from tracestore.shipping.recent import Recent
+from callboard.tracestore import Capture, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.postgres.database import Database
+from callboard.tracestore.postgres.receiving.receiver import Receiver
+from callboard.tracestore.postgres.statements import Statements
+from callboard.tracestore.shipping.recent import Recent
 
 from .checks import failures_of
 from .shipper import EAGER

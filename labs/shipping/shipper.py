@@ -6,7 +6,7 @@ import sys
 
 import anyio
 
-from tracestore import ShippingOptions, TraceShipper
+from callboard.tracestore import ShippingOptions, TraceShipper
 
 EAGER = ShippingOptions(batch_events=23, look_seconds=0.02, first_retry=0.05, longest_retry=0.3)
 

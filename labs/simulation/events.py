@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from bus import ActorStarted, Envelope
-from engine.nodes.bridge.outgoing import Outgoing, Read, Rest, Send
-from engine.nodes.bridge.page import Page
-from engine.nodes.remote.incoming import Arrived, Incoming
+from callboard.bus import ActorStarted, Envelope
+from callboard.engine.nodes.bridge.outgoing import Outgoing, Read, Rest, Send
+from callboard.engine.nodes.bridge.page import Page
+from callboard.engine.nodes.remote.incoming import Arrived, Incoming
 
 from .kernel import ANSWER_SECONDS, BrokenPromise, Host, Kernel, Network
 from .trace import File, SharedTrace, Written

@@ -11,15 +11,15 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
-from bus import Clock, StoreUnavailable
-from engine import Budget
-from engine.budgets.account import Account, Amount
-from engine.budgets.budget import Payer
-from engine.budgets.ledger import Ledger
-from engine.nodes.money.part import BudgetSlices
-from engine.nodes.money.scope import Scope
+from callboard.bus import Clock, StoreUnavailable
+from callboard.engine import Budget
+from callboard.engine.budgets.account import Account, Amount
+from callboard.engine.budgets.budget import Payer
+from callboard.engine.budgets.ledger import Ledger
+from callboard.engine.nodes.money.part import BudgetSlices
+from callboard.engine.nodes.money.scope import Scope
 from tests.support.shared_tables import LedgerModel
-from tracestore.nodes.ledger import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
+from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import msgspec
 
-from engine.nodes.ownership.holding import Asked, Holding
+from callboard.engine.nodes.ownership.holding import Asked, Holding
 from tests.support.shared_tables import OwnershipModel
-from tracestore.nodes.ownership import Claimed, Held, NodeInfo, Renewed
+from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, Renewed
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 from .streams import OwnStream, Streams

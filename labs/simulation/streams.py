@@ -10,9 +10,9 @@ import math
 from functools import partial
 from typing import Protocol
 
-from bus import StreamLog
-from bus.streams.events import TextDelta, TurnComplete, TurnEvent
-from engine.nodes.frames.follower import (
+from callboard.bus import StreamLog
+from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
+from callboard.engine.nodes.frames.follower import (
     AskOwner,
     AskStore,
     Follower,
@@ -22,12 +22,12 @@ from engine.nodes.frames.follower import (
     StoreAnswer,
     Stored,
 )
-from engine.nodes.frames.framer import Framer
-from engine.nodes.frames.mirror import Mirror
-from engine.nodes.frames.wire.frame import Ending, Frame
-from engine.nodes.ownership.holding import Holding
+from callboard.engine.nodes.frames.framer import Framer
+from callboard.engine.nodes.frames.mirror import Mirror
+from callboard.engine.nodes.frames.wire.frame import Ending, Frame
+from callboard.engine.nodes.ownership.holding import Holding
 from tests.support.shared_tables import OwnershipModel
-from tracestore.nodes.ownership import TurnEnding
+from callboard.tracestore.nodes.ownership import TurnEnding
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 from .trace import SharedTrace

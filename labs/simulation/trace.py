@@ -11,12 +11,12 @@ from functools import partial
 
 import msgspec
 
-from bus import StreamLog
-from bus.streams.events import TextDelta, TurnComplete, TurnEvent
+from callboard.bus import StreamLog
+from callboard.bus.streams.events import TextDelta, TurnComplete, TurnEvent
 from tests.support.shared_tables import OwnershipModel
-from tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
-from tracestore.shipping.shipment import START, Position
-from tracestore.sql.session_owner import belongs
+from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
+from callboard.tracestore.shipping.shipment import START, Position
+from callboard.tracestore.sql.session_owner import belongs
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result
 

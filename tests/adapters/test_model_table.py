@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import AdapterCapabilities
-from adapters.model_table import FILE_NAME, ModelFile, ModelRow, ModelTable
-from adapters.registry import create_adapter, model_table, tabled_vendors
-from adapters.requests.effort import EFFORTS
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import AdapterCapabilities
+from callboard.adapters.model_table import FILE_NAME, ModelFile, ModelRow, ModelTable
+from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.requests.effort import EFFORTS
 
 PROVIDERS = tuple(tabled_vendors())
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.embeddings.only import EmbeddingOnlyWire
-from adapters.http.adapter import HttpAdapter
-from adapters.provider import Provider, providers, vendors
-from adapters.transport.addresses import host_of
-from adapters.transport.key_owner import check_key_goes_home
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.embeddings.only import EmbeddingOnlyWire
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.provider import Provider, providers, vendors
+from callboard.adapters.transport.addresses import host_of
+from callboard.adapters.transport.key_owner import check_key_goes_home
 from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     AdapterConfig,
     CanonicalRequest,
@@ -24,14 +24,14 @@ from adapters import (
     UsageSource,
     create_adapter,
 )
-from adapters.conformance.invariants import check_stream
-from adapters.providers.scripted import ScriptedCall, ScriptedFailure, ScriptedReply
-from bus.errors import ConfigurationError
-from bus.streams.events import TextDelta, ToolUseInputDelta
-from bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json
-from bus.values.messages import ToolDefinition
-from engine.models.config import read_models_yaml
+from callboard.adapters.conformance.invariants import check_stream
+from callboard.adapters.providers.scripted import ScriptedCall, ScriptedFailure, ScriptedReply
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.streams.events import TextDelta, ToolUseInputDelta
+from callboard.bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import ToolDefinition
+from callboard.engine.models.config import read_models_yaml
 
 from ..support.fake_http import request
 from ..support.virtual_time import FakeClock

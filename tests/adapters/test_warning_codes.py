@@ -10,12 +10,12 @@ from types import ModuleType
 import msgspec
 import pytest
 
-import adapters
-import bus
-import engine
-import tracestore
-from bus.values.messages import CallWarning
-from bus.values.warning_codes import WarningCode
+from callboard import adapters
+from callboard import bus
+from callboard import engine
+from callboard import tracestore
+from callboard.bus.values.messages import CallWarning
+from callboard.bus.values.warning_codes import WarningCode
 
 ROOT = Path(__file__).parents[2]
 WARNING = {"CallWarning", "warn", "_warn", "_warn_once"}

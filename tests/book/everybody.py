@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from adapters.providers.scripted import ScriptedCall, ScriptedReply
+from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
 from callboard import (
     SYSTEM_CLOCK,
     AdapterConfig,

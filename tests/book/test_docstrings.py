@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from adapters.conformance import NotShown
+from callboard.adapters.conformance import NotShown
 from docs.book.field_strings import field_strings
 from tests.book.snippets import DOCS
 
@@ -22,16 +22,16 @@ ROOMS = (
         "adapters",
         "tracestore",
         "engine",
-        "engine.middleware",
-        "engine.conversation.context",
-        "engine.tools",
+        "callboard.engine.middleware",
+        "callboard.engine.conversation.context",
+        "callboard.engine.tools",
     ),
     *(
-        "adapters.embeddings",
-        "adapters.images",
-        "adapters.videos",
-        "adapters.conformance",
-        "adapters.cassettes.cassette",
+        "callboard.adapters.embeddings",
+        "callboard.adapters.images",
+        "callboard.adapters.videos",
+        "callboard.adapters.conformance",
+        "callboard.adapters.cassettes.cassette",
     ),
 )
 PACKAGES = ("bus.", "adapters.", "tracestore.", "engine.")

@@ -16,24 +16,24 @@ from typing import get_args
 
 import pytest
 
-import bus
+from callboard import bus
 from callboard import ProviderAdapter, TurnEvent
 from docs.book import generated
 from docs.book.generated import arguments_of, parsers
-from engine.cli.command_line import build_parser
-from engine.models import models_yaml as models_reader
-from engine.routing import model_choice
+from callboard.engine.cli.command_line import build_parser
+from callboard.engine.models import models_yaml as models_reader
+from callboard.engine.routing import model_choice
 from tests.book.snippets import DOCS, ROOT
 from tests.definition_of_done.rows import ROWS
 
 ROOMS = (
-    *("bus", "adapters", "tracestore", "engine", "engine.middleware", "engine.tools"),
+    *("bus", "adapters", "tracestore", "engine", "callboard.engine.middleware", "callboard.engine.tools"),
     *(
-        "adapters.embeddings",
-        "adapters.images",
-        "adapters.videos",
-        "adapters.conformance",
-        "adapters.providers.scripted",
+        "callboard.adapters.embeddings",
+        "callboard.adapters.images",
+        "callboard.adapters.videos",
+        "callboard.adapters.conformance",
+        "callboard.adapters.providers.scripted",
     ),
 )
 

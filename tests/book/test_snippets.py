@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.settings import find_model
 from callboard import PriceTable
-from engine.models.config import read_models_yaml
+from callboard.engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import own_server, program, why_not
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").touch()
-    for name, arguments in (("python", ""), ("callboard", "-m engine.cli")):
+    for name, arguments in (("python", ""), ("callboard", "-m callboard.engine.cli")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
     (tmp_path / ".callboard").mkdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus import ActorStarted, Bus, Envelope
+from callboard.bus import ActorStarted, Bus, Envelope
 from tests.support.virtual_time import FakeClock
 
 

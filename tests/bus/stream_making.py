@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus import (
+from callboard.bus import (
     MessageComplete,
     MessageStart,
     StopReason,

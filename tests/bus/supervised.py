@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from bus import (
+from callboard.bus import (
     Actor,
     ActorContext,
     ActorCrashed,

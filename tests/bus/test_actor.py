@@ -10,8 +10,8 @@ import anyio.lowlevel
 import pytest
 import sniffio
 
-from bus import Actor, ActorStopped, AuthError, ChildSpec, DeadlineExceeded, MailboxFull, TaskCancelled, TaskHandle
-from bus.actors.task_handle import LeakedCancellation, describe, origin, stack_of
+from callboard.bus import Actor, ActorStopped, AuthError, ChildSpec, DeadlineExceeded, MailboxFull, TaskCancelled, TaskHandle
+from callboard.bus.actors.task_handle import LeakedCancellation, describe, origin, stack_of
 from tests.bus.supervised import Boom, Obedient, World
 from tests.support.virtual_time import run_virtual
 

@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from bus import DropOldest, Gap, Lossless, Subscription, WrongLoop
+from callboard.bus import DropOldest, Gap, Lossless, Subscription, WrongLoop
 from tests.support.virtual_time import run_virtual
 
 from .published import new_bus, seqs, started

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from bus.clock import SYSTEM_CLOCK, Ulids, letters
+from callboard.bus.clock import SYSTEM_CLOCK, Ulids, letters
 
 
 @given(st.binary(min_size=16, max_size=16))

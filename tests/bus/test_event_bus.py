@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     ActorCrashed,
     DropOldest,
     Envelope,
@@ -198,7 +198,7 @@ def test_depth_and_age_show_how_far_a_lossless_reader_is_behind() -> None:
 
 def test_dead_letters_are_kept_counted_and_logged_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last 1000 are kept, all are counted; ten are logged, then none for five minutes."""
-    from bus import bus as event_bus
+    from callboard.bus import bus as event_bus
 
     logged: list[str] = []
     monkeypatch.setattr(event_bus._log, "warning", lambda event, **fields: logged.append(event))

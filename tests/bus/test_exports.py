@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-import bus
-from bus.events.catalogue import CatalogueEvent
+from callboard import bus
+from callboard.bus.events.catalogue import CatalogueEvent
 
 
 def test_everything_offered_exists_and_is_offered_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from bus.log import ROOT, Log
+from callboard.bus.log import ROOT, Log
 from tests.support.logs import captured_logs
 
 CHECKOUT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.backend import LoopLock
+from callboard.bus.backend import LoopLock
 
 from ..support.virtual_time import run_virtual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bus import ImageBlock, Message, ProviderRaw, Role, TextBlock
+from callboard.bus import ImageBlock, Message, ProviderRaw, Role, TextBlock
 
 
 @pytest.mark.parametrize("role", [Role.SYSTEM, Role.DEVELOPER, Role.USER, Role.ASSISTANT])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.backend import MovingDeadline, current_time, new_scope
+from callboard.bus.backend import MovingDeadline, current_time, new_scope
 
 from ..support.virtual_time import run_virtual
 

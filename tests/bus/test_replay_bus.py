@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     ActorStarted,
     ActorStoppedEvent,
     Bus,
@@ -23,7 +23,7 @@ from bus import (
     ReplayBus,
     UnknownEvent,
 )
-from bus.replay import WINDOW
+from callboard.bus.replay import WINDOW
 from tests.support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus import RestartPolicy, Strategy, affected
-from bus.actors.restart import verdict
+from callboard.bus import RestartPolicy, Strategy, affected
+from callboard.bus.actors.restart import verdict
 
 CHILDREN = ("a", "b", "c")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import StreamChannel, StreamLog, StreamReader, StreamReset, TextDelta, TurnEvent
+from callboard.bus import StreamChannel, StreamLog, StreamReader, StreamReset, TextDelta, TurnEvent
 from tests.support.virtual_time import FakeClock, run_virtual
 
 from .stream_making import filled, read, reply, text_of

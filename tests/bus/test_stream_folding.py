@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus import (
+from callboard.bus import (
     ImageBlock,
     MessageComplete,
     MessageStart,
@@ -26,8 +26,8 @@ from bus import (
     TurnEvent,
     UnknownStream,
 )
-from bus.streams.fold import coalesce, fold, weigh
-from bus.streams.log import FOLD_ABOVE_BYTES
+from callboard.bus.streams.fold import coalesce, fold, weigh
+from callboard.bus.streams.log import FOLD_ABOVE_BYTES
 from tests.support.virtual_time import FakeClock
 
 from .stream_making import MEBIBYTE, complete, filled, read, reply, text_of

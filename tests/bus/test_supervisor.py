@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     Actor,
     ActorContext,
     ActorRef,

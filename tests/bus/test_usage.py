@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus import Cost, CostSource
+from callboard.bus import Cost, CostSource
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError, ToolResultBlock
-from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
-from adapters.requests.settings import dropped
-from bus.errors import ConfigurationError
+from callboard.adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError, ToolResultBlock
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.requests.settings import dropped
+from callboard.bus.errors import ConfigurationError
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .faulty_day import HOSTILE

@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus.events.actors import ActorCrashed
-from bus.events.calls import LlmCallFailed
-from bus.events.envelope import Envelope
-from bus.events.jobs import JobCreated, JobFailed
-from bus.events.operation import ProviderAvailabilityChanged, StoreStateChanged
-from bus.events.sessions import (
+from callboard.bus.events.actors import ActorCrashed
+from callboard.bus.events.calls import LlmCallFailed
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.jobs import JobCreated, JobFailed
+from callboard.bus.events.operation import ProviderAvailabilityChanged, StoreStateChanged
+from callboard.bus.events.sessions import (
     SessionConfigured,
     SessionCreated,
     SessionMessageAppended,
@@ -23,12 +23,12 @@ from bus.events.sessions import (
     SessionTurnCompleted,
     SessionTurnStarted,
 )
-from bus.events.tools import ToolFinished, ToolProgress, ToolStarted
-from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message, MessageMetadata, Role, SessionSetup
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from callboard.bus.events.tools import ToolFinished, ToolProgress, ToolStarted
+from callboard.bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, MessageMetadata, Role, SessionSetup
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from tests.tracestore.trace_making import DAY_US, T0, Maker
-from tracestore import Capture, PriceTable, Store
+from callboard.tracestore import Capture, PriceTable, Store
 
 HOSTILE = (
     "a\x1b[2Jb\x1b]0;owned\x07c\x9b31md\x85e\x7ff \u202egpj.exe\u2066x\u2069 g\u2028h\ufeff\U000e0041 "

@@ -28,10 +28,10 @@ from pkgutil import walk_packages
 
 import msgspec
 
-import adapters
-import bus
-import engine
-import tracestore
+from callboard import adapters
+from callboard import bus
+from callboard import engine
+from callboard import tracestore
 
 WITHIN = (
     *(
@@ -158,7 +158,7 @@ def main(file: int) -> None:
 
 def be(command: Command) -> int:
     """The command, in this process. Gives its exit code."""
-    from engine.cli import main
+    from callboard.engine.cli import main
 
     os.environ.clear()
     os.environ.update(command.environment)
@@ -172,7 +172,7 @@ def import_all() -> None:
     """All of ours but what would run."""
     for room in (bus, adapters, tracestore, engine):
         for module in walk_packages(room.__path__, f"{room.__name__}."):
-            if not module.name.endswith("__main__") and "adapters.conformance" not in module.name:
+            if not module.name.endswith("__main__") and "callboard.adapters.conformance" not in module.name:
                 with contextlib.suppress(ModuleNotFoundError):  # of a library that is not installed
                     import_module(module.name)
     for name in WITHIN:

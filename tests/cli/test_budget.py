@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine.cli import main
+from callboard.engine.cli import main
 from tests.support.engines import running
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bus import Cost, CostSource, Message, MessageMetadata, Role, StopReason, TokenUsage, UsageSource
-from engine.calls.outcome import NOT_KNOWN
-from engine.cli.common.money import replies_text
+from callboard.bus import Cost, CostSource, Message, MessageMetadata, Role, StopReason, TokenUsage, UsageSource
+from callboard.engine.calls.outcome import NOT_KNOWN
+from callboard.engine.cli.common.money import replies_text
 
 from .running import call, read_until, start
 

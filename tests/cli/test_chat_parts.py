@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bus import CallboardError
-from bus.streams.events import TextDelta, ThinkingDelta
-from engine import RequestLoss, RequestPreview
-from engine.cli.chat.blocks import is_open, unwrapped
-from engine.cli.chat.editor import edited
-from engine.cli.chat.interrupts import Interrupts
-from engine.cli.chat.losses import preview_lines
-from engine.cli.chat.replies import ReplyWriter
-from engine.cli.chat.slash import HELP, command_of, completions, unknown
-from engine.cli.common.console import HarmlessConsole
-from engine.cli.common.screen import Screen
+from callboard.bus import CallboardError
+from callboard.bus.streams.events import TextDelta, ThinkingDelta
+from callboard.engine import RequestLoss, RequestPreview
+from callboard.engine.cli.chat.blocks import is_open, unwrapped
+from callboard.engine.cli.chat.editor import edited
+from callboard.engine.cli.chat.interrupts import Interrupts
+from callboard.engine.cli.chat.losses import preview_lines
+from callboard.engine.cli.chat.replies import ReplyWriter
+from callboard.engine.cli.chat.slash import HELP, command_of, completions, unknown
+from callboard.engine.cli.common.console import HarmlessConsole
+from callboard.engine.cli.common.screen import Screen
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_history_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
     pytest.importorskip("prompt_toolkit")
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    from engine.cli.chat.terminal import LARGEST_HISTORY, files, history
+    from callboard.engine.cli.chat.terminal import LARGEST_HISTORY, files, history
 
     path = tmp_path / "home" / "chat-history"
     kept = history(path)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import CallboardError, StoreError
-from engine.cli.collections.records import Fields, records_of
-from tracestore.collections.collection_file import CollectionFile, Item
-from tracestore.collections.similarity import packed, plain_scores, scores_with, unpacked
+from callboard.bus import CallboardError, StoreError
+from callboard.engine.cli.collections.records import Fields, records_of
+from callboard.tracestore.collections.collection_file import CollectionFile, Item
+from callboard.tracestore.collections.similarity import packed, plain_scores, scores_with, unpacked
 
 from .running import call
 

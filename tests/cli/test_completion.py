@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli.commands import COMMANDS
-from engine.cli.completion.scripts import SCRIPTS
-from engine.cli.manage.completion import in_words, proposals, without_break
+from callboard.engine.cli.commands import COMMANDS
+from callboard.engine.cli.completion.scripts import SCRIPTS
+from callboard.engine.cli.manage.completion import in_words, proposals, without_break
 
 from .running import MODELS, call, environment
 

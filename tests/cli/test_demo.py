@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.providers.local import find_model
+from callboard.adapters.providers.local import find_model
 
 from .running import call, read_until, start
 

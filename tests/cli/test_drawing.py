@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import Cost, CostSource
-from engine.cli.common.harmless import harmless
-from engine.cli.common.money import cost_text, difference, percent, usd
-from engine.cli.common.screen import Flow
+from callboard.bus import Cost, CostSource
+from callboard.engine.cli.common.harmless import harmless
+from callboard.engine.cli.common.money import cost_text, difference, percent, usd
+from callboard.engine.cli.common.screen import Flow
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from bus.private_file import write_private
-from engine.cli.command_line import build_parser
-from engine.cli.common.harmless import harmless
+from callboard.bus.private_file import write_private
+from callboard.engine.cli.command_line import build_parser
+from callboard.engine.cli.common.harmless import harmless
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer
-from tracestore import PostgresStore, TraceStore
-from tracestore.collections.collection_file import CollectionFile, Item
-from tracestore.collections.similarity import packed
-from tracestore.filters import DIMENSIONS
-from tracestore.prices.snapshot import SHIPPED
+from callboard.tracestore import PostgresStore, TraceStore
+from callboard.tracestore.collections.collection_file import CollectionFile, Item
+from callboard.tracestore.collections.similarity import packed
+from callboard.tracestore.filters import DIMENSIONS
+from callboard.tracestore.prices.snapshot import SHIPPED
 
 from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
 from .running import PRICES, call

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cli import main
-from engine.cli.commands import COMMANDS, GROUPS
-from engine.cli.manage.completion import proposals
+from callboard.engine.cli import main
+from callboard.engine.cli.commands import COMMANDS, GROUPS
+from callboard.engine.cli.manage.completion import proposals
 
 from .running import call
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from engine.cli.common.fitting import FittingTable
+from callboard.engine.cli.common.fitting import FittingTable
 
 
 def drawn(width: int) -> str:

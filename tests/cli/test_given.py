@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import AudioBlock, ConfigurationError, Cost, CostSource, DocumentBlock, ImageBlock, TextBlock, TokenUsage
-from bus.values.json import JsonObject
-from engine import TurnOptions
-from engine.cli.answer.code_blocks import code_blocks, extracted
-from engine.cli.answer.question import name_of
-from engine.cli.answer.usage_line import Pace, per_second, usage_line
-from engine.cli.given.attachments import attachment, of_address, of_bytes
-from engine.cli.given.options import KINDS, as_said, options_of
-from engine.cli.given.prompt import content_of, joined
-from engine.cli.given.short_schema import schema_of
-from engine.objects.schema import ObjectSchema
+from callboard.bus import AudioBlock, ConfigurationError, Cost, CostSource, DocumentBlock, ImageBlock, TextBlock, TokenUsage
+from callboard.bus.values.json import JsonObject
+from callboard.engine import TurnOptions
+from callboard.engine.cli.answer.code_blocks import code_blocks, extracted
+from callboard.engine.cli.answer.question import name_of
+from callboard.engine.cli.answer.usage_line import Pace, per_second, usage_line
+from callboard.engine.cli.given.attachments import attachment, of_address, of_bytes
+from callboard.engine.cli.given.options import KINDS, as_said, options_of
+from callboard.engine.cli.given.prompt import content_of, joined
+from callboard.engine.cli.given.short_schema import schema_of
+from callboard.engine.objects.schema import ObjectSchema
 
 TEXT: JsonObject = {"type": "string"}
 AGE: JsonObject = {"type": "integer"}

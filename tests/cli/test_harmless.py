@@ -13,9 +13,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from engine import cli
-from engine.cli.common.harmless import harmless, harmless_json, one_line
-from engine.cli.look.export import _stdout
+from callboard.engine import cli
+from callboard.engine.cli.common.harmless import harmless, harmless_json, one_line
+from callboard.engine.cli.look.export import _stdout
 
 CLI = Path(cli.__file__).parent
 

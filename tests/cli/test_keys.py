@@ -14,12 +14,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import ConfigurationError
-from bus.private_file import write_private
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
 from callboard import Engine
-from engine.keys.key_file import Variables, read_keys
-from engine.keys.writing import remove_key, set_key
-from engine.models.config import load_registry
+from callboard.engine.keys.key_file import Variables, read_keys
+from callboard.engine.keys.writing import remove_key, set_key
+from callboard.engine.models.config import load_registry
 
 from ..support.provider_server import provider_server
 from .running import CHECKOUT, call, environment

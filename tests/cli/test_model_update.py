@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import get_latest_model, get_model_info, list_models
-from engine.cli import main
-from engine.models.known_models import FILE_NAME, convert, decode, encode
+from callboard.engine import get_latest_model, get_model_info, list_models
+from callboard.engine.cli import main
+from callboard.engine.models.known_models import FILE_NAME, convert, decode, encode
 from tests.support.present import present
 
 LIST = {

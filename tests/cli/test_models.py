@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import main
+from callboard.engine.cli import main
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters import plugins
+from callboard.adapters import plugins
 from callboard import ConfigurationError, Engine
-from engine.cli import command_line
-from engine.models.config import read_models_yaml
-from engine.tools.plugins import plugin_tools
+from callboard.engine.cli import command_line
+from callboard.engine.models.config import read_models_yaml
+from callboard.engine.tools.plugins import plugin_tools
 
 from ..support.plugins import install_plugins
 from .running import start

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cli import main
-from tracestore.prices import snapshot as price_snapshot
-from tracestore.prices.home import SNAPSHOT_NAME
+from callboard.engine.cli import main
+from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices.home import SNAPSHOT_NAME
 
 
 @pytest.fixture

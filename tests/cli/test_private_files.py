@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
-from adapters.images import GeneratedImage
-from adapters.transport.transport import HttpReply, HttpRequest
+from callboard.adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
+from callboard.adapters.images import GeneratedImage
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from tests.support.media_server import media_server
-from tracestore import SavedReplies, TraceStore
-from tracestore.export import export_calls
+from callboard.tracestore import SavedReplies, TraceStore
+from callboard.tracestore.export import export_calls
 
 from .faulty_day import make_faulty_day
 from .running import PRICES, call

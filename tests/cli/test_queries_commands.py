@@ -12,8 +12,8 @@ import anyio
 import msgspec
 import pytest
 
-from bus.values.usage import TokenUsage
-from tracestore import TraceStore
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import TraceStore
 
 from ..tracestore.trace_making import Maker
 from .running import PRICES, call

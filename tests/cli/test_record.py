@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.cassettes.cassette import load_cassette
-from engine import Engine
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.engine import Engine
 from tests.support.provider_server import ProviderServer, provider_server
 
 from .running import call

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.reprice.chart import bars, columns, tick_step
-from engine.cli.reprice.lines import Line
-from engine.cli.reprice.page import Origin, page
-from tracestore import DayReprice, ModelReprice, PriceTable, RepriceReport, RepriceSums
+from callboard.engine.cli.reprice.chart import bars, columns, tick_step
+from callboard.engine.cli.reprice.lines import Line
+from callboard.engine.cli.reprice.page import Origin, page
+from callboard.tracestore import DayReprice, ModelReprice, PriceTable, RepriceReport, RepriceSums
 
 PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"
 ORIGIN = Origin("the costs at call time", "all calls", "trace.db", datetime(2026, 10, 1, tzinfo=UTC))

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine.cli.command_line import main
+from callboard.engine.cli.command_line import main
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore, TraceStore
+from callboard.tracestore import PostgresStore, TraceStore
 
 
 def test_ship_once(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import ConfigurationError
-from engine.store_address import StoreAddress
+from callboard.bus import ConfigurationError
+from callboard.engine.store_address import StoreAddress
 
 SHOWN = {
     "postgresql://host/db": "postgresql://host/db",

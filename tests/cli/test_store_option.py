@@ -14,7 +14,7 @@ from callboard import PriceTable
 from tests.support.engines import running
 from tests.support.postgres_server import PostgresServer
 from tests.support.scripted import Say
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 from .running import PRICES, call
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import ConfigurationError
-from engine.cli.templates.folder import as_yaml, load, names, path_of, read, save
-from engine.cli.templates.template import Template
+from callboard.bus import ConfigurationError
+from callboard.engine.cli.templates.folder import as_yaml, load, names, path_of, read, save
+from callboard.engine.cli.templates.template import Template
 
 from .running import call
 

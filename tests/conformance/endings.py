@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from bus.errors import AdapterError, OverloadedError, ServerError, StreamError
-from bus.values.usage import StopReason
+from callboard.bus.errors import AdapterError, OverloadedError, ServerError, StreamError
+from callboard.bus.values.usage import StopReason
 
 END, TOOLS, PAUSE = StopReason.END_TURN, StopReason.TOOL_USE, StopReason.PAUSE_TURN
 LIMIT, STOP, FILTER = StopReason.MAX_TOKENS, StopReason.STOP_SEQUENCE, StopReason.CONTENT_FILTER

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from adapters.config import AdapterConfig
-from adapters.contract import ProviderAdapter
-from adapters.health import AdapterHealth
-from adapters.providers.local import LocalAdapter
-from adapters.transport.transport import Transport
-from bus.clock import Clock
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.health import AdapterHealth
+from callboard.adapters.providers.local import LocalAdapter
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import Clock
 
 from ..support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
 

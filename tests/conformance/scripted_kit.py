@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from adapters.config import AdapterConfig
-from adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
-from adapters.conformance import arguments as arguments_of
-from adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
-from adapters.providers.scripted.playing import steps_of
-from bus.errors import NetworkError, OverloadedError
-from bus.values.usage import StopReason
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
+from callboard.adapters.conformance import arguments as arguments_of
+from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedCall, ScriptedFailure, ScriptedReply
+from callboard.adapters.providers.scripted.playing import steps_of
+from callboard.bus.errors import NetworkError, OverloadedError
+from callboard.bus.values.usage import StopReason
 
 KINDS = {
     "rate limit": "rate_limit",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import anyio
 import pytest
 
-from adapters import create_adapter
-from adapters.calls import RateLimitInfo
-from adapters.config import AdapterConfig
-from adapters.conformance import Says
-from adapters.contract import ProviderAdapter
-from adapters.health import AdapterHealth, ChecksHealth
+from callboard.adapters import create_adapter
+from callboard.adapters.calls import RateLimitInfo
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import Says
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.health import AdapterHealth, ChecksHealth
 
 from ..support.fake_http import FakeReply, FakeTransport, request
 from ..support.wires import WIRES, ChatWire, Wire

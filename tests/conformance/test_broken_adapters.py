@@ -8,17 +8,17 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.conformance import CHECKS, KEY, HttpKit, ServedKit, run_check
-from adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
-from adapters.health import AdapterHealth
-from adapters.http.stream import HttpStream
-from adapters.http.wire_call import WireCall
-from adapters.replies.assembler import Assembler
-from adapters.transport.transport import HttpReply
-from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseInputDelta
-from bus.values.messages import CallWarning, Message
-from bus.values.usage import StopReason
+from callboard.adapters.conformance import CHECKS, KEY, HttpKit, ServedKit, run_check
+from callboard.adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
+from callboard.adapters.health import AdapterHealth
+from callboard.adapters.http.stream import HttpStream
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.transport.transport import HttpReply
+from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
+from callboard.bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseInputDelta
+from callboard.bus.values.messages import CallWarning, Message
+from callboard.bus.values.usage import StopReason
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser, ParleyWire
 

@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.call import HttpCall
-from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.providers.ollama.adapter import OllamaAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.providers.tgi.adapter import TGIAdapter
-from adapters.replies.whole import WholeStream
-from bus.errors import CapabilityError
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.call import HttpCall
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.tgi.adapter import TGIAdapter
+from callboard.adapters.replies.whole import WholeStream
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -34,8 +34,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ..support.fake_http import FakeTransport, request
 

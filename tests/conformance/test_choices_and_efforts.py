@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import CallWarning
-from adapters.http.adapter import HttpAdapter
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolChoice, ToolDefinition
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
 
 from ..support.fake_http import FakeTransport, request
 from ..support.virtual_time import FakeClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters import StopReason
-from bus import LlmCallCompleted, Lossless
+from callboard.adapters import StopReason
+from callboard.bus import LlmCallCompleted, Lossless
 
 from ..support.virtual_time import Backend, backend
 from .test_endings import ALL, BY_NAME, Case, described, ends_in

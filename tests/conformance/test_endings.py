@@ -10,13 +10,13 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
-from adapters.conformance import CALLS, TOOLS, arguments, halves
-from bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
-from bus.errors import StreamError
-from bus.values.runnable_calls import ended_well
-from engine import Session, StreamResult, Tool
-from tracestore import PriceRow, PriceTable
+from callboard.adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
+from callboard.adapters.conformance import CALLS, TOOLS, arguments, halves
+from callboard.bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
+from callboard.bus.errors import StreamError
+from callboard.bus.values.runnable_calls import ended_well
+from callboard.engine import Session, StreamResult, Tool
+from callboard.tracestore import PriceRow, PriceTable
 
 from ..support.fake_http import HANG, FakeReply, Step
 from ..support.virtual_time import Backend, backend

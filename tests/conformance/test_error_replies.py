@@ -7,8 +7,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from adapters.conformance.kit import KEY
-from bus.errors import (
+from callboard.adapters.conformance.kit import KEY
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -23,7 +23,7 @@ from bus.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from ..support.fake_http import FakeReply
 from ..support.wires import WIRES, ChatWire, Wire

@@ -5,19 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from bus.clock import Clock
-from bus.errors import InvalidRequestError
-from bus.values.content import ProviderRaw, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
-from bus.values.usage import StopReason
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.clock import Clock
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import ProviderRaw, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import StopReason
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 
 from ..support.fake_http import FakeReply, FakeTransport, ask
 from ..support.judges import chat_faults, messages_faults, responses_faults

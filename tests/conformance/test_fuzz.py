@@ -24,13 +24,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from adapters.cassettes.cassette import load_cassette
-from adapters.contract import CanonicalRequest
-from bus.errors import AdapterError
-from bus.streams.events import MessageComplete, StreamEvent
-from bus.values.content import ContentBlock
-from bus.values.json import Json
-from bus.values.messages import Message, Role
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import MessageComplete, StreamEvent
+from callboard.bus.values.content import ContentBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, Role
 
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream

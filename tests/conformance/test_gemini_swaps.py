@@ -7,11 +7,11 @@ from base64 import b64encode
 import msgspec
 import pytest
 
-from adapters import create_adapter
-from adapters.config import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from bus.values.content import (
+from callboard.adapters import create_adapter
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -21,8 +21,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolResultBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ..support.fake_http import ask
 from ..support.wires import WIRES, Wire

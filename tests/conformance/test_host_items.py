@@ -5,18 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.providers.ollama.adapter import OllamaAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message
-from bus.values.usage import StopReason
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason
 
 from ..support.fake_http import ask
 from ..support.judges import chat_faults, responses_faults

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.http.adapter import HttpAdapter
-from adapters.requests.effort import EFFORTS
-from adapters.requests.host_options import merge_options
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.requests.effort import EFFORTS
+from callboard.adapters.requests.host_options import merge_options
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 from .test_capabilities_on_the_wire import LOOK, WIRES, adapter_of, asking
 

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from adapters import create_adapter
-from adapters.config import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from bus.errors import InvalidRequestError
-from bus.values.content import (
+from callboard.adapters import create_adapter
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -31,9 +31,9 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
-from engine.watching.losses import Reader, RequestLoss, report
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
+from callboard.engine.watching.losses import Reader, RequestLoss, report
 
 from ..support.conversations import PROVIDERS, conversations, item_bodies, read_content
 from ..support.fake_http import ask

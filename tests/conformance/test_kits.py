@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
-from adapters.contract import AdapterCapabilities, AttemptObserver, CanonicalRequest
-from adapters.replies.whole import WholeStream
-from adapters.transport.transport import Transport
-from bus.clock import Clock
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
+from callboard.adapters.contract import AdapterCapabilities, AttemptObserver, CanonicalRequest
+from callboard.adapters.replies.whole import WholeStream
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import Clock
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter
 
@@ -76,7 +76,7 @@ def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
             [sys.executable, "-c", code.format(package)], cwd=ROOT, capture_output=True, text=True, check=True
         )
         found[package] = set(run.stdout.split())
-    assert not {name for name in found["callboard"] if "adapters.conformance" in name}
+    assert not {name for name in found["callboard"] if "callboard.adapters.conformance" in name}
     assert not found["callboard.adapters.conformance"] & {"pytest", "trio", "httpx", "hypothesis"}
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.conformance import CALLS
-from adapters.contract import ProviderAdapter
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from engine.objects.reply import NoObjectGeneratedError
-from engine.type_schema import json_schema
-from tracestore import PriceTable
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import CALLS
+from callboard.adapters.contract import ProviderAdapter
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.engine.objects.reply import NoObjectGeneratedError
+from callboard.engine.type_schema import json_schema
+from callboard.tracestore import PriceTable
 
 from ..definition_of_done.rows import row
 from ..support.fake_http import FakeReply, FakeTransport

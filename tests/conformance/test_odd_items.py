@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from bus.errors import AdapterError
-from bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.content import ContentBlock, ImageBlock, OpaqueBlock, TextBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ..support.conversations import PROVIDERS, item_bodies, read_content
 from .test_item_swaps import MODELS, SIDES, answered

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.requests.history import fitting
-from bus.errors import AdapterError
-from bus.values.messages import Message, Role
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.requests.history import fitting
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.messages import Message, Role
 
 from ..support.canonical_requests import MESSAGES, canonical_requests
 from ..support.wires import WIRES, Wire

@@ -8,14 +8,14 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.conformance import Says
-from adapters.contract import CallWarning
-from adapters.http.adapter import HttpAdapter
-from adapters.registry import create_adapter, model_table, tabled_vendors
-from adapters.requests.effort import EFFORTS
-from adapters.requests.settings import PORTABLE
-from bus.values.json import JsonObject
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import Says
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.registry import create_adapter, model_table, tabled_vendors
+from callboard.adapters.requests.effort import EFFORTS
+from callboard.adapters.requests.settings import PORTABLE
+from callboard.bus.values.json import JsonObject
 
 from ..support.fake_http import request
 from ..support.wires import QUIRKY, WIRES, Wire

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from bus.errors import AdapterError
-from bus.streams.events import StreamEvent
-from bus.values.json import Json
-from bus.values.messages import Message
-from bus.values.usage import StopReason
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.invariants import check_stream

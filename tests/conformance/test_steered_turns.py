@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, ImageBlock, RetryPolicy, TextBlock
-from adapters.contract import ProviderAdapter
-from bus.clock import Clock
-from bus.values.json import Json
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
+from callboard.adapters import AdapterConfig, ImageBlock, RetryPolicy, TextBlock
+from callboard.adapters.contract import ProviderAdapter
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type

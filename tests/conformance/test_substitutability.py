@@ -10,13 +10,13 @@ import itertools
 import msgspec
 import pytest
 
-from adapters.conformance import CALLS, TOOLS
-from adapters.contract import CanonicalRequest
-from bus.errors import AdapterError
-from bus.streams.events import StreamEvent
-from bus.values.content import ThinkingBlock, ToolUseBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message
+from callboard.adapters.conformance import CALLS, TOOLS
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport
 from ..support.invariants import check_stream

@@ -11,16 +11,16 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import create_adapter
-from adapters.config import AdapterConfig
-from adapters.conformance import CALLS
-from adapters.contract import AdapterCapabilities, CanonicalRequest, CanonicalResponse
-from adapters.http.adapter import HttpAdapter
-from adapters.requests.history import NO_RESULT, NOT_EXECUTED
-from bus import RequestTimeoutError
-from bus.clock import Clock
-from bus.streams.events import MessageComplete, ToolUseInputDelta, ToolUseStart
-from bus.values.content import (
+from callboard.adapters import create_adapter
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.conformance import CALLS
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest, CanonicalResponse
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED
+from callboard.bus import RequestTimeoutError
+from callboard.bus.clock import Clock
+from callboard.bus.streams.events import MessageComplete, ToolUseInputDelta, ToolUseStart
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -31,11 +31,11 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json
-from bus.values.messages import Message, Role, ToolDefinition
-from bus.values.usage import StopReason
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
-from engine.tools.running import INTERRUPTED
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.usage import StopReason
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from callboard.engine.tools.running import INTERRUPTED
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import AdapterConfig, CapabilityError, create_adapter
-from adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
-from adapters.embeddings.wire import fit
-from adapters.http.adapter import HttpAdapter
-from bus.values.json import JsonObject
+from callboard.adapters import AdapterConfig, CapabilityError, create_adapter
+from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
+from callboard.adapters.embeddings.wire import fit
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.values.json import JsonObject
 
 from ..support.judges import embed_contents_faults, embeddings_faults, ollama_embed_faults
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import CapabilityError, ImageBlock
-from adapters.images.wire import fit
-from adapters.videos.wire import check
-from bus.values.json import JsonObject
+from callboard.adapters import CapabilityError, ImageBlock
+from callboard.adapters.images.wire import fit
+from callboard.adapters.videos.wire import check
+from callboard.bus.values.json import JsonObject
 
 from ..adapters.media.making import form, image_request, image_wire, video_request, video_wire
 from ..support.judges import (

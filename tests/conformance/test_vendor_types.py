@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.providers.ollama.adapter import OllamaAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from bus.errors import InvalidRequestError
-from bus.values.json import JsonObject
-from bus.values.messages import Message
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message
 
 from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters import AdapterConfig, AnthropicAdapter
-from adapters.contract import ProviderAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
+from callboard.adapters import AdapterConfig, AnthropicAdapter
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.judges import messages_faults, responses_faults

@@ -7,11 +7,11 @@ from typing import cast
 import msgspec
 import pytest
 
-from adapters.schemas.sanitizer import without_booleans
-from bus.errors import CapabilityError, InvalidRequestError
-from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition
+from callboard.adapters.schemas.sanitizer import without_booleans
+from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition
 
 from .test_capabilities_on_the_wire import ALL, WIRES, adapter_of, asking, losses, sent
 

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.transport.transport import HttpReply, HttpRequest
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard import Engine, GenerateResult, Json, JsonObject, ModelRegistry, TokenUsage, generate, stream
 
 from ..support.fake_http import FakeReply, FakeTransport

@@ -7,7 +7,7 @@ import json
 import anyio
 import pytest
 
-from adapters.conformance.fake_http import HANG
+from callboard.adapters.conformance.fake_http import HANG
 from callboard import (
     AbortController,
     CancelledError,

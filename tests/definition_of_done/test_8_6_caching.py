@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.transport.transport import HttpReply, HttpRequest
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard import (
     Engine,
     Json,

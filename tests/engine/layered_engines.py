@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters import CanonicalRequest, CanonicalResponse, StopReason, TextBlock, TokenUsage
-from bus import Cost, CostSource, Subscription
-from bus.events.calls import LlmCallStarted
-from engine.middleware import CallOutcome, MiddlewareLike
+from callboard.adapters import CanonicalRequest, CanonicalResponse, StopReason, TextBlock, TokenUsage
+from callboard.bus import Cost, CostSource, Subscription
+from callboard.bus.events.calls import LlmCallStarted
+from callboard.engine.middleware import CallOutcome, MiddlewareLike
 from tests.support.engines import running
 from tests.support.scripted import Say
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from adapters import AdapterCapabilities, CanonicalRequest
-from bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, RoutingDecision, Subscription
-from engine import Engine, ModelEntry
+from callboard.adapters import AdapterCapabilities, CanonicalRequest
+from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, RoutingDecision, Subscription
+from callboard.engine import Engine, ModelEntry
 from tests.support.engines import requests_of, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 from tests.support.virtual_time import FakeClock
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 
 @dataclass

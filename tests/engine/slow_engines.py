@@ -7,11 +7,11 @@ from typing import Any
 
 import anyio
 
-from adapters import AttemptObserver, AttemptStarted, CanonicalRequest, Message
-from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
-from adapters.images import ImageCapabilities, ImageRequest, ImageResponse
-from adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
-from engine import Engine
+from callboard.adapters import AttemptObserver, AttemptStarted, CanonicalRequest, Message
+from callboard.adapters.embeddings import EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.images import ImageCapabilities, ImageRequest, ImageResponse
+from callboard.adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
+from callboard.engine import Engine
 from tests.support.engines import serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 

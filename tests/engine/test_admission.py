@@ -9,15 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import ToolDefinition
-from bus import AdmissionError, Envelope, StoreError
-from engine import Engine, Limits, Tool
-from engine.runtime.admission import Admission
+from callboard.adapters import ToolDefinition
+from callboard.bus import AdmissionError, Envelope, StoreError
+from callboard.engine import Engine, Limits, Tool
+from callboard.engine.runtime.admission import Admission
 from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import StoreState, TraceStore, WriterStatistics
-from tracestore.sql.batches import made_at_once
+from callboard.tracestore import StoreState, TraceStore, WriterStatistics
+from callboard.tracestore.sql.batches import made_at_once
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import ToolDefinition
-from adapters.replies.whole import spelled_out
-from bus import (
+from callboard.adapters import ToolDefinition
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import (
     MessageComplete,
     MessageStart,
     StopReason,
@@ -21,7 +21,7 @@ from bus import (
     TurnComplete,
     TurnEvent,
 )
-from engine import Engine, Limits, Session, Tool
+from callboard.engine import Engine, Limits, Session, Tool
 from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import run_virtual, runs_on

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
-from bus.events.operation import ProviderAvailabilityChanged
-from bus.values.usage import CostSource
-from engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
+from callboard.bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
+from callboard.bus.events.operation import ProviderAvailabilityChanged
+from callboard.bus.values.usage import CostSource
+from callboard.engine.routing.availability import MAX_RECORDS, STATES, TRANSITIONS, AvailabilityTable, Changes
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

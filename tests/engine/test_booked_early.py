@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from adapters import AdapterConfig, CanonicalRequest, Message, StopReason, TokenUsage, UsageSource
-from adapters.providers.scripted import ScriptedAdapter, ScriptedReply
-from adapters.usage.unfinished import NOTHING_USED
-from bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, Lossless, ServerError
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.streams.events import MessageStart, StreamEvent, TextDelta
-from engine import Engine
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, StopReason, TokenUsage, UsageSource
+from callboard.adapters.providers.scripted import ScriptedAdapter, ScriptedReply
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, Lossless, ServerError
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.streams.events import MessageStart, StreamEvent, TextDelta
+from callboard.engine import Engine
 from tests.support.engines import running, serving
 from tests.support.scripted import Say, adapter_type
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

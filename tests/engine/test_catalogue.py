@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.registry import model_table, tabled_vendors
-from bus import CallboardError, Clock
-from engine import ModelInfo, get_latest_model, get_model_info, list_models
-from engine.models.catalogue import Catalogue
+from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.bus import CallboardError, Clock
+from callboard.engine import ModelInfo, get_latest_model, get_model_info, list_models
+from callboard.engine.models.catalogue import Catalogue
 from tests.support.present import present
-from tracestore import PriceRow, PriceTable
-from tracestore.prices.home import SNAPSHOT_NAME
-from tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
+from callboard.tracestore import PriceRow, PriceTable
+from callboard.tracestore.prices.home import SNAPSHOT_NAME
+from callboard.tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 
 from ..definition_of_done.rows import row
 from ..support.virtual_time import FakeClock

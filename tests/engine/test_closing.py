@@ -6,8 +6,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from adapters import CancelledError, StopReason
-from bus import (
+from callboard.adapters import CancelledError, StopReason
+from callboard.bus import (
     CallboardError,
     Envelope,
     LlmCallCompleted,
@@ -17,8 +17,8 @@ from bus import (
     MessageComplete,
     TurnComplete,
 )
-from bus.values.usage import UsageSource
-from engine import Timeouts, tool
+from callboard.bus.values.usage import UsageSource
+from callboard.engine import Timeouts, tool
 from tests.support.present import present
 from tests.support.scripted import Say, ScriptedAdapter
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     CanonicalRequest,
     Message,
@@ -18,8 +18,8 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from engine import Engine, ModelDefaults, Tool, ToolSettings
-from engine.models.tool_settings import ModelInput, model_input
+from callboard.engine import Engine, ModelDefaults, Tool, ToolSettings
+from callboard.engine.models.tool_settings import ModelInput, model_input
 from tests.support.engines import entry, requests_of, serving
 from tests.support.engines import model as listed
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole

@@ -14,8 +14,8 @@ from callboard import (
     ToolSettings,
     load_registry,
 )
-from engine.models.config import read_models_yaml, registry_from_env
-from engine.routing.candidates import expand
+from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.routing.candidates import expand
 
 SEED_EXAMPLE = """
 # ~/.yourtool/models.yaml

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AdapterError, CancelledError
-from adapters.actor import AdapterActor
-from bus import CallboardError, TextDelta
-from engine import Engine, Session
+from callboard.adapters import AdapterConfig, AdapterError, CancelledError
+from callboard.adapters.actor import AdapterActor
+from callboard.bus import CallboardError, TextDelta
+from callboard.engine import Engine, Session
 from tests.support.engines import entry, serving
 
 from ..support.virtual_time import runs_on

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import (
+from callboard.adapters import (
     CanonicalRequest,
     ContextOverflowError,
     Message,
@@ -18,9 +18,9 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus import Lossless, PromptTooLongError
-from engine import Engine, Session
-from engine.conversation.context import (
+from callboard.bus import Lossless, PromptTooLongError
+from callboard.engine import Engine, Session
+from callboard.engine.conversation.context import (
     WHOLE,
     Context,
     ContextPolicy,
@@ -32,7 +32,7 @@ from engine.conversation.context import (
 )
 from tests.support.engines import model, serving
 from tests.support.scripted import Say, noting, scripted_type
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 

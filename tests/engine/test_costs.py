@@ -10,13 +10,13 @@ import anyio
 import msgspec
 import pytest
 
-from bus import ConfigurationError, StoreError
-from bus.clock import SYSTEM_CLOCK
-from engine import costs, costs_sync, reprice, reprice_sync
-from engine.functions import default
+from callboard.bus import ConfigurationError, StoreError
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.engine import costs, costs_sync, reprice, reprice_sync
+from callboard.engine.functions import default
 from tests.tracestore.trace_making import Maker
-from tracestore import CallFilter, PriceTable, TraceStore
-from tracestore.prices.rows import PriceRow
+from callboard.tracestore import CallFilter, PriceTable, TraceStore
+from callboard.tracestore.prices.rows import PriceRow
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from engine import Engine, costs, costs_sync, generate_sync
+from callboard.engine import Engine, costs, costs_sync, generate_sync
 from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on

@@ -11,7 +11,7 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AdapterError,
     AttemptFailed,
@@ -24,8 +24,8 @@ from adapters import (
     ServerError,
     TokenUsage,
 )
-from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
-from bus import (
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
+from callboard.bus import (
     SYSTEM_CLOCK,
     AuthError,
     Clock,
@@ -36,12 +36,12 @@ from bus import (
     Lossless,
     Subscription,
 )
-from engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
-from engine.models.config import read_models_yaml
-from engine.routing.candidates import expand
+from callboard.engine import Engine, ModelChoice, ModelEntry, ModelRegistry, embed, embed_sync
+from callboard.engine.models.config import read_models_yaml
+from callboard.engine.routing.candidates import expand
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
-from tracestore import CallFilter, PriceTable
+from callboard.tracestore import CallFilter, PriceTable
 
 from ..support.virtual_time import Backend, backend
 

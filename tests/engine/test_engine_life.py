@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bus import CancelledError, ConfigurationError, StoreError
-from engine import Engine, Limits
+from callboard.bus import CancelledError, ConfigurationError, StoreError
+from callboard.engine import Engine, Limits
 from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import CallFilter, PriceTable, TraceStore
+from callboard.tracestore import CallFilter, PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

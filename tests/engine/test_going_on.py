@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, NetworkError, RetryPolicy
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from bus.streams.events import MessageStart, TextDelta
-from engine import Budget, Engine, ModelRegistry
+from callboard.adapters import AdapterConfig, NetworkError, RetryPolicy
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.bus.streams.events import MessageStart, TextDelta
+from callboard.engine import Budget, Engine, ModelRegistry
 from tests.support.continuing_server import TextProvider
 from tests.support.virtual_time import backend
-from tracestore import CallFilter, PriceRow, PriceTable
+from callboard.tracestore import CallFilter, PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

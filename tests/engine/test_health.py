@@ -12,16 +12,16 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AuthError
-from bus import Json, WrongLoop
-from engine import Check, Engine, HealthReport, ModelRegistry, load_registry
-from engine.health import check_store
+from callboard.adapters import AdapterConfig, AuthError
+from callboard.bus import Json, WrongLoop
+from callboard.engine import Check, Engine, HealthReport, ModelRegistry, load_registry
+from callboard.engine.health import check_store
 from tests.support.engines import entry, registry, running, serving
 from tests.support.present import present
 from tests.support.provider_server import ProviderServer, provider_server
 from tests.support.scripted import Say, ScriptedAdapter
 from tests.support.virtual_time import runs_on
-from tracestore import TraceStore, WriterStatistics
+from callboard.tracestore import TraceStore, WriterStatistics
 
 pytestmark = pytest.mark.anyio
 

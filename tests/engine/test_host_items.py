@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from adapters import AdapterConfig, OpaqueBlock, OpenAIAdapter, ProviderRaw, StopReason
-from bus import Clock
-from bus.values.json import JsonObject
-from engine import Engine
+from callboard.adapters import AdapterConfig, OpaqueBlock, OpenAIAdapter, ProviderRaw, StopReason
+from callboard.bus import Clock
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Engine
 from tests.support.engines import entry, model, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import ADD, adapter_type

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
-from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
-from engine import AdapterEntry, Engine
+from callboard.adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
+from callboard.bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
+from callboard.engine import AdapterEntry, Engine
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.present import present
 from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import CanonicalRequest, Message, ServerError, StopReason, ToolDefinition
-from bus import Cost, CostSource, StoreError
-from engine.middleware import (
+from callboard.adapters import CanonicalRequest, Message, ServerError, StopReason, ToolDefinition
+from callboard.bus import Cost, CostSource, StoreError
+from callboard.engine.middleware import (
     Cache,
     CallOutcome,
     LogCalls,
     MemoryReplies,
     TryModels,
 )
-from engine.middleware.caching import key_of
+from callboard.engine.middleware.caching import key_of
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
-from tracestore import SavedReplies, TraceStore
+from callboard.tracestore import SavedReplies, TraceStore
 
 from .layered_engines import around, calls_made
 

@@ -9,14 +9,14 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, AuthError, OpenAIAdapter, OpenAICompatibleAdapter
-from adapters.conformance.fake_http import FakeReply
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus import ConfigurationError, LlmCallFailed, LlmCallStarted, Lossless
-from bus.values.json import Json
-from engine import AdapterEntry, Engine, ModelRegistry
-from tracestore import CallFilter
+from callboard.adapters import AdapterConfig, AuthError, OpenAIAdapter, OpenAICompatibleAdapter
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus import ConfigurationError, LlmCallFailed, LlmCallStarted, Lossless
+from callboard.bus.values.json import Json
+from callboard.engine import AdapterEntry, Engine, ModelRegistry
+from callboard.tracestore import CallFilter
 
 from ..support.engines import model
 

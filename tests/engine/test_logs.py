@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.log import ROOT
+from callboard.bus.log import ROOT
 from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
 from tests.engine.tools.rounds import result_of
 from tests.support.engines import running

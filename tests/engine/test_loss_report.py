@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AdapterError,
     AnthropicAdapter,
@@ -18,11 +18,11 @@ from adapters import (
     OpenAICompatibleAdapter,
     Role,
 )
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.ollama.adapter import OllamaAdapter
-from adapters.providers.tgi.adapter import TGIAdapter
-from bus import Clock
-from bus.values.content import (
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.providers.tgi.adapter import TGIAdapter
+from callboard.bus import Clock
+from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
     ImageBlock,
@@ -34,7 +34,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.warning_codes import WarningCode
 from callboard import Engine, ModelRegistry, RequestLoss, RequestPreview, Session, tool
 from tests.support.engines import entry, model, registry, serving
 from tests.support.fake_http import FakeReply, FakeTransport

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import CanonicalRequest, Message, StopReason, ToolDefinition
-from bus import LlmCallCompleted, LlmCallStarted, NotFoundError
+from callboard.adapters import CanonicalRequest, Message, StopReason, ToolDefinition
+from callboard.bus import LlmCallCompleted, LlmCallStarted, NotFoundError
 from tests.support.engines import running, topics
 from tests.support.scripted import Say
 

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     CanonicalRequest,
     MessageComplete,
     ServerError,
@@ -17,13 +17,13 @@ from adapters import (
     TextDelta,
     ToolDefinition,
 )
-from bus import ConfigurationError, Cost, CostSource, LlmCallFailed
-from bus.events.calls import LlmCallStarted
-from engine import Engine, Tool
-from engine.middleware import CallOutcome, EventFilter, Middleware, Next
+from callboard.bus import ConfigurationError, Cost, CostSource, LlmCallFailed
+from callboard.bus.events.calls import LlmCallStarted
+from callboard.engine import Engine, Tool
+from callboard.engine.middleware import CallOutcome, EventFilter, Middleware, Next
 from tests.support.engines import registry, requests_of, said, topics
 from tests.support.scripted import Say
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 from ..definition_of_done.rows import row
 from .layered_engines import answer, around, calls_made

@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
-from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
-from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
-from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
-from adapters.videos.usage import video_usage
-from engine import Engine
-from engine.middleware import CallEnd, CallInfo, LogCalls, Middleware
+from callboard.adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
+from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
+from callboard.adapters.videos.usage import video_usage
+from callboard.engine import Engine
+from callboard.engine.middleware import CallEnd, CallInfo, LogCalls, Middleware
 from tests.support.engines import serving
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -11,14 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from bus import CallboardError, ConfigurationError, SessionCreated, SessionTakenOver
-from engine import Engine, Session
+from callboard.bus import CallboardError, ConfigurationError, SessionCreated, SessionTakenOver
+from callboard.engine import Engine, Session
 from tests.support.engines import keeping, registry, requests_of
 from tests.support.present import present
 from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import SavedSession
+from callboard.tracestore import SavedSession
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import anyio
 import pytest
 
-from bus import TurnComplete, UnknownStream
-from bus.errors import CancelledError
-from engine import Engine
+from callboard.bus import TurnComplete, UnknownStream
+from callboard.bus.errors import CancelledError
+from callboard.engine import Engine
 from tests.support.engines import registry
 from tests.support.scripted import Say
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from adapters import ImageBlock, Message, TextBlock
-from bus.values.shown import ITEMS, TEXT
-from engine.presented import plain
+from callboard.adapters import ImageBlock, Message, TextBlock
+from callboard.bus.values.shown import ITEMS, TEXT
+from callboard.engine.presented import plain
 from tests.support.engines import running
 from tests.support.scripted import ADD, Say
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig
+from callboard.adapters import AdapterConfig
 from callboard import CallboardError, ConfigurationError, ModelRegistry, PricingProgress, PricingRepriced
 from tests.support.engines import entry, keeping, registry, running, serving
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

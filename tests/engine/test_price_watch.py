@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine.pricing import watch as price_watch
+from callboard.engine.pricing import watch as price_watch
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable, TraceStore
+from callboard.tracestore import PriceRow, PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, Message, OpenAICompatibleAdapter
-from bus import Clock
-from engine import Engine, ModelRegistry
-from engine.middleware import Guardrail, Held
+from callboard.adapters import AdapterConfig, Message, OpenAICompatibleAdapter
+from callboard.bus import Clock
+from callboard.engine import Engine, ModelRegistry
+from callboard.engine.middleware import Guardrail, Held
 from tests.support.engines import entry, keeping, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import CanonicalRequest, InvalidRequestError, Message, Role
-from engine import Engine
-from engine.calls.quotes import WINDOW, without_quotes
+from callboard.adapters import CanonicalRequest, InvalidRequestError, Message, Role
+from callboard.engine import Engine
+from callboard.engine.calls.quotes import WINDOW, without_quotes
 from tests.support.engines import registry
 from tests.support.scripted import Say
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters import CanonicalRequest, Message
-from bus import RawReply
-from engine import Engine
-from engine.middleware import Cache, Guardrail, Held, MiddlewareLike
+from callboard.adapters import CanonicalRequest, Message
+from callboard.bus import RawReply
+from callboard.engine import Engine
+from callboard.engine.middleware import Cache, Guardrail, Held, MiddlewareLike
 from tests.support.engines import keeping, registry, running
 from tests.support.scripted import ADD, CALLS_ADD, Say
 from tests.support.virtual_time import runs_on

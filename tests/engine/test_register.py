@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.providers import scripted
+from callboard.adapters.providers import scripted
 from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
-from engine.models.host_adapters import entry_of
+from callboard.engine.models.host_adapters import entry_of
 from tests.support.engines import registry, running
 from tests.support.scripted import Say
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
-from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
-from bus.events.operation import ProviderAvailabilityChanged
-from engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
+from callboard.adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
+from callboard.bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
+from callboard.bus.events.operation import ProviderAvailabilityChanged
+from callboard.engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
 from tests.support.engines import entry, model, serving
 from tests.support.present import present
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, Message, TextBlock, ThinkingBlock
-from bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
+from callboard.adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, Message, TextBlock, ThinkingBlock
+from callboard.bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type
 

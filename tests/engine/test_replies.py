@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
-from bus.values.json import Json
-from engine import Engine, Reply, Tool
+from callboard.adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
+from callboard.bus.values.json import Json
+from callboard.engine import Engine, Reply, Tool
 from tests.support.engines import keeping, registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AdapterError
-from bus import LlmCallCompleted, LlmCallFailed, Lossless
-from engine import Engine
+from callboard.adapters import AdapterConfig, AdapterError
+from callboard.bus import LlmCallCompleted, LlmCallFailed, Lossless
+from callboard.engine import Engine
 from tests.support.engines import entry
 from tests.support.engines import serving as models_on
 from tests.support.scripted_server import Connection, serving

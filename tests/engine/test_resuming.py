@@ -12,8 +12,8 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import AuthError, Message
-from bus import (
+from callboard.adapters import AuthError, Message
+from callboard.bus import (
     CallboardError,
     ConfigurationError,
     ImageBlock,
@@ -24,19 +24,19 @@ from bus import (
     TextBlock,
     ToolDefinition,
 )
-from engine import Engine, ModelChoice, Requirements, Session, Tool
-from engine.routing.model_choice import Model
-from engine.sessions.setup import configured, model_of
-from engine.sessions.state import SessionState
+from callboard.engine import Engine, ModelChoice, Requirements, Session, Tool
+from callboard.engine.routing.model_choice import Model
+from callboard.engine.sessions.setup import configured, model_of
+from callboard.engine.sessions.state import SessionState
 from tests.support.engines import keeping, registry, requests_of
 from tests.support.present import present
 from tests.support.programs import CHECKOUT, ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
-from tracestore import Capture, PriceTable, TraceStore
-from tracestore.writing.captured import bodies_of_setup, setup_of
-from tracestore.writing.spill import SpillFile
+from callboard.tracestore import Capture, PriceTable, TraceStore
+from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
+from callboard.tracestore.writing.spill import SpillFile
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     AdapterError,
     AudioBlock,
@@ -26,13 +26,13 @@ from adapters import (
     ToolChoice,
     ToolDefinition,
 )
-from bus import CallboardError, Candidate, ConfigurationError, LlmCallCompleted, LlmCallStarted, PromptTooLongError
-from engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
-from engine.routing.capabilities import Asked, check
-from engine.routing.model_choice import in_words
+from callboard.bus import CallboardError, Candidate, ConfigurationError, LlmCallCompleted, LlmCallStarted, PromptTooLongError
+from callboard.engine import Engine, ModelChoice, ModelDefaults, Requirements, Tool
+from callboard.engine.routing.capabilities import Asked, check
+from callboard.engine.routing.model_choice import in_words
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 from .routed_engines import rig, routing_of
 

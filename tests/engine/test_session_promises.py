@@ -9,13 +9,13 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
-from adapters.http.wire_call import WireCall
-from adapters.providers import scripted
-from bus import AuthError, CallboardError, StoreError, TurnStatus
-from engine import Engine, ModelChoice, ModelRegistry, Tool
-from engine.models.host_adapters import entry_of
-from engine.routing.model_choice import Model
+from callboard.adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers import scripted
+from callboard.bus import AuthError, CallboardError, StoreError, TurnStatus
+from callboard.engine import Engine, ModelChoice, ModelRegistry, Tool
+from callboard.engine.models.host_adapters import entry_of
+from callboard.engine.routing.model_choice import Model
 from tests.support.engines import entry, keeping, running, serving
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, ToyWire, sse, whole
 from tests.support.present import present

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
-from bus import CallboardError, ConfigurationError, SessionBusy
-from engine import Requirements, Tool
-from engine.conversation.context import Context, LastTurns
+from callboard.adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
+from callboard.bus import CallboardError, ConfigurationError, SessionBusy
+from callboard.engine import Requirements, Tool
+from callboard.engine.conversation.context import Context, LastTurns
 from tests.support.engines import keeping, running, talking, topics
 from tests.support.present import present
 from tests.support.scripted import Say

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters import ServerError, TokenUsage
-from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
+from callboard.adapters import ServerError, TokenUsage
+from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
 from tests.support.engines import running, said
 from tests.support.present import present
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

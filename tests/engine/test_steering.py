@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import (
+from callboard.adapters import (
     CancelledError,
     CanonicalRequest,
     CapabilityError,
@@ -26,12 +26,12 @@ from adapters import (
     StopReason,
     ToolDefinition,
 )
-from bus import CallboardError, NoTurnRunning, SessionMessageAppended
-from engine import Approved, Budget, BudgetExceededError, Engine, ModelChoice, Pending, Reply, Session, Tool
-from engine.calls.outcome import CallOutcome
-from engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
-from engine.conversation.steering import provider_waits
-from engine.middleware import Cache, Middleware, Next
+from callboard.bus import CallboardError, NoTurnRunning, SessionMessageAppended
+from callboard.engine import Approved, Budget, BudgetExceededError, Engine, ModelChoice, Pending, Reply, Session, Tool
+from callboard.engine.calls.outcome import CallOutcome
+from callboard.engine.conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from callboard.engine.conversation.steering import provider_waits
+from callboard.engine.middleware import Cache, Middleware, Next
 from tests.support.engines import keeping, registry, requests_of, running, said, serving
 from tests.support.present import present
 from tests.support.scripted import CAPABILITIES, Say, scripted_type

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import ImageBlock, Message, Role, TextBlock
-from bus import NoTurnRunning
-from engine.conversation.steering import SteeringQueue, steering_message
+from callboard.adapters import ImageBlock, Message, Role, TextBlock
+from callboard.bus import NoTurnRunning
+from callboard.engine.conversation.steering import SteeringQueue, steering_message
 
 Act: TypeAlias = Literal["add", "take", "close", "close_if_empty"]
 ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")

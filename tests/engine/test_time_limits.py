@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     CancelledError,
     MessageComplete,
     RequestTimeoutError,
@@ -15,9 +15,9 @@ from adapters import (
     ToolDefinition,
     UsageSource,
 )
-from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
-from engine import Engine, Limits, Timeouts, Tool
-from engine.calls.call import CANCEL_GRACE_SECONDS
+from callboard.bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
+from callboard.engine import Engine, Limits, Timeouts, Tool
+from callboard.engine.calls.call import CANCEL_GRACE_SECONDS
 from tests.support.engines import entry, registry, serving, talking
 from tests.support.present import present
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bus.errors import RequestTimeoutError
-from engine import Engine, Session, TimeoutConfig, Tool, tool
-from engine.calls.plain_call import require_known
-from engine.embedding import EmbeddingOptions
-from engine.media.images import ImageOptions
-from engine.media.videos import VideoOptions
-from engine.models.config import read_models_yaml
+from callboard.bus.errors import RequestTimeoutError
+from callboard.engine import Engine, Session, TimeoutConfig, Tool, tool
+from callboard.engine.calls.plain_call import require_known
+from callboard.engine.embedding import EmbeddingOptions
+from callboard.engine.media.images import ImageOptions
+from callboard.engine.media.videos import VideoOptions
+from callboard.engine.models.config import read_models_yaml
 from tests.support.engines import keeping, requests_of, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     CancelledError,
     CapabilityError,
@@ -19,8 +19,8 @@ from adapters import (
     ToolChoice,
     ToolResultBlock,
 )
-from bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
-from bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
+from callboard.bus.streams.events import TurnComplete, TurnEvent
 from tests.support.engines import requests_of, running, talking, topics
 from tests.support.present import present
 from tests.support.scripted import ADD, Say

@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters import AdapterCapabilities, AdapterConfig, AdapterError, AuthError, NotFoundError, RateLimitError
-from bus import Candidate, ConfigurationError, NoModelAvailable
-from engine import Engine
+from callboard.adapters import AdapterCapabilities, AdapterConfig, AdapterError, AuthError, NotFoundError, RateLimitError
+from callboard.bus import Candidate, ConfigurationError, NoModelAvailable
+from callboard.engine import Engine
 from tests.support.engines import serving
 from tests.support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import NetworkError
-from bus import LlmCallFailed, SessionTurnCompleted
-from engine.cli import main
+from callboard.adapters import NetworkError
+from callboard.bus import LlmCallFailed, SessionTurnCompleted
+from callboard.engine.cli import main
 from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.tracestore.contract.test_unknown_costs import COUNTS, a_faulty_day
 from tests.tracestore.trace_making import Maker
-from tracestore import PriceRow, PriceTable, TraceStore
+from callboard.tracestore import PriceRow, PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

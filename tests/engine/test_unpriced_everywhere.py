@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import (
+from callboard.bus import (
     Bus,
     CancelledError,
     CostSource,
@@ -21,15 +21,15 @@ from bus import (
     SessionTurnCompleted,
     UsageSource,
 )
-from engine import Engine
-from engine.cli import main
+from callboard.engine import Engine
+from callboard.engine.cli import main
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.reply_models import registry as real_registry
 from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
 
 pytestmark = pytest.mark.anyio
 
@@ -154,7 +154,7 @@ async def test_an_exporter_and_a_replay_carry_no_cost_for_it(path: Path) -> None
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    from tracestore.export import OtelExporter
+    from callboard.tracestore.export import OtelExporter
 
     spans, provider = memory.InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(spans))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters import CapabilityError, NetworkError
-from bus import ConfigurationError
-from engine import ModelRegistry
+from callboard.adapters import CapabilityError, NetworkError
+from callboard.bus import ConfigurationError
+from callboard.engine import ModelRegistry
 from tests.support.media_server import MediaServer, media_server
 from tests.support.virtual_time import runs_on
 

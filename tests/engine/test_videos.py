@@ -10,11 +10,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from adapters import CapabilityError, NetworkError, ServerError
-from adapters.videos import PollPolicy
-from bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
-from bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
-from engine import Engine, VideoHandle
+from callboard.adapters import CapabilityError, NetworkError, ServerError
+from callboard.adapters.videos import PollPolicy
+from callboard.bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
+from callboard.bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
+from callboard.engine import Engine, VideoHandle
 from tests.support.media_server import MediaServer, media_server
 from tests.support.present import present
 from tests.support.provider_server import refusing_url

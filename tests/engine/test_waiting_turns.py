@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import AdapterConfig, RetryPolicy
-from bus import ConfigurationError
-from engine import AdapterEntry, Approved, Denied, Engine, ModelRegistry, Reply, Requirements, Session, tool
-from engine.tools import ApprovalRequest, Pending
+from callboard.adapters import AdapterConfig, RetryPolicy
+from callboard.bus import ConfigurationError
+from callboard.engine import AdapterEntry, Approved, Denied, Engine, ModelRegistry, Reply, Requirements, Session, tool
+from callboard.engine.tools import ApprovalRequest, Pending
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import keeping, requests_of, serving
 from tests.support.postgres_server import why_not

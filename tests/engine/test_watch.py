@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters import OverloadedError, ServerError, StopReason, TokenUsage
-from bus import Cost, CostSource, LlmCallCompleted
+from callboard.adapters import OverloadedError, ServerError, StopReason, TokenUsage
+from callboard.bus import Cost, CostSource, LlmCallCompleted
 from callboard import EndedCall, Engine, generate_sync, run_sync, watch, watch_sync
 from tests.engine.test_embedding import embedder_type, small
 from tests.support.engines import registry, serving

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AnthropicAdapter,
     CapabilityError,
@@ -19,9 +19,9 @@ from adapters import (
     OpenAIAdapter,
     OpenAICompatibleAdapter,
 )
-from adapters.http.adapter import HttpAdapter
-from bus import AuthError, Json
-from engine import Engine, NoObjectGeneratedError
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus import AuthError, Json
+from callboard.engine import Engine, NoObjectGeneratedError
 from tests.support.engines import entry, model, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type

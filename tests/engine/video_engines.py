@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from adapters import AdapterConfig, RetryPolicy
-from adapters.videos import PollPolicy
-from engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
+from callboard.adapters import AdapterConfig, RetryPolicy
+from callboard.adapters.videos import PollPolicy
+from callboard.engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
 

@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus import CallboardError, StepFinish, StreamEvent, StreamReset, TurnComplete, TurnEvent
-from engine import Engine, Session
+from callboard.bus import CallboardError, StepFinish, StreamEvent, StreamReset, TurnComplete, TurnEvent
+from callboard.engine import Engine, Session
 from tests.support.invariants import check_stream
 from tests.support.virtual_time import run_virtual
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterError
-from bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
-from engine import Engine
+from callboard.adapters import AdapterError
+from callboard.bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
+from callboard.engine import Engine
 from tests.support.engines import registry, running, talking, topics
 from tests.support.invariants import check_stream
 from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .toy_engines import check_ends
 

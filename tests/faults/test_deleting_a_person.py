@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from anyio import to_thread
 
-from adapters import InvalidRequestError, ToolDefinition
-from bus import Event, UnknownStream
-from engine import Engine, Tool, ToolContext
-from engine.cli.command_line import main
+from callboard.adapters import InvalidRequestError, ToolDefinition
+from callboard.bus import Event, UnknownStream
+from callboard.engine import Engine, Tool, ToolContext
+from callboard.engine.cli.command_line import main
 from tests.support.engines import registry
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import CallFilter, PostgresStore, Store, TraceStore
-from tracestore.codec import encode_lines
+from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
+from callboard.tracestore.codec import encode_lines
 
 pytestmark = pytest.mark.anyio
 

@@ -10,15 +10,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, SupervisorEscalated
-from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
-from engine import Engine, Session
+from callboard.bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, SupervisorEscalated
+from callboard.bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
+from callboard.engine import Engine, Session
 from tests.support.engines import registry, running
 from tests.support.present import present
 from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .toy_engines import check_ends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     AttemptFailed,
     AttemptObserver,
@@ -19,10 +19,10 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from adapters.http.stream import HttpStream
-from adapters.requests.history import NOT_EXECUTED
-from bus import Json, Lossless, StreamReset, TurnComplete
-from engine import Engine, Tool
+from callboard.adapters.http.stream import HttpStream
+from callboard.adapters.requests.history import NOT_EXECUTED
+from callboard.bus import Json, Lossless, StreamReset, TurnComplete
+from callboard.engine import Engine, Tool
 from tests.support.engines import running, said, serving
 from tests.support.scripted import Say, ScriptedAdapter
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from callboard import PostgresStore, TraceStore, costs
-from engine.opening import existing_store
-from engine.web_view.subject import Subject
+from callboard.engine.opening import existing_store
+from callboard.engine.web_view.subject import Subject
 from tests.cli.running import call
 from tests.support.disks import Medium, medium
 from tests.support.postgres_server import PostgresServer, why_not
 from tests.support.programs import ended, started
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
-from tracestore import TraceShipper
-from tracestore.writing.journal import Journal
-from tracestore.writing.spill import SpillFile, journal_paths, leftovers, spill_path, waiting_files
-from tracestore.writing.waiting import Waiting
+from callboard.tracestore import TraceShipper
+from callboard.tracestore.writing.journal import Journal
+from callboard.tracestore.writing.spill import SpillFile, journal_paths, leftovers, spill_path, waiting_files
+from callboard.tracestore.writing.waiting import Waiting
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.programs import started
 from tests.support.virtual_time import runs_on
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

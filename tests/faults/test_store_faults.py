@@ -13,16 +13,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
-from engine import Engine
+from callboard.bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
+from callboard.engine import Engine
 from tests.support.disks import attempt_mount
 from tests.support.engines import registry
 from tests.support.present import present
 from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import PriceTable, TraceStore, WriterOptions
-from tracestore.sqlite import files
+from callboard.tracestore import PriceTable, TraceStore, WriterOptions
+from callboard.tracestore.sqlite import files
 
 pytestmark = pytest.mark.anyio
 

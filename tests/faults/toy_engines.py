@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters import AdapterConfig, RetryPolicy, ToolDefinition
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, Subscription
-from bus.clock import SYSTEM_CLOCK, Clock
-from engine import Engine, Tool
+from callboard.adapters import AdapterConfig, RetryPolicy, ToolDefinition
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, Subscription
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.engine import Engine, Tool
 from tests.support.engines import entry, serving
 from tests.support.fake_http import (
     CALL,

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
-from adapters.http.adapter import HttpAdapter
-from adapters.replies.assembler import Assembler
-from bus import Message, OverloadedError, ServerError, TextBlock, ThinkingBlock, TokenUsage, ToolUseBlock
+from callboard.adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus import Message, OverloadedError, ServerError, TextBlock, ThinkingBlock, TokenUsage, ToolUseBlock
 from labs.faults import checks
 from labs.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
 from labs.faults.replies import make_reply

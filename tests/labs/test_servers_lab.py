@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapters.servers import Note, notes
+from callboard.adapters.servers import Note, notes
 from labs.servers import server as lab
 from labs.servers.conversation import PAIRS, plan_of, play
 from labs.servers.rules import RULES, Asked

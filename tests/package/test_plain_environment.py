@@ -19,8 +19,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from adapters.providers.local.settings import find_model
-from engine.cli import commands
+from callboard.adapters.providers.local.settings import find_model
+from callboard.engine.cli import commands
 from scripts.one_package import ROOMS
 from scripts.wheel_environment import PIP, ROOT
 from tests.book.snippets import blocks

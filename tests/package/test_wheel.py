@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from adapters.providers.local.settings import find_model
+from callboard.adapters.providers.local.settings import find_model
 from scripts.one_package import FOR_THE_DEMO, ONLY_IN_A_CHECKOUT, ROOMS, rewritten
 from scripts.wheel_environment import ROOT, WheelEnvironment, make_environment
 from tests.book.snippets import codes

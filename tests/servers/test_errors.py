@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-import bus.errors
-from adapters.conformance.fake_http import FakeReply
-from adapters.providers.openai_compatible.quirks.servers import QUIRKS
-from adapters.servers import Note, notes
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
+import callboard.bus.errors
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.servers import Note, notes
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.errors import AdapterError, InvalidRequestError, QuotaExceededError
 from docs.book.generated import servers
-from engine.routing.candidates import may_fall_back
+from callboard.engine.routing.candidates import may_fall_back
 
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import anthropic, chat, gemini, ollama, responses, tgi

@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.conformance.fake_http import FakeReply
-from adapters.contract import CanonicalRequest
-from adapters.providers.openai_compatible.quirks.servers import QUIRKS
-from adapters.servers import Note, notes
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from bus.values.json import Json
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.servers import Note, notes
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.values.content import ContentBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 from labs.servers.rules import RULES, Asked
 
 from ..support.virtual_time import FakeClock, run_virtual

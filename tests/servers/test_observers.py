@@ -10,12 +10,12 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import ServerError
-from adapters.servers import Note, notes
+from callboard.adapters import ServerError
+from callboard.adapters.servers import Note, notes
 from tests.support.engines import running
 from tests.support.scripted import ADD, Say
 from tests.support.virtual_time import runs_on
-from tracestore.export import OtelExporter, export_calls
+from callboard.tracestore.export import OtelExporter, export_calls
 
 pytest.importorskip("opentelemetry.sdk.trace")
 

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.conformance.fake_http import FakeReply
-from adapters.contract import CanonicalRequest, CanonicalResponse
-from adapters.providers.openai_compatible.quirks.servers import QUIRKS
-from adapters.servers import Note, notes
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.values.content import ContentBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
+from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.adapters.servers import Note, notes
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.values.content import ContentBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 from labs.servers.rules import RULES, Asked
 
 from ..support.virtual_time import FakeClock, run_virtual

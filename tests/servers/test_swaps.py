@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from adapters import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from callboard.adapters import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from labs.servers.rules import RULES, Asked
 
 from ..conformance.test_swap_matrix import TOOLS, work

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters import AdapterConfig
-from engine import Budget, Engine, ModelRegistry
+from callboard.adapters import AdapterConfig
+from callboard.engine import Budget, Engine, ModelRegistry
 from tests.support.batch_wires import QUICKLY
 from tests.support.engines import entry, model, serving
-from tracestore import CallFilter, CallRow, PriceRow, PriceTable
+from callboard.tracestore import CallFilter, CallRow, PriceRow, PriceTable
 
 MODEL = "openai:gpt-5.2"
 SENT_RATE, SAID_RATE = 333_337, 1_777_783

@@ -43,8 +43,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.errors import NetworkError
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.errors import NetworkError
 
 from .server_process import ServerProcess, faults_after, serve
 

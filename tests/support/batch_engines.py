@@ -10,13 +10,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from adapters import CanonicalRequest, Message
-from adapters.videos import PollPolicy
-from engine import BatchResults, Budget, Engine, ModelRegistry
+from callboard.adapters import CanonicalRequest, Message
+from callboard.adapters.videos import PollPolicy
+from callboard.engine import BatchResults, Budget, Engine, ModelRegistry
 from tests.support.batch_server import tokens_of
 from tests.support.batch_wires import MODELS, config_of, type_of
 from tests.support.engines import entry, model, serving
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
-from adapters.batches import BatchItem, BatchJob, BatchRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.registry import create_adapter
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message, RetryPolicy
+from callboard.adapters.batches import BatchItem, BatchJob, BatchRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.registry import create_adapter
 
 MODELS = {
     "anthropic": "claude-haiku-4-5",

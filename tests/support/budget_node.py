@@ -10,11 +10,11 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
-from bus import StoreError
-from engine import Budget, BudgetExceededError, Engine
+from callboard.bus import StoreError
+from callboard.engine import Budget, BudgetExceededError, Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
 ONE = 65 * 1000 + 100 * 2000

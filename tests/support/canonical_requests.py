@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -21,8 +21,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TEXTS = st.sampled_from(["", " ", "Hi", "a\nb", "☃ \u2028", "json", "x\ud800"]) | st.text(max_size=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine import Cluster, Engine, ModelRegistry
+from callboard.engine import Cluster, Engine, ModelRegistry
 from tests.support.engines import keeping
 from tests.support.scripted import Say
 

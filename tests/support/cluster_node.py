@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bus import CallboardError, TextDelta
+from callboard.bus import CallboardError, TextDelta
 from tests.support.cluster_engines import node_engine
 from tests.support.scripted import Say
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import anyio
 
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.errors import NetworkError
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.errors import NetworkError
 
 
 class TextProvider:

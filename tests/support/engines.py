@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters import AdapterConfig, CanonicalRequest, Message
-from bus import SYSTEM_CLOCK, Clock, Envelope, Lossless, Subscription
-from engine import AdapterEntry, Budget, Engine, ModelEntry, ModelRegistry, Session
-from engine.middleware import MiddlewareLike
+from callboard.adapters import AdapterConfig, CanonicalRequest, Message
+from callboard.bus import SYSTEM_CLOCK, Clock, Envelope, Lossless, Subscription
+from callboard.engine import AdapterEntry, Budget, Engine, ModelEntry, ModelRegistry, Session
+from callboard.engine.middleware import MiddlewareLike
 from tests.support.scripted import Say, scripted_type
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 
 def entry(name: str, kind: str, config: AdapterConfig | None = None, **fields: Any) -> AdapterEntry:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire
-from adapters.http.wire_call import WireCall
-from adapters.refusals.classify import build_error, read_error_value
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
-from bus.values.usage import StopReason, TokenUsage
+from callboard.adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.classify import build_error, read_error_value
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 __all__ = [
     "CALL",

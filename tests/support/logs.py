@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bus.log import ROOT
+from callboard.bus.log import ROOT
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters import AdapterConfig
-from engine import AdapterEntry, ModelEntry, ModelRegistry
+from callboard.adapters import AdapterConfig
+from callboard.engine import AdapterEntry, ModelEntry, ModelRegistry
 
 PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
 """The name of the adapter here, and its type."""

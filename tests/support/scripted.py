@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     AdapterConfig,
     CanonicalRequest,
@@ -16,11 +16,11 @@ from adapters import (
     TokenUsage,
     ToolDefinition,
 )
-from adapters.providers import scripted
-from adapters.providers.scripted import ScriptedCall, ScriptedReply
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.values.json import JsonObject
-from engine import Tool
+from callboard.adapters.providers import scripted
+from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Tool
 
 USAGE = TokenUsage(10, 5)
 CAPABILITIES = AdapterCapabilities(

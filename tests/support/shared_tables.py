@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
-from tracestore.nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
-from tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
+from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
+from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from callboard.tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
+from callboard.tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
 
 
 class _Lease(msgspec.Struct):

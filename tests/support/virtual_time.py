@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.conformance.virtual_time import (
+from callboard.adapters.conformance.virtual_time import (
     BACKENDS,
     Backend,
     FakeClock,

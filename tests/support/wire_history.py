@@ -5,9 +5,9 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 
-from bus.values.content import ContentBlock, DocumentBlock, ImageBlock, TextBlock, ToolResultBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.content import ContentBlock, DocumentBlock, ImageBlock, TextBlock, ToolResultBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 
 def history_faults(path: str, body: JsonObject) -> list[str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from bus import Cost, CostSource, Envelope, TokenUsage
-from tracestore import PriceRow, PriceTable, Store
+from callboard.bus import Cost, CostSource, Envelope, TokenUsage
+from callboard.tracestore import PriceRow, PriceTable, Store
 
 from .trace_making import DAY_US, T0, Maker
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.virtual_time import runs_on
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .trace_making import Maker
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionConfigured, SessionMessageAppended
-from bus.values.content import ImageBlock, TextBlock
-from bus.values.messages import Message, MessageMetadata, Role, SessionSetup, ToolDefinition
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from tracestore import Capture, TraceStore
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
+from callboard.bus.values.content import ImageBlock, TextBlock
+from callboard.bus.values.messages import Message, MessageMetadata, Role, SessionSetup, ToolDefinition
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from callboard.tracestore import Capture, TraceStore
 
 from .trace_making import Maker, sql
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import ConfigurationError, StoreError
-from tracestore import TraceStore
-from tracestore.export import Format, export_calls
-from tracestore.export.calls import exact_usd
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import TraceStore
+from callboard.tracestore.export import Format, export_calls
+from callboard.tracestore.export.calls import exact_usd
 
 from .trace_making import Maker, fill
 

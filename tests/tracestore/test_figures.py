@@ -7,15 +7,15 @@ import typing
 import msgspec
 import pytest
 
-from bus.events.catalogue import CatalogueEvent
-from bus.events.codec import decode_event
-from bus.events.envelope import Event, UnknownEvent
-from bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
-from bus.values.call_settings import CallSettings
-from bus.values.messages import Candidate, RoutingDecision
-from bus.values.usage import Cost, CostSource, TokenUsage
-from tracestore.codec import encode_event
-from tracestore.figures import KEPT, figures_of
+from callboard.bus.events.catalogue import CatalogueEvent
+from callboard.bus.events.codec import decode_event
+from callboard.bus.events.envelope import Event, UnknownEvent
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
+from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.values.messages import Candidate, RoutingDecision
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage
+from callboard.tracestore.codec import encode_event
+from callboard.tracestore.figures import KEPT, figures_of
 
 MARK = "Zanzibar"
 FULL = {

@@ -11,8 +11,8 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import ServerError
-from bus import (
+from callboard.adapters import ServerError
+from callboard.bus import (
     Bus,
     ConfigurationError,
     Cost,
@@ -31,12 +31,12 @@ from bus import (
     ToolUseBlock,
     UsageSource,
 )
-from bus.events.codec import decode_envelope, encode_envelope
+from callboard.bus.events.codec import decode_envelope, encode_envelope
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
-from tracestore import StoredEvents, TraceStore
-from tracestore.export import OtelExporter
+from callboard.tracestore import StoredEvents, TraceStore
+from callboard.tracestore.export import OtelExporter
 
 from .trace_making import T0
 from .trace_making import Maker as UntimedMaker

@@ -10,14 +10,14 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, Message, Role, TextBlock, ToolUseBlock
-from adapters.requests.surrogates import mend_json
-from bus import Lossless, SessionMessageAppended, ToolFinished, ToolStarted
-from bus.trace_context import current_trace
-from bus.values.content import AudioBlock, ImageBlock
-from bus.values.messages import MessageMetadata
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.adapters import AdapterConfig, Message, Role, TextBlock, ToolUseBlock
+from callboard.adapters.requests.surrogates import mend_json
+from callboard.bus import Lossless, SessionMessageAppended, ToolFinished, ToolStarted
+from callboard.bus.trace_context import current_trace
+from callboard.bus.values.content import AudioBlock, ImageBlock
+from callboard.bus.values.messages import MessageMetadata
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.engines import running
 from tests.support.present import present
 from tests.support.provider_server import provider_server

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bus import StoreError
-from tracestore import PostgresStore
-from tracestore.postgres.upkeep import pruning
+from callboard.bus import StoreError
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.postgres.upkeep import pruning
 
 from .contract.test_pruning import NOVEMBER, fill
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import ConfigurationError
-from bus.values.usage import TokenUsage
-from tracestore import PriceTable
-from tracestore.prices.rows import PriceAlias, PriceRow
+from callboard.bus import ConfigurationError
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import PriceTable
+from callboard.tracestore.prices.rows import PriceAlias, PriceRow
 
 ROWS = (
     PriceRow(model="anthropic:opus", input=5_000_000, output=25_000_000, cache_read=500_001, valid_to=1000),

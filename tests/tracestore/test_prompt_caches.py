@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.values.usage import TokenUsage
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, cache_savings
-from tracestore.prompt_caches import CacheSavings, without_cache
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore, cache_savings
+from callboard.tracestore.prompt_caches import CacheSavings, without_cache
 
 from .trace_making import Maker
 

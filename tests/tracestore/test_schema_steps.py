@@ -12,9 +12,9 @@ import pytest
 
 from callboard import TraceStore
 from tests.support.virtual_time import runs_on
-from tracestore.postgres.schema import migrations as postgres
-from tracestore.sql.steps import Steps, read_steps
-from tracestore.sqlite.schema import migrations as sqlite
+from callboard.tracestore.postgres.schema import migrations as postgres
+from callboard.tracestore.sql.steps import Steps, read_steps
+from callboard.tracestore.sqlite.schema import migrations as sqlite
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from bus.events.sessions import SessionMessageAppended
-from bus.values.content import (
+from callboard.bus.events.sessions import SessionMessageAppended
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -21,10 +21,10 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Candidate, Message, MessageMetadata, Role, RoutingDecision
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from tracestore.codec import decode_line, encode_line
-from tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
+from callboard.bus.values.messages import Candidate, Message, MessageMetadata, Role, RoutingDecision
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from callboard.tracestore.codec import decode_line, encode_line
+from callboard.tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
 
 from .content_making import METADATA, PICTURE, captured
 from .trace_making import Maker

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import Cost, CostSource, Envelope, StoreError, TokenUsage, UsageSource
-from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
-from tracestore.sql.calls import costs as cost_queries
-from tracestore.sql.calls import sum_keeping
-from tracestore.sql.calls.sums import sum_up
+from callboard.bus import Cost, CostSource, Envelope, StoreError, TokenUsage, UsageSource
+from callboard.tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
+from callboard.tracestore.sql.calls import costs as cost_queries
+from callboard.tracestore.sql.calls import sum_keeping
+from callboard.tracestore.sql.calls.sums import sum_up
 
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.events.envelope import Event
-from bus.events.sessions import SessionConfigured
-from bus.values.content import ImageBlock, TextBlock
-from bus.values.messages import Message, Role
+from callboard.bus.events.envelope import Event
+from callboard.bus.events.sessions import SessionConfigured
+from callboard.bus.values.content import ImageBlock, TextBlock
+from callboard.bus.values.messages import Message, Role
 from tests.support.present import present
-from tracestore import Capture, TraceStore
+from callboard.tracestore import Capture, TraceStore
 
 from .content_making import (
     CONVERSATION,

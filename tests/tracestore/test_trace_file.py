@@ -17,9 +17,9 @@ import pytest
 from callboard import StoreError, TraceStore
 from tests.support.present import present
 from tests.support.programs import started
-from tracestore.sqlite import database, files
-from tracestore.sqlite.database import Database, Row, Statements
-from tracestore.sqlite.schema import migrations
+from callboard.tracestore.sqlite import database, files
+from callboard.tracestore.sqlite.database import Database, Row, Statements
+from callboard.tracestore.sqlite.schema import migrations
 
 from .trace_making import Maker, sql
 
@@ -427,7 +427,7 @@ def test_importing_the_store_stays_light() -> None:
 
 def test_everything_exported_exists() -> None:
     """`__all__` is what the package offers, sorted, and all of it is documented."""
-    import tracestore
+    from callboard import tracestore
 
     assert list(tracestore.__all__) == sorted(tracestore.__all__)
     for name in tracestore.__all__:

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from callboard import StoreError, TraceStore
-from tracestore.health import file_facts
-from tracestore.sqlite import database
+from callboard.tracestore.health import file_facts
+from callboard.tracestore.sqlite import database
 
 from ..support.virtual_time import runs_on
 

@@ -11,19 +11,19 @@ import anyio
 import msgspec
 import pytest
 
-from bus.events.actors import ActorStarted
-from bus.events.calls import LlmCallCompleted
-from bus.events.envelope import Envelope, Event, UnknownEvent
-from bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
-from bus.values.messages import Message
-from bus.values.usage import TokenUsage
+from callboard.bus.events.actors import ActorStarted
+from callboard.bus.events.calls import LlmCallCompleted
+from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import TokenUsage
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
 from tests.tracestore.writer_rig import DISK_FULL, Rig
-from tracestore import TraceStore, WriterOptions, codec
-from tracestore.writing.adoption import adopt_leftovers
-from tracestore.writing.captured import CapturedMessage
-from tracestore.writing.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
+from callboard.tracestore import TraceStore, WriterOptions, codec
+from callboard.tracestore.writing.adoption import adopt_leftovers
+from callboard.tracestore.writing.captured import CapturedMessage
+from callboard.tracestore.writing.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

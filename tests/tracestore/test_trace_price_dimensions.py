@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import ConfigurationError, Cost, CostSource, TokenUsage
-from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
-from tracestore.prices import snapshot as price_snapshot
-from tracestore.prices.home import SNAPSHOT_NAME, price_table
-from tracestore.prices.source import convert
+from callboard.bus import ConfigurationError, Cost, CostSource, TokenUsage
+from callboard.tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
+from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices.home import SNAPSHOT_NAME, price_table
+from callboard.tracestore.prices.source import convert
 
 from .trace_making import Maker, make_file_before
 

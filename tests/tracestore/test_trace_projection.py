@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard import CallFilter, Envelope, SessionCreated, SessionTurnStarted, TokenUsage, TraceStore
-from tracestore.sql.batches import Batch
-from tracestore.sql.connection import Insert, SqlValue
-from tracestore.sql.run_numbers import RunSpan
-from tracestore.sqlite.database import Row
-from tracestore.sqlite.insert import statements_for
+from callboard.tracestore.sql.batches import Batch
+from callboard.tracestore.sql.connection import Insert, SqlValue
+from callboard.tracestore.sql.run_numbers import RunSpan
+from callboard.tracestore.sqlite.database import Row
+from callboard.tracestore.sqlite.insert import statements_for
 
 from .trace_making import Maker
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
-from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
-from tracestore.sql.upkeep import pruning
+from callboard.bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
+from callboard.tracestore.sql.upkeep import pruning
 
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, sql

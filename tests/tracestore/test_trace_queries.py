@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import StoreError
-from tracestore import CallFilter, Percentiles, TraceStore
-from tracestore.sql.calls.listing import calls_query
-from tracestore.sql.jobs import JOB_QUERY
-from tracestore.sqlite.dialect import SQLITE
+from callboard.bus import StoreError
+from callboard.tracestore import CallFilter, Percentiles, TraceStore
+from callboard.tracestore.sql.calls.listing import calls_query
+from callboard.tracestore.sql.jobs import JOB_QUERY
+from callboard.tracestore.sqlite.dialect import SQLITE
 
 from .trace_making import DAY_US, T0, Maker, three_calls
 

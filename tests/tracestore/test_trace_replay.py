@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     Bus,
     Envelope,
     Event,
@@ -28,10 +28,10 @@ from bus import (
     TokenUsage,
     UnknownEvent,
 )
-from bus.events.codec import decode_event
-from bus.values.json import JsonObject
-from tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
-from tracestore.codec import decode_line, encode_event, encode_line
+from callboard.bus.events.codec import decode_event
+from callboard.bus.values.json import JsonObject
+from callboard.tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
+from callboard.tracestore.codec import decode_line, encode_event, encode_line
 
 from .trace_making import T0, Maker
 

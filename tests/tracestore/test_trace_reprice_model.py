@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
+from callboard.bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
 from tests.support.postgres_server import PostgresServer
-from tracestore import (
+from callboard.tracestore import (
     CallFilter,
     CallRow,
     CostRow,
@@ -32,12 +32,12 @@ from tracestore import (
     Store,
     TraceStore,
 )
-from tracestore.postgres.store import PostgresStore
-from tracestore.spending import SpendingQuery
-from tracestore.sql.calls.sums import sum_up
-from tracestore.sql.repricing import repricing
-from tracestore.sql.store import SqlStore
-from tracestore.timestamps import iso_day
+from callboard.tracestore.postgres.store import PostgresStore
+from callboard.tracestore.spending import SpendingQuery
+from callboard.tracestore.sql.calls.sums import sum_up
+from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql.store import SqlStore
+from callboard.tracestore.timestamps import iso_day
 
 from .trace_making import DAY_US, T0, Maker
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import StoreError
-from tracestore import CallFilter, CallRow, PriceTable, RepriceReport, RepriceSums, TraceStore
-from tracestore.sql.calls.dimensions import iso_day
-from tracestore.sql.repricing import repricing
+from callboard.bus import StoreError
+from callboard.tracestore import CallFilter, CallRow, PriceTable, RepriceReport, RepriceSums, TraceStore
+from callboard.tracestore.sql.calls.dimensions import iso_day
+from callboard.tracestore.sql.repricing import repricing
 
 from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
 from .test_trace_call_sums import assert_in_step

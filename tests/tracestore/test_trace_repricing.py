@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from bus import StoreError
-from tracestore import TraceStore
+from callboard.bus import StoreError
+from callboard.tracestore import TraceStore
 
 from .contract.test_repricing import SECOND, fill
 from .trace_making import Maker

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
 from tests.support.present import present
 from tests.support.programs import started
-from tracestore.codec import encode_line
-from tracestore.sql.lost_runs import PROCESS_LOST
-from tracestore.sqlite import files
-from tracestore.sqlite.files import run_locks
-from tracestore.sqlite.schema import migrations
-from tracestore.writing.spill import SpillFile, spill_path
+from callboard.tracestore.codec import encode_line
+from callboard.tracestore.sql.lost_runs import PROCESS_LOST
+from callboard.tracestore.sqlite import files
+from callboard.tracestore.sqlite.files import run_locks
+from callboard.tracestore.sqlite.schema import migrations
+from callboard.tracestore.writing.spill import SpillFile, spill_path
 
 from .test_trace_file import integrity
 from .test_trace_projection import story, written

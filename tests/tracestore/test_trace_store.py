@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .trace_making import Maker, sql
 

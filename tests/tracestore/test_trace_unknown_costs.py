@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.values.cost_sum import usage_is_unknown
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import PriceRow, PriceTable, TraceStore
-from tracestore.timestamps import iso_day
+from callboard.bus.values.cost_sum import usage_is_unknown
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.tracestore import PriceRow, PriceTable, TraceStore
+from callboard.tracestore.timestamps import iso_day
 
 from .contract.test_unknown_costs import COUNTS, a_faulty_day
 from .trace_making import Maker, make_file_before
@@ -28,7 +28,7 @@ ESTIMATE = TokenUsage(7, 3, source=UsageSource.ESTIMATED)
 
 async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
     """They have indexes of their own, so a million calls that are known cost nothing."""
-    from tracestore.sql.repricing.counts import _WHICH
+    from callboard.tracestore.sql.repricing.counts import _WHICH
 
     await a_faulty_day(store, make)
     for which in _WHICH.values():

@@ -13,18 +13,18 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus.actors.actor import Actor
-from bus.actors.restart import RestartPolicy
-from bus.actors.supervisor import ChildSpec, Supervisor
-from bus.bus import Bus
-from bus.errors import StoreError
-from bus.events.actors import ActorStarted
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionMessageAppended
-from bus.log import Log
-from bus.values.messages import Message
-from tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
-from tracestore.writing.spill import SpillFile
+from callboard.bus.actors.actor import Actor
+from callboard.bus.actors.restart import RestartPolicy
+from callboard.bus.actors.supervisor import ChildSpec, Supervisor
+from callboard.bus.bus import Bus
+from callboard.bus.errors import StoreError
+from callboard.bus.events.actors import ActorStarted
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionMessageAppended
+from callboard.bus.log import Log
+from callboard.bus.values.messages import Message
+from callboard.tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
+from callboard.tracestore.writing.spill import SpillFile
 
 from .trace_making import Maker
 from .writer_rig import DISK_FULL, FakeSink, FakeSource, Rig, until

@@ -9,14 +9,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus.bus import Bus
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionMessageAppended
-from bus.values.content import ImageBlock, TextBlock
-from bus.values.messages import Message
-from tracestore import Capture, TraceStore, WriterCore, WriterOptions
-from tracestore.writing.spill import SpillFile
+from callboard.bus.bus import Bus
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionMessageAppended
+from callboard.bus.values.content import ImageBlock, TextBlock
+from callboard.bus.values.messages import Message
+from callboard.tracestore import Capture, TraceStore, WriterCore, WriterOptions
+from callboard.tracestore.writing.spill import SpillFile
 
 from .trace_making import Maker
 from .writer_rig import DISK_FULL, QUICK, FakeSource, Rig, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard import ActorStarted, Envelope, StoreState, WriterOptions
-from tracestore.writing.state import after_failure, retry_delay
-from tracestore.writing.waiting import Waiting
+from callboard.tracestore.writing.state import after_failure, retry_delay
+from callboard.tracestore.writing.waiting import Waiting
 
 
 def envelopes(count: int) -> list[Envelope]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.events.envelope import Envelope, Event
-from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from tracestore import Store, TraceStore
-from tracestore.sqlite.schema import migrations
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Envelope, Event
+from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from callboard.tracestore import Store, TraceStore
+from callboard.tracestore.sqlite.schema import migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from bus.errors import StoreError
-from bus.events.actors import ActorStarted
-from bus.events.envelope import Envelope
-from bus.events.operation import StoreStateChanged
-from tracestore import Capture, WriterCore, WriterOptions
+from callboard.bus.errors import StoreError
+from callboard.bus.events.actors import ActorStarted
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.operation import StoreStateChanged
+from callboard.tracestore import Capture, WriterCore, WriterOptions
 
 from .trace_making import Maker
 

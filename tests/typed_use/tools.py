@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_type
 
-from bus import TurnStatus
+from callboard.bus import TurnStatus
 from callboard import (
     ApprovalRequest,
     Approved,

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from engine import Engine
-from engine.web_view.access import CSRF_HEADER
-from engine.web_view.app import WebView
+from callboard.engine import Engine
+from callboard.engine.web_view.access import CSRF_HEADER
+from callboard.engine.web_view.app import WebView
 
 HERE = "http://127.0.0.1:8000"
 

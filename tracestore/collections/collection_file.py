@@ -17,8 +17,8 @@ from typing import Self
 
 import msgspec
 
-from bus.errors import StoreError
-from bus.private_file import refuse_link
+from callboard.bus.errors import StoreError
+from callboard.bus.private_file import refuse_link
 
 from .similarity import scores_with
 

@@ -21,9 +21,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.private_file import private_file
-from bus.values.usage import Cost
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.private_file import private_file
+from callboard.bus.values.usage import Cost
 
 from ..filters import CallFilter
 from ..rows import CallRow

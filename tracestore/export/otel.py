@@ -32,13 +32,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, Mapping
 from typing import TYPE_CHECKING
 
-from bus.errors import ConfigurationError, ErrorClass
-from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
-from bus.events.tools import ToolFinished, ToolStarted
-from bus.values.content import ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message, Role
+from callboard.bus.errors import ConfigurationError, ErrorClass
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionMessageAppended, SessionTurnCompleted, SessionTurnStarted
+from callboard.bus.events.tools import ToolFinished, ToolStarted
+from callboard.bus.values.content import ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, Role
 
 from . import otel_names
 from .otel_metrics import Metrics

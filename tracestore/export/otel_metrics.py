@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from bus.events.calls import LlmCallCompleted, LlmCallFailed
-from bus.values.usage import UsageSource
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed
+from callboard.bus.values.usage import UsageSource
 
 from . import otel_names
 

@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters.provider import providers, vendors
-from bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.events.envelope import Envelope
-from bus.values.call_settings import CallSettings
-from bus.values.content import (
+from callboard.adapters.provider import providers, vendors
+from callboard.bus.events.calls import CallContent, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.call_settings import CallSettings
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -28,9 +28,9 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolDefinition
-from bus.values.usage import Cost, StopReason, TokenUsage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.usage import Cost, StopReason, TokenUsage
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
 

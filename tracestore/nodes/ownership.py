@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from bus.events.sessions import TurnStatus
+from callboard.bus.events.sessions import TurnStatus
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from bus.events.envelope import Envelope
+from callboard.bus.events.envelope import Envelope
 
 from ..codec import storable_text
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..sql.connection import Row, SqlValue
 from ..sql.uninterrupted import Patience, bounded, uninterrupted

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bus.errors import StoreError, StoreUnavailable
+from callboard.bus.errors import StoreError, StoreUnavailable
 
 from ..sql.connection import Unstorable
 

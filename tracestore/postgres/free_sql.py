@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..reports import SqlResult
 from ..sql.connection import SqlValue

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from bus.log import Log
+from callboard.bus.log import Log
 
 from .connection import connect
 from .statements import Statements

@@ -20,9 +20,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from bus.clock import Clock
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.clock import Clock
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.connection import SqlValue, Statements

@@ -12,9 +12,9 @@ from typing import Self
 
 import anyio
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Envelope
 
 from ..filters import CallFilter, SearchFilter
 from ..home import home_folder

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 import msgspec
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 from .matching import fits
 from .rows import BUCKETS, PriceRow

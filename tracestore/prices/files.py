@@ -45,8 +45,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from bus.errors import ConfigurationError
-from bus.values.usage import USAGE_PARTS
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.usage import USAGE_PARTS
 
 from ..timestamps import to_us
 from .rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceList, PriceRow, tier_name

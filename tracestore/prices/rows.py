@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.values.usage import USAGE_PARTS, unusual_tier
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.usage import USAGE_PARTS, unusual_tier
 
 MAX_INT64 = 2**63 - 1
 US_PER_SECOND = 1_000_000

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.package_data import package_data
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.package_data import package_data
 
 from .rows import ANY_TIER, PriceAlias, PriceList, PriceRow
 

@@ -22,9 +22,9 @@ from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TypeAlias
 
-from adapters.provider import published_vendor
-from bus.errors import ConfigurationError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.provider import published_vendor
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
 
 from ..timestamps import to_us
 from .rows import DAY_SECONDS

@@ -32,8 +32,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.values.usage import USAGE_PARTS, Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.usage import USAGE_PARTS, Cost, CostSource, TokenUsage, UsageSource
 
 from .matching import Match, Matcher
 from .rows import (

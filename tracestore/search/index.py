@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..filters import SearchFilter
 from ..rows import FoundMessage

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..sql.connection import SqlValue, Statements
 from .words import Term

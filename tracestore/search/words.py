@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message
+from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message
 
 _OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_OF_ITS_OWN}]|[^\W_{_OF_ITS_OWN}]+")

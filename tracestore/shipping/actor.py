@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.actors.actor import Actor, ActorContext
+from callboard.bus.actors.actor import Actor, ActorContext
 
 from .shipper import TraceShipper
 

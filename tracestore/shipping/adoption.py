@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..prices.table import PriceTable
 from ..sql.lost_runs import Delivered

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus.clock import Clock
-from bus.errors import StoreError
+from callboard.bus.clock import Clock
+from callboard.bus.errors import StoreError
 
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from .shipment import Position

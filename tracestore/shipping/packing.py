@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bus.events.calls import LlmCallCompleted
-from bus.events.codec import decode_event
-from bus.events.envelope import Event
-from bus.values.usage import TokenUsage
+from callboard.bus.events.calls import LlmCallCompleted
+from callboard.bus.events.codec import decode_event
+from callboard.bus.events.envelope import Event
+from callboard.bus.values.usage import TokenUsage
 
 from ..sql.call_rows import IDENTITY, RUN, Values
 from ..sql.calls.columns import tags_of

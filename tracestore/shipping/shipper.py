@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 import anyio
 import msgspec
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import StoreError
-from bus.events.envelope import Event
-from bus.events.operation import StoreShippingChanged
-from bus.log import Log
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Event
+from callboard.bus.events.operation import StoreShippingChanged
+from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.connection import Unstorable

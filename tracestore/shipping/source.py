@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bus.errors import StoreError
-from bus.events.sessions import SessionConfigured, SessionMessageAppended
+from callboard.bus.errors import StoreError
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.connection import Row, Statements, placeholders
 from ..sql.projection import Projection, joined

@@ -12,8 +12,8 @@ from typing import Any, Self
 import anyio.lowlevel
 from msgspec.structs import astuple
 
-from bus.events.codec import topic_of
-from bus.events.envelope import Envelope
+from callboard.bus.events.codec import topic_of
+from callboard.bus.events.envelope import Envelope
 
 from ..codec import encode_events
 from ..writing.captured import CapturedMessage, CapturedSetup

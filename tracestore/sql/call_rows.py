@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from bus.errors import ErrorClass
-from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.errors import ErrorClass
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 
 from ..timestamps import US_PER_DAY
 from .calls.columns import USAGE_COLUMNS, cost_columns, cost_values, json_text, usage_values

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bus.events.envelope import Envelope
-from bus.log import Log
-from bus.values.messages import Message, SessionSetup
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.log import Log
+from callboard.bus.values.messages import Message, SessionSetup
 
 from ..codec import storable_text
 from ..rows import NOTHING_SAID, SavedSession

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import msgspec
 
-from bus.events.codec import decode_event
-from bus.events.envelope import Envelope
+from callboard.bus.events.codec import decode_event
+from callboard.bus.events.envelope import Envelope
 
 from ..timestamps import to_us
 from .connection import Dialect, Row, Sql, SqlValue, at_most

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.usage import Cost, CostSource
+from callboard.bus.values.usage import Cost, CostSource
 
 from ..rows import StoredJob
 from .connection import Database

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from bus.events.calls import LlmCallFailed
-from bus.events.envelope import Envelope
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.events.calls import LlmCallFailed
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..prices.table import PriceTable
 from .batches import Batch

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.events.envelope import Event
-from bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Event
+from callboard.bus.events.sessions import SessionCreated, SessionModelChanged, SessionRenamed
 
 from ..prices.rows import MAX_INT64
 from .call_rows import (

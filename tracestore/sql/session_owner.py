@@ -13,7 +13,7 @@ from the first one.
 
 from __future__ import annotations
 
-from bus.log import Log
+from callboard.bus.log import Log
 
 from .connection import Database, SqlValue, Statements, greater
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from bus.clock import Clock
-from bus.events.envelope import Envelope
-from bus.values.messages import Message
+from callboard.bus.clock import Clock
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.messages import Message
 
 from ..filters import CallFilter
 from ..prices.table import PriceTable

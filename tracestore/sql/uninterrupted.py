@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from bus.log import Log
+from callboard.bus.log import Log
 
 _T = TypeVar("_T")
 

@@ -32,8 +32,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from bus.errors import StoreError, StoreUnavailable
-from bus.log import Log
+from callboard.bus.errors import StoreError, StoreUnavailable
+from callboard.bus.log import Log
 
 from ..sql.connection import Row, SqlValue, Unstorable
 from ..sql.uninterrupted import uninterrupted

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.errors import StoreError, StoreUnavailable
+from callboard.bus.errors import StoreError, StoreUnavailable
 
 
 @contextlib.contextmanager

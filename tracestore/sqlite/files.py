@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from bus.errors import StoreError, StoreUnavailable
+from callboard.bus.errors import StoreError, StoreUnavailable
 
 _MAGIC = b"SQLite format 3\0"
 _LOG_FORMAT_AT = 18

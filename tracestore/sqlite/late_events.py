@@ -26,9 +26,9 @@ from typing import TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
-from bus.clock import SYSTEM_CLOCK
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ..sql.connection import Row, SqlValue
 from ..writing.adoption import BATCH_EVENTS, NOTHING_WAITS, adopt_leftovers, waiting_beside, warn_of

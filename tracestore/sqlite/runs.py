@@ -22,9 +22,9 @@ open until those events are written.
 
 from __future__ import annotations
 
-from bus.clock import Clock
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.clock import Clock
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of

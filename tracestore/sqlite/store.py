@@ -10,8 +10,8 @@ from typing import Self
 
 import anyio
 
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.events.envelope import Envelope
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.events.envelope import Envelope
 
 from ..filters import CallFilter, SearchFilter
 from ..prices.table import PriceTable

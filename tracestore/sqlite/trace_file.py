@@ -12,10 +12,10 @@ from functools import partial
 
 import anyio
 
-from bus.clock import Clock
-from bus.errors import StoreError, StoreUnavailable
-from bus.events.envelope import Envelope
-from bus.log import Log
+from callboard.bus.clock import Clock
+from callboard.bus.errors import StoreError, StoreUnavailable
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.log import Log
 
 from ..codec import storable_text
 from ..prices.table import PriceTable

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.log import Log
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.log import Log
 
 from .spill import leftovers, read_leftover, remove_leftover, sealed_files
 

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionConfigured, SessionMessageAppended
-from bus.log import Log
-from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
-from bus.values.messages import Message, MessageMetadata, SessionSetup
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
+from callboard.bus.log import Log
+from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
+from callboard.bus.values.messages import Message, MessageMetadata, SessionSetup
 
 _log = Log("tracestore.captured")
 

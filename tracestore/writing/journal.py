@@ -18,8 +18,8 @@ from pathlib import Path
 
 import anyio
 
-from bus.events.envelope import Envelope
-from bus.log import Log
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.log import Log
 
 from ..codec import encode_lines
 from .spill import LineFile

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.events.envelope import Envelope
-from bus.log import Log
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.log import Log
 
 from ..codec import decode_line, encode_line
 from ..sqlite.files import HeldFile, escaped, remove_quietly

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionMessageAppended
-from bus.streams.fold import weigh_content
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionMessageAppended
+from callboard.bus.streams.fold import weigh_content
 
 EVENT_BYTES = 1024
 """What an event weighs besides the content that it refers to."""

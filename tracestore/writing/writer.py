@@ -32,12 +32,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from bus.bus import Bus, Lossless
-from bus.errors import StoreError, StoreUnavailable
-from bus.events.budgets import BudgetReserved, BudgetSettled
-from bus.events.envelope import Envelope
-from bus.events.operation import PricingProgress, StoreStateChanged
-from bus.log import Log
+from callboard.bus.bus import Bus, Lossless
+from callboard.bus.errors import StoreError, StoreUnavailable
+from callboard.bus.events.budgets import BudgetReserved, BudgetSettled
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.operation import PricingProgress, StoreStateChanged
+from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
 from ..sql.lost_runs import Delivered

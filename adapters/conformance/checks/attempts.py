@@ -5,12 +5,12 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from adapters.conformance.asking import SOON, failure, hear, hear_well, streaming, waiting
-from adapters.conformance.checking import check
-from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage, Unreachable
-from bus.errors import AdapterError, RequestTimeoutError
-from bus.values.usage import StopReason
+from callboard.adapters.conformance.asking import SOON, failure, hear, hear_well, streaming, waiting
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.invariants import check_stream, require
+from callboard.adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from callboard.bus.errors import AdapterError, RequestTimeoutError
+from callboard.bus.values.usage import StopReason
 
 from ...config import RetryPolicy
 from ...contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalRequest

@@ -6,14 +6,14 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from adapters.conformance.asking import Heard, calling, first_event, hear, listen, longest, streaming, within
-from adapters.conformance.checking import check
-from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage
-from bus.errors import CancelledError
-from bus.streams.events import MessageComplete, StreamEvent, ToolUseStart
-from bus.values.content import TextBlock, ToolUseBlock
-from bus.values.usage import StopReason, UsageSource
+from callboard.adapters.conformance.asking import Heard, calling, first_event, hear, listen, longest, streaming, within
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.invariants import check_stream, require
+from callboard.adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage
+from callboard.bus.errors import CancelledError
+from callboard.bus.streams.events import MessageComplete, StreamEvent, ToolUseStart
+from callboard.bus.values.content import TextBlock, ToolUseBlock
+from callboard.bus.values.usage import StopReason, UsageSource
 
 CANCELLING = "Streaming adapter implemented and tested"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from adapters.conformance.asking import failure, hear, over_http, streaming
-from adapters.conformance.checking import check
-from adapters.conformance.fake_http import FakeReply
-from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import CONDITIONS, Fails, Kit, NotShown, Says, Unreachable
-from bus.errors import AdapterError, AuthError, ContextOverflowError, ErrorClass, NetworkError, OverloadedError
-from bus.values.usage import StopReason
+from callboard.adapters.conformance.asking import failure, hear, over_http, streaming
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.conformance.invariants import check_stream, require
+from callboard.adapters.conformance.kit import CONDITIONS, Fails, Kit, NotShown, Says, Unreachable
+from callboard.bus.errors import AdapterError, AuthError, ContextOverflowError, ErrorClass, NetworkError, OverloadedError
+from callboard.bus.values.usage import StopReason
 
 ERRORS = "Error normalisation implemented"
 

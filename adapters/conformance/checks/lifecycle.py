@@ -8,14 +8,14 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 
-from adapters.conformance.asking import SOON, hear_well, keyed, over_http
-from adapters.conformance.checking import check
-from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import KEY, TOOLS, Fails, Kit, Says, Unreachable
-from adapters.contract import AdapterCapabilities, AttemptReport, ProviderAdapter
-from adapters.health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
-from bus.errors import AdapterError
-from bus.values.messages import Message
+from callboard.adapters.conformance.asking import SOON, hear_well, keyed, over_http
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.invariants import check_stream, require
+from callboard.adapters.conformance.kit import KEY, TOOLS, Fails, Kit, Says, Unreachable
+from callboard.adapters.contract import AdapterCapabilities, AttemptReport, ProviderAdapter
+from callboard.adapters.health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.messages import Message
 
 
 @check("3.1", "Model mapping defined")

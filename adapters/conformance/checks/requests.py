@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.conformance.asking import calling, content_in_short, hear_well, over_http
-from adapters.conformance.checking import check
-from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
-from adapters.contract import CanonicalRequest
-from adapters.transport.transport import HttpRequest
-from bus.errors import CapabilityError
-from bus.values.content import (
+from callboard.adapters.conformance.asking import calling, content_in_short, hear_well, over_http
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.invariants import check_stream, require
+from callboard.adapters.conformance.kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
     ImageBlock,
@@ -23,8 +23,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.conformance.asking import calling
-from adapters.conformance.checking import check
-from adapters.conformance.invariants import require
-from adapters.conformance.kit import TOOLS, Kit, NotShown, Says, Stage
-from adapters.requests.effort import EFFORTS
-from bus.errors import AdapterError, InvalidRequestError
-from bus.values.content import OpaqueBlock, ProviderRaw
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.conformance.asking import calling
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.invariants import require
+from callboard.adapters.conformance.kit import TOOLS, Kit, NotShown, Says, Stage
+from callboard.adapters.requests.effort import EFFORTS
+from callboard.bus.errors import AdapterError, InvalidRequestError
+from callboard.bus.values.content import OpaqueBlock, ProviderRaw
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.warning_codes import WarningCode
 
 from .requests import TOOL_FORMAT, sent_body
 

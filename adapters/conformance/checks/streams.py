@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from adapters.conformance.asking import (
+from callboard.adapters.conformance.asking import (
     calling,
     content_in_short,
     expected_in_short,
@@ -22,10 +22,10 @@ from adapters.conformance.asking import (
     streaming,
     with_one_id,
 )
-from adapters.conformance.checking import check
-from adapters.conformance.fake_http import pieces
-from adapters.conformance.http_kit import HttpKit, arguments, halves
-from adapters.conformance.invariants import (
+from callboard.adapters.conformance.checking import check
+from callboard.adapters.conformance.fake_http import pieces
+from callboard.adapters.conformance.http_kit import HttpKit, arguments, halves
+from callboard.adapters.conformance.invariants import (
     check_blocks,
     check_indexes,
     check_order,
@@ -33,11 +33,11 @@ from adapters.conformance.invariants import (
     check_usage,
     require,
 )
-from adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
-from bus.errors import AdapterError
-from bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
-from bus.values.content import ThinkingBlock
-from bus.values.usage import StopReason
+from callboard.adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
+from callboard.bus.values.content import ThinkingBlock
+from callboard.bus.values.usage import StopReason
 
 STREAMING = "Streaming adapter implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

@@ -7,12 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, OtherWires
-from adapters.http.wire_call import WireCall, get
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import StreamNormaliser
-from adapters.requests.settings import SharedOptions
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, OtherWires
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
+from callboard.adapters.requests.settings import SharedOptions
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest

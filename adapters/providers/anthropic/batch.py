@@ -17,8 +17,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from adapters.batches.wire import (
+from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
+from callboard.adapters.batches.wire import (
     BatchLine,
     ListPage,
     Written,
@@ -28,9 +28,9 @@ from adapters.batches.wire import (
     fields_of,
     moment_of,
 )
-from adapters.http.wire_call import WireCall, get
-from adapters.requests.encoding import encode_json
-from bus.values.json import Json
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.requests.encoding import encode_json
+from callboard.bus.values.json import Json
 
 from .chat import wire
 from .errors import ERROR_CODES

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from adapters.model_table import ModelFile, ModelRow, ModelTable
-from adapters.refusals.repair import Refusal, RepairRules
+from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
+from callboard.adapters.refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.refusals.classify import ErrorType
-from bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
+from callboard.adapters.refusals.classify import ErrorType
+from callboard.bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     # error.type

@@ -1,6 +1,6 @@
 """The descriptor of Anthropic."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="anthropic",

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.embeddings.only import EmbeddingOnlyWire
-from adapters.http.adapter import HttpAdapter
-from adapters.refusals.classify import ErrorType, build_error, read_error
-from adapters.requests.settings import SharedOptions, read_options
-from adapters.transport.transport import HttpReply, Transport
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import (
+from callboard.adapters.embeddings.only import EmbeddingOnlyWire
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.refusals.classify import ErrorType, build_error, read_error
+from callboard.adapters.requests.settings import SharedOptions, read_options
+from callboard.adapters.transport.transport import HttpReply, Transport
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

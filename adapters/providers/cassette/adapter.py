@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.registry import create_adapter
-from adapters.requests.settings import read_options
-from adapters.transport.key_masking import given_keys
-from adapters.transport.opening import new_transport
-from adapters.transport.transport import Transport
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import ConfigurationError
-from bus.values.json import Json
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.registry import create_adapter
+from callboard.adapters.requests.settings import read_options
+from callboard.adapters.transport.key_masking import given_keys
+from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
 
 from ...config import AdapterConfig
 from ...contract import ProviderAdapter

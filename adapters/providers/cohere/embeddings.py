@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply
-from adapters.http.wire_call import WireCall
-from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.usage.counts import reported_count
-from bus.errors import StreamError
-from bus.values.json import JsonObject
+from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.embeddings.vectors import from_numbers
+from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.errors import StreamError
+from callboard.bus.values.json import JsonObject
 
 PATH = "/v2/embed"
 

@@ -1,6 +1,6 @@
 """The descriptor of Cohere."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="cohere",

@@ -7,15 +7,15 @@ from typing import Literal
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, Endpoint, OtherWires
-from adapters.http.wire_call import WireCall, get
-from adapters.refusals.repair import RepairRules
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import StreamNormaliser
-from adapters.requests.encoding import encode_json
-from adapters.requests.settings import SharedOptions
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.refusals.repair import RepairRules
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.settings import SharedOptions
 
 from .batch import GeminiBatches
 from .chat.request import build_request

@@ -20,8 +20,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from adapters.batches.wire import (
+from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
+from callboard.adapters.batches.wire import (
     BatchLine,
     ListPage,
     Written,
@@ -31,10 +31,10 @@ from adapters.batches.wire import (
     fields_of,
     moment_of,
 )
-from adapters.http.wire_call import WireCall, get
-from adapters.refusals.classify import error_without_status, read_error_value
-from adapters.requests.encoding import encode_json
-from bus.values.json import Json
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.refusals.classify import error_without_status, read_error_value
+from callboard.adapters.requests.encoding import encode_json
+from callboard.bus.values.json import Json
 
 from .errors import CODES
 from .paths import model_name, path_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 
-from adapters.model_table import ModelFile, ModelRow, ModelTable
-from adapters.refusals.repair import Refusal, RepairRules
+from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
+from callboard.adapters.refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
-from bus.errors import (
+from callboard.adapters.refusals.classify import ErrorType, error_without_status, read_error_value
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -16,7 +16,7 @@ from bus.errors import (
     QuotaExceededError,
     ServerError,
 )
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 CODES: Mapping[str, ErrorType] = {
     # reasons in an ErrorInfo, which go before the status

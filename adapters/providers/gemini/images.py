@@ -15,15 +15,15 @@ from base64 import b64encode
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from adapters.images.wire import ImageReply, from_base64, input_bytes
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.settings import own_options
-from bus.errors import ContentFilterError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.images.wire import ImageReply, from_base64, input_bytes
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_options
+from callboard.adapters.requests.settings import own_options
+from callboard.bus.errors import ContentFilterError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
 
 from .chat.response import STOP_REASONS
 from .errors import error_in_reply

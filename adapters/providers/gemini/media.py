@@ -7,8 +7,8 @@ from mimetypes import guess_type
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from adapters.requests.media import WEB, is_remote, media_bytes, media_type_of
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.adapters.requests.media import WEB, is_remote, media_bytes, media_type_of
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 
 Media: TypeAlias = ImageBlock | AudioBlock | DocumentBlock
 

@@ -1,6 +1,6 @@
 """The descriptor of Gemini."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="gemini",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.requests.history import Target, ToolIdRule
+from callboard.adapters.requests.history import Target, ToolIdRule
 
 from .data import Model
 from .media import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES

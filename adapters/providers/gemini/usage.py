@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.usage.contradictions import source_of
-from adapters.usage.counts import reported_count
-from bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
+from callboard.adapters.usage.contradictions import source_of
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
 from . import wire
 

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.images.sizes import ratio_of, read_size
-from adapters.images.wire import input_bytes
-from adapters.refusals.classify import error_without_status, read_error_value
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.videos.contract import (
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images.sizes import ratio_of, read_size
+from callboard.adapters.images.wire import input_bytes
+from callboard.adapters.refusals.classify import error_without_status, read_error_value
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.videos.contract import (
     VideoCapabilities,
     VideoJob,
     VideoRequest,
@@ -31,10 +31,10 @@ from adapters.videos.contract import (
     VideoTerms,
     VideoVariant,
 )
-from adapters.videos.usage import video_usage
-from adapters.videos.wire import known_terms
-from bus.errors import AdapterError, CapabilityError, ContentFilterError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.videos.usage import video_usage
+from callboard.adapters.videos.wire import known_terms
+from callboard.bus.errors import AdapterError, CapabilityError, ContentFilterError
+from callboard.bus.values.json import Json, JsonObject
 
 from .errors import CODES
 from .paths import model_name, path_of

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""

@@ -21,23 +21,23 @@ from typing import Literal
 import anyio.to_thread
 import msgspec
 
-from adapters.embeddings.contract import (
+from callboard.adapters.embeddings.contract import (
     EmbeddingAdapter,
     EmbeddingCapabilities,
     EmbeddingRequest,
     EmbeddingResponse,
 )
-from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
-from adapters.http.timeouts import with_long_timeouts
-from adapters.registry import create_adapter
-from adapters.requests import settings
-from adapters.requests.text import current_turn
-from adapters.transport.transport import Transport
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import CapabilityError, ConfigurationError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.messages import Message, ToolDefinition
-from bus.values.usage import TokenUsage
+from callboard.adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
+from callboard.adapters.http.timeouts import with_long_timeouts
+from callboard.adapters.registry import create_adapter
+from callboard.adapters.requests import settings
+from callboard.adapters.requests.text import current_turn
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import CapabilityError, ConfigurationError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.usage import TokenUsage
 
 from ...config import AdapterConfig
 from ...contract import (

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from bus.errors import ConfigurationError, ServerError
+from callboard.bus.errors import ConfigurationError, ServerError
 
 from .settings import INSTALL_RUNTIME, LocalServerSettings, default_threads
 

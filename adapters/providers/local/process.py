@@ -36,7 +36,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from bus.errors import AdapterError, RequestTimeoutError, ServerError
+from callboard.bus.errors import AdapterError, RequestTimeoutError, ServerError
 
 from .child import Child
 from .settings import HOST, LocalServerSettings, check_before_start

@@ -1,6 +1,6 @@
 """The model on this machine among the providers: by each protocol of llama.cpp, and once more to embed."""
 
-from adapters.provider import Preset, Provider, Vendor
+from callboard.adapters.provider import Preset, Provider, Vendor
 
 PROVIDER = Provider(
     name="local",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 HOST = "127.0.0.1"
 LIMITS = (("context_tokens", 128, 1 << 22), ("slots", 1, 256), ("port", 0, 65_535), ("threads", 0, 512))

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from adapters.health import CountingTransport
-from adapters.transport.opening import new_transport
-from adapters.transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
-from bus.errors import ConfigurationError, NetworkError, NotFoundError
+from callboard.adapters.health import CountingTransport
+from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.transport.transport import HttpReply, HttpRequest, Transport, TransportStatistics
+from callboard.bus.errors import ConfigurationError, NetworkError, NotFoundError
 
 from .process import LocalServer, SharedServer
 from .settings import LocalServerSettings

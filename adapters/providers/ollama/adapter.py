@@ -8,17 +8,17 @@ from typing import Literal
 import anyio
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, Endpoint, LookUp, OtherWires
-from adapters.http.wire_call import WireCall, bearer, get
-from adapters.refusals.classify import read_error
-from adapters.replies.assembler import Assembler
-from adapters.requests.settings import SharedOptions, read_options
-from adapters.transport.transport import HttpReply
-from adapters.usage.estimate import at_most
-from bus.errors import AdapterError
-from bus.values.json import Json, JsonObject
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, Endpoint, LookUp, OtherWires
+from callboard.adapters.http.wire_call import WireCall, bearer, get
+from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.requests.settings import SharedOptions, read_options
+from callboard.adapters.transport.transport import HttpReply
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import Json, JsonObject
 
 from . import wire
 from .embeddings import OllamaEmbeddings

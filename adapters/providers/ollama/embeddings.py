@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply
-from adapters.http.wire_call import WireCall
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from adapters.usage.counts import reported_count
-from bus.values.json import Json, JsonObject
+from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.embeddings.vectors import from_numbers
+from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.values.json import Json, JsonObject
 
 PATH = "/api/embed"
 

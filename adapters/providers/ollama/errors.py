@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error_value
-from bus.errors import (
+from callboard.adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error_value
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -21,7 +21,7 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     "server_busy": OverloadedError,

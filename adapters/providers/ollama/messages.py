@@ -12,10 +12,10 @@ import binascii
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
-from adapters.contract import AdapterCapabilities
-from adapters.requests.history import FittedHistory, Loss
-from adapters.requests.text import join_text
-from bus.values.content import (
+from callboard.adapters.contract import AdapterCapabilities
+from callboard.adapters.requests.history import FittedHistory, Loss
+from callboard.adapters.requests.text import join_text
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -24,8 +24,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 
 def write_messages(

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities
-from bus.values.json import Json
+from callboard.adapters.contract import AdapterCapabilities
+from callboard.bus.values.json import Json
 
 T = TypeVar("T")
 

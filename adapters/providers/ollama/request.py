@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.effort import nearest_effort
-from adapters.requests.encoding import encode_json
-from adapters.requests.history import Target, fit_history
-from adapters.requests.host_options import merge_options, merge_own_options
-from adapters.requests.text import current_turn
-from adapters.schemas.root import fold_root
-from adapters.schemas.sanitizer import without_booleans
-from adapters.usage.estimate import at_most
-from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.history import Target, fit_history
+from callboard.adapters.requests.host_options import merge_options, merge_own_options
+from callboard.adapters.requests.text import current_turn
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.sanitizer import without_booleans
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
+from callboard.bus.values.warning_codes import WarningCode
 
 from .messages import refused_image, write_messages
 from .models import ModelFacts

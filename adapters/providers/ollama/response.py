@@ -15,16 +15,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.json_text import is_whole, may_become_json
-from adapters.replies.ndjson import NdjsonDecoder
-from adapters.usage.counts import reported_count
-from adapters.usage.partial import fill_usage
-from adapters.usage.rates import TokenRates
-from bus.errors import StreamError
-from bus.values.json import Json
-from bus.values.usage import StopReason, TokenUsage
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.json_text import is_whole, may_become_json
+from callboard.adapters.replies.ndjson import NdjsonDecoder
+from callboard.adapters.usage.counts import reported_count
+from callboard.adapters.usage.partial import fill_usage
+from callboard.adapters.usage.rates import TokenRates
+from callboard.bus.errors import StreamError
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.warning_codes import WarningCode
 
 from .errors import error_in_reply
 from .wire import METRICS, WireReply, WireToolCall, decode_reply

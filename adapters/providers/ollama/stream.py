@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import NdjsonNormaliser
-from adapters.usage.rates import TokenRates
-from bus.errors import StreamError
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import NdjsonNormaliser
+from callboard.adapters.usage.rates import TokenRates
+from callboard.bus.errors import StreamError
 
 from .response import ReplyReader
 from .wire import decode_reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 CHAT_PATH = "/api/chat"
 TAGS_PATH = "/api/tags"

@@ -7,22 +7,22 @@ from collections.abc import Collection, Mapping
 import anyio
 import msgspec
 
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, Endpoint, OtherWires
-from adapters.http.wire_call import WireCall, bearer
-from adapters.protocols.openai_embeddings import OpenAIEmbeddings
-from adapters.protocols.openai_images import OpenAIImages, is_image_model
-from adapters.protocols.openai_videos import OpenAIVideos
-from adapters.refusals.rate_limits import read_rate_limit
-from adapters.refusals.repair import Repair
-from adapters.registry import create_adapter
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import StreamNormaliser
-from adapters.requests.encoding import encode_json
-from adapters.requests.settings import SharedOptions
-from adapters.schemas.strict_mode import input_cleaner
-from adapters.transport.transport import exchange
-from bus.errors import AdapterError
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
+from callboard.adapters.http.wire_call import WireCall, bearer
+from callboard.adapters.protocols.openai_embeddings import OpenAIEmbeddings
+from callboard.adapters.protocols.openai_images import OpenAIImages, is_image_model
+from callboard.adapters.protocols.openai_videos import OpenAIVideos
+from callboard.adapters.refusals.rate_limits import read_rate_limit
+from callboard.adapters.refusals.repair import Repair
+from callboard.adapters.registry import create_adapter
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.settings import SharedOptions
+from callboard.adapters.schemas.strict_mode import input_cleaner
+from callboard.adapters.transport.transport import exchange
+from callboard.bus.errors import AdapterError
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest

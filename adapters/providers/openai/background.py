@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.background.wire import BackgroundStatus
-from adapters.contract import CanonicalRequest
-from adapters.http.wire_call import WireCall, get
-from adapters.replies.assembler import Assembler
-from adapters.replies.sse import SseDecoder
-from adapters.requests.host_options import joined_options
-from bus.errors import AdapterError, StreamError
-from bus.streams.events import StreamEvent
-from bus.values.usage import TokenUsage
+from callboard.adapters.background.wire import BackgroundStatus
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.sse import SseDecoder
+from callboard.adapters.requests.host_options import joined_options
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import TokenUsage
 
 from .chat.request import OPTIONS
 from .chat.response import Reply

@@ -6,7 +6,7 @@ The endpoint is among those that the type of `endpoint` lists in OpenAI's own pa
 
 from __future__ import annotations
 
-from adapters.protocols.openai_batches import OpenAIBatches
+from callboard.adapters.protocols.openai_batches import OpenAIBatches
 
 from .errors import CODES
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 
-from adapters.model_table import ModelFile, ModelRow, ModelTable
-from adapters.refusals.repair import Refusal, RepairRules
-from adapters.requests.fitted import ToolIdRule
+from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
+from callboard.adapters.refusals.repair import Refusal, RepairRules
+from callboard.adapters.requests.fitted import ToolIdRule
 
 
 class Model(ModelRow, frozen=True, kw_only=True):

@@ -16,18 +16,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http.wire_call import WireCall
-from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from adapters.images.wire import ImageReply, from_base64, input_bytes
-from adapters.protocols.openai_images import OpenAIImages, read_usage
-from adapters.refusals.classify import error_without_status, read_error_value
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_options
-from adapters.requests.media import write_data_url
-from adapters.requests.settings import own_options
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage, details_of
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.images.wire import ImageReply, from_base64, input_bytes
+from callboard.adapters.protocols.openai_images import OpenAIImages, read_usage
+from callboard.adapters.refusals.classify import error_without_status, read_error_value
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_options
+from callboard.adapters.requests.media import write_data_url
+from callboard.adapters.requests.settings import own_options
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, details_of
 
 from .chat.tool_fees import drawn_with
 from .errors import CODES

@@ -1,6 +1,6 @@
 """The descriptor of OpenAI."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="openai",

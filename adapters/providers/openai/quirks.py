@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.values.json import Json
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):

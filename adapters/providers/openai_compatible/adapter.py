@@ -6,20 +6,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, Endpoint, OtherWires
-from adapters.http.wire_call import WireCall, bearer, get
-from adapters.protocols.openai_embeddings import OpenAIEmbeddings
-from adapters.protocols.openai_images import OpenAIImages
-from adapters.protocols.openai_videos import OpenAIVideos
-from adapters.refusals.rate_limits import read_rate_limit
-from adapters.replies.assembler import Assembler
-from adapters.requests.encoding import encode_json
-from adapters.requests.settings import SharedOptions
-from adapters.schemas.strict_mode import input_cleaner
-from adapters.transport.transport import HttpReply
-from bus.errors import AdapterError, ContextOverflowError
-from bus.values.json import Json
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
+from callboard.adapters.http.wire_call import WireCall, bearer, get
+from callboard.adapters.protocols.openai_embeddings import OpenAIEmbeddings
+from callboard.adapters.protocols.openai_images import OpenAIImages
+from callboard.adapters.protocols.openai_videos import OpenAIVideos
+from callboard.adapters.refusals.rate_limits import read_rate_limit
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.settings import SharedOptions
+from callboard.adapters.schemas.strict_mode import input_cleaner
+from callboard.adapters.transport.transport import HttpReply
+from callboard.bus.errors import AdapterError, ContextOverflowError
+from callboard.bus.values.json import Json
 
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest

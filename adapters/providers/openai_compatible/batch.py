@@ -21,13 +21,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from adapters.batches.wire import BatchWire, ListPage, Written, fields_of
-from adapters.http.wire_call import WireCall, get
-from adapters.protocols.batch_files import MARK, FileBatches, mark_of, places
-from adapters.protocols.openai_batches import OpenAIBatches
-from adapters.requests.encoding import encode_json
-from bus.values.json import Json
+from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
+from callboard.adapters.batches.wire import BatchWire, ListPage, Written, fields_of
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.protocols.batch_files import MARK, FileBatches, mark_of, places
+from callboard.adapters.protocols.openai_batches import OpenAIBatches
+from callboard.adapters.requests.encoding import encode_json
+from callboard.bus.values.json import Json
 
 from .errors import ERROR_CODES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.refusals.repair import Refusal, RepairRules
+from callboard.adapters.refusals.repair import Refusal, RepairRules
 
 REPAIRS = RepairRules(
     # wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.refusals.classify import ErrorType, error_without_status, read_error, read_error_value
-from bus.errors import (
+from callboard.adapters.refusals.classify import ErrorType, error_without_status, read_error, read_error_value
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -18,7 +18,7 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     # OpenAI and Azure

@@ -1,6 +1,6 @@
 """The descriptor of Chat Completions, a protocol that many vendors speak."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="openai_compatible",

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bus._lazy_names import later
+from callboard.bus._lazy_names import later
 
 if TYPE_CHECKING:
     from .adapter import ScriptedAdapter

@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 import anyio.lowlevel
 
-from adapters.embeddings.contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
-from adapters.health import AdapterHealth
-from adapters.http.adapter import HttpAdapter
-from adapters.http.call import HttpCall
-from adapters.http.wire import ChatWire
-from adapters.http.wire_call import WireCall
-from adapters.refusals.required_capabilities import check_demands
-from adapters.replies.assembler import Assembler
-from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import ConfigurationError, InvalidRequestError
-from bus.values.usage import TokenUsage
+from callboard.adapters.embeddings.contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.health import AdapterHealth
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.call import HttpCall
+from callboard.adapters.http.wire import ChatWire
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.errors import ConfigurationError, InvalidRequestError
+from callboard.bus.values.usage import TokenUsage
 
 from ...config import AdapterConfig
 from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest

@@ -9,11 +9,11 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.transport.transport import HttpReply, HttpRequest, TransportStatistics
-from bus.errors import AdapterError, StreamError
-from bus.streams.events import StreamEvent
-from bus.values.usage import StopReason, TokenUsage
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.transport.transport import HttpReply, HttpRequest, TransportStatistics
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .replies import ScriptedReply, pieces_of
 

@@ -1,5 +1,5 @@
 """The descriptor of scripts."""
 
-from adapters.provider import Provider
+from callboard.adapters.provider import Provider
 
 PROVIDER = Provider(name="scripted", adapter="adapter:ScriptedAdapter", kinds=("chat", "embedding"))

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters.requests import settings
-from bus.errors import (
+from callboard.adapters.requests import settings
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -23,8 +23,8 @@ from bus.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 FailureKind: TypeAlias = Literal[
     "access_denied",

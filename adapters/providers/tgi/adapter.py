@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire import ChatWire, Endpoint, LookUp
-from adapters.http.wire_call import WireCall, bearer, get
-from adapters.refusals.classify import read_error
-from adapters.replies.assembler import Assembler
-from adapters.requests.settings import SharedOptions, read_options
-from adapters.transport.transport import HttpReply
-from adapters.usage.counts import reported_count
-from adapters.usage.estimate import at_most
-from bus.errors import AdapterError, ServerError
-from bus.values.json import Json
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire, Endpoint, LookUp
+from callboard.adapters.http.wire_call import WireCall, bearer, get
+from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.requests.settings import SharedOptions, read_options
+from callboard.adapters.transport.transport import HttpReply
+from callboard.adapters.usage.counts import reported_count
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus.errors import AdapterError, ServerError
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from . import wire
 from .errors import classify, loading_seconds

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.refusals.classify import ErrorBody, ErrorType, build_error, error_type
-from bus.errors import AdapterError, InvalidRequestError, OverloadedError, ServerError
-from bus.values.json import Json
+from callboard.adapters.refusals.classify import ErrorBody, ErrorType, build_error, error_type
+from callboard.bus.errors import AdapterError, InvalidRequestError, OverloadedError, ServerError
+from callboard.bus.values.json import Json
 
 ERROR_CODES: Mapping[str, ErrorType] = {
     "overloaded": OverloadedError,

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.requests.history import FittedHistory
-from adapters.requests.text import join_text
-from bus.errors import ConfigurationError
-from bus.values.json import Json
-from bus.values.messages import Role
+from callboard.adapters.requests.history import FittedHistory
+from callboard.adapters.requests.text import join_text
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Role
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

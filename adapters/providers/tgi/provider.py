@@ -1,5 +1,5 @@
 """The descriptor of Text Generation Inference."""
 
-from adapters.provider import Provider
+from callboard.adapters.provider import Provider
 
 PROVIDER = Provider(name="tgi", adapter="adapter:TGIAdapter")

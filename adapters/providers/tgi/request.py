@@ -6,17 +6,17 @@ temperature of zero, which means that nothing is sampled. So the request says th
 
 from __future__ import annotations
 
-from adapters.contract import CallWarning, CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.encoding import encode_json
-from adapters.requests.history import FittedHistory, Target, fit_history
-from adapters.requests.host_options import merge_own_options
-from adapters.requests.text import current_turn
-from bus.errors import CapabilityError, InvalidRequestError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning, CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.history import FittedHistory, Target, fit_history
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.requests.text import current_turn
+from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from .prompt import PromptTemplate, write_prompt
 from .wire import STREAM_PATH, WHOLE_PATH

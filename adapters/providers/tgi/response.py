@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.refusals.classify import read_error_value
-from adapters.replies.assembler import Assembler
-from adapters.usage.counts import reported_count
-from adapters.usage.partial import fill_usage
-from adapters.usage.rates import TokenRates
-from bus.errors import StreamError
-from bus.values.usage import StopReason, TokenUsage
+from callboard.adapters.refusals.classify import read_error_value
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.usage.counts import reported_count
+from callboard.adapters.usage.partial import fill_usage
+from callboard.adapters.usage.rates import TokenRates
+from callboard.bus.errors import StreamError
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .errors import classify
 from .prompt import PromptTemplate

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.refusals.classify import read_error
-from adapters.replies.normaliser import SseNormaliser
+from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.replies.normaliser import SseNormaliser
 
 from .errors import classify
 from .response import ReplyReader

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 WHOLE_PATH = "/generate"
 STREAM_PATH = "/generate_stream"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from adapters.embeddings.only import EmbeddingOnlyWire
-from adapters.http.adapter import HttpAdapter
-from adapters.requests.settings import SharedOptions
+from callboard.adapters.embeddings.only import EmbeddingOnlyWire
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.requests.settings import SharedOptions
 
 from .embeddings import VoyageEmbeddings
 

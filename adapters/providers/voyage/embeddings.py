@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from adapters.embeddings.wire import EmbeddingReply
-from adapters.http.wire_call import WireCall
-from adapters.protocols.openai_embeddings import read_reply
-from adapters.requests.encoding import encode_json
-from adapters.requests.host_options import merge_own_options
-from bus.values.json import JsonObject
+from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.protocols.openai_embeddings import read_reply
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.bus.values.json import JsonObject
 
 PATH = "/v1/embeddings"
 

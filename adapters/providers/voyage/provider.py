@@ -1,6 +1,6 @@
 """The descriptor of Voyage AI."""
 
-from adapters.provider import Provider, Vendor
+from callboard.adapters.provider import Provider, Vendor
 
 PROVIDER = Provider(
     name="voyage",

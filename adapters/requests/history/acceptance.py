@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,

@@ -36,7 +36,7 @@ from typing import assert_never, cast
 
 import msgspec
 
-from bus.values.content import (
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -48,7 +48,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, Role, plain_texts
+from callboard.bus.values.messages import Message, Role, plain_texts
 
 from ...contract import CanonicalRequest
 from ...refusals.tools_in_words import tell_tools

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.content import ContentBlock, TextBlock
-from bus.values.messages import Message
+from callboard.bus.values.content import ContentBlock, TextBlock
+from callboard.bus.values.messages import Message
 
 from ..fitted import Loss, block_type
 from ..surrogates import mend_text

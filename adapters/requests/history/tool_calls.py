@@ -8,8 +8,8 @@ from functools import cached_property
 
 import msgspec
 
-from bus.values.content import ContentBlock, ResultPart, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message, Role
+from callboard.bus.values.content import ContentBlock, ResultPart, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, Role
 
 from ..fitted import Home, Target, left_out
 from ..surrogates import mend_object

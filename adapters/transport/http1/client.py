@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from bus.errors import AdapterError, NetworkError
+from callboard.bus.errors import AdapterError, NetworkError
 
 from ..errors import not_made, unsendable
 from ..transport import HttpReply, HttpRequest, TransportStatistics

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from bus.errors import NetworkError
+from callboard.bus.errors import NetworkError
 
 from ..errors import broken, failed
 from .reply import Reply

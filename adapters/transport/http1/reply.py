@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from bus.errors import NetworkError
+from callboard.bus.errors import NetworkError
 
 from ..transport import ClosableReply
 from ..unpacking import Unpacker

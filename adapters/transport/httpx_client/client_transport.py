@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bus.errors import NetworkError
+from callboard.bus.errors import NetworkError
 
 from ..public_addresses import check_literal
 from ..transport import HttpReply, HttpRequest, TransportStatistics

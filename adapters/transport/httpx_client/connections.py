@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self, cast
 import anyio
 import httpcore
 
-from bus.backend import on_asyncio
+from callboard.bus.backend import on_asyncio
 
 from ..public_addresses import public_addresses
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.errors import AdapterError, RequestTimeoutError
+from callboard.bus.errors import AdapterError, RequestTimeoutError
 
 from ..addresses import host_of
 from ..errors import broken, failed, not_in_time, not_made, unreachable, unsendable

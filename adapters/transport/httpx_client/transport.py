@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from bus.errors import NetworkError
+from callboard.bus.errors import NetworkError
 
 from ..header_values import check_sendable
 from ..proxies import UrlKind, has_proxy, kind_of

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, TypedDict
 
 import anyio
 
-from adapters import Message, MessageMetadata, MessageStart, Role, StopReason, TextDelta, ThinkingDelta
-from bus import CancelledError
-from bus.values.json import Json
-from engine import Engine, ModelRegistry, Reply, Session, Tool
-from engine.tools import Approve
+from callboard.adapters import Message, MessageMetadata, MessageStart, Role, StopReason, TextDelta, ThinkingDelta
+from callboard.bus import CancelledError
+from callboard.bus.values.json import Json
+from callboard.engine import Engine, ModelRegistry, Reply, Session, Tool
+from callboard.engine.tools import Approve
 
 from ..common.engine import tell_warnings
 from ..common.harmless import note
@@ -46,7 +46,7 @@ from .usage_line import Pace, usage_line
 from .wanted import note_text, wanted_text
 
 if TYPE_CHECKING:
-    from engine.objects.schema import ObjectSchema
+    from callboard.engine.objects.schema import ObjectSchema
 
 FAILED = 1
 SIGNALLED = 128
@@ -89,7 +89,7 @@ class _Answering:
         self._registry = registry
         self._schema: ObjectSchema[Json] | None = None
         if question.schema is not None:
-            from engine.objects.schema import ObjectSchema
+            from callboard.engine.objects.schema import ObjectSchema
 
             self._schema = ObjectSchema(question.schema)
         made_of_all = question.schema is not None or question.extract is not None or question.as_json

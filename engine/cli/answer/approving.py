@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TextIO
 
-from engine import ApprovalRequest, Approved, Denied, Tool
-from engine.tools import Approve
+from callboard.engine import ApprovalRequest, Approved, Denied, Tool
+from callboard.engine.tools import Approve
 
 from ..common.harmless import note, one_line
 from ..common.output import json_text

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.private_file import write_private
-from tracestore.home import home_folder
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.tracestore.home import home_folder
 
 
 class LastSession(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from adapters import ContentBlock
-from bus.values.json import JsonObject
-from engine import TurnOptions
+from callboard.adapters import ContentBlock
+from callboard.bus.values.json import JsonObject
+from callboard.engine import TurnOptions
 
 from .code_blocks import Which
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adapters import TokenUsage
-from bus import Cost
+from callboard.adapters import TokenUsage
+from callboard.bus import Cost
 
 from ..common.money import cost_text
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bus.values.json import Json
-from engine import Reply
+from callboard.bus.values.json import Json
+from callboard.engine import Reply
 
 from ..common.harmless import harmless
 from ..common.output import json_text
 from .code_blocks import Which, extracted
 
 if TYPE_CHECKING:
-    from engine.objects.schema import ObjectSchema
+    from callboard.engine.objects.schema import ObjectSchema
 
 
 def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which | None, *, as_json: bool) -> str:
@@ -46,7 +46,7 @@ def wanted_text(reply: Reply, schema: ObjectSchema[Json] | None, extract: Which 
 
 
 def _read(text: str, schema: ObjectSchema[Json]) -> Json:
-    from engine.objects.reply import read_json
+    from callboard.engine.objects.reply import read_json
 
     try:
         return schema.read(read_json(text))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from bus import ConfigurationError
-from bus.values.json import JsonObject
-from engine import load_registry
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import JsonObject
+from callboard.engine import load_registry
 
 from ..answer.answering import answer
 from ..answer.last_session import LastSession, last_session

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from bus import CallboardError, Cost
-from engine import Engine, load_registry
-from tracestore import OpenReply
+from callboard.bus import CallboardError, Cost
+from callboard.engine import Engine, load_registry
+from callboard.tracestore import OpenReply
 
 from ..common.arguments import add_models_file
 from ..common.engine import on_engine

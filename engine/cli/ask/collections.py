@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.embeddings import InputType
-from bus import CallboardError, CallWarning, ConfigurationError
-from bus.values.cost_sum import CostSum
-from bus.values.warning_codes import WarningCode
-from engine import EmbeddingResult, Engine
-from tracestore.collections.collection_file import Collection, CollectionFile, Similar
-from tracestore.collections.similarity import packed
+from callboard.adapters.embeddings import InputType
+from callboard.bus import CallboardError, CallWarning, ConfigurationError
+from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.warning_codes import WarningCode
+from callboard.engine import EmbeddingResult, Engine
+from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Similar
+from callboard.tracestore.collections.similarity import packed
 
 from ..collections.adding import Added, Into, add, destination
 from ..collections.place import collections_file

@@ -11,10 +11,10 @@ from typing import TextIO
 
 import msgspec
 
-from adapters.embeddings import INPUT_TYPES, PartialEmbeddingError, Vector
-from bus import CallboardError
-from bus.values.json import Json, JsonObject
-from engine import EmbeddingResult, Engine
+from callboard.adapters.embeddings import INPUT_TYPES, PartialEmbeddingError, Vector
+from callboard.bus import CallboardError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import EmbeddingResult, Engine
 
 from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings

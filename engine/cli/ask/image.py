@@ -6,9 +6,9 @@ import argparse
 import mimetypes
 from pathlib import Path
 
-from bus import CallboardError
-from engine import Engine, ImageResult
-from engine.media.images import ImageOptions
+from callboard.bus import CallboardError
+from callboard.engine import Engine, ImageResult
+from callboard.engine.media.images import ImageOptions
 
 from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.cassettes.cassette import load_cassette
-from bus import CallboardError, ConfigurationError
-from bus.values.json import JsonObject
-from engine import Engine, ModelRegistry, Session, load_registry
-from engine.models.entries import AdapterEntry
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Engine, ModelRegistry, Session, load_registry
+from callboard.engine.models.entries import AdapterEntry
 
 from ..chat.replies import ReplyWriter
 from ..common.arguments import add_model, add_models_file

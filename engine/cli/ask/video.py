@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
-from bus import CallboardError, ConfigurationError
-from engine import Engine, VideoHandle
+from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.engine import Engine, VideoHandle
 
 from ..common.arguments import add_key, add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings

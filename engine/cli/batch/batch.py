@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.videos import PollPolicy
-from bus import CallboardError, ConfigurationError
-from bus.values.cost_sum import CostSum
-from engine import BatchHandle, BatchResult, BatchState, Engine, load_registry
+from callboard.adapters.videos import PollPolicy
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.values.cost_sum import CostSum
+from callboard.engine import BatchHandle, BatchResult, BatchState, Engine, load_registry
 
 from ..common.arguments import add_key, add_model, add_models_file, positive
 from ..common.arguments import tag as one_tag

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters import CanonicalRequest, Message
-from adapters.contract import CallWarning
-from bus import CallboardError, ConfigurationError
-from bus.values.json import Json, JsonObject
-from engine import BatchResult
-from tracestore import StoredBatch
+from callboard.adapters import CanonicalRequest, Message
+from callboard.adapters.contract import CallWarning
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import BatchResult
+from callboard.tracestore import StoredBatch
 
 from ...generation.plain_messages import as_messages
 from ..common.words import plural

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from adapters import ContentBlock
-from engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
+from callboard.adapters import ContentBlock
+from callboard.engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
 
 from ..answer.approving import approver
 from ..given.model import first_model

@@ -10,7 +10,7 @@ import argparse
 
 from anyio.from_thread import start_blocking_portal
 
-from engine import load_registry
+from callboard.engine import load_registry
 
 from ..answer.last_session import LastSession, last_session
 from ..commands import PAIR

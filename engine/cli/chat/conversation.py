@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from anyio.from_thread import BlockingPortal
 
-from adapters import CancelledError, ContentBlock, Role, StopReason
-from bus import CallboardError, ConfigurationError
-from bus.errors import AdapterError
-from engine import Reply, Session
-from engine.routing.model_choice import in_words
+from callboard.adapters import CancelledError, ContentBlock, Role, StopReason
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.errors import AdapterError
+from callboard.engine import Reply, Session
+from callboard.engine.routing.model_choice import in_words
 
 from ..advice import said
 from ..answer.last_session import remember

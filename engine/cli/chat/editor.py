@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bus import CallboardError
+from callboard.bus import CallboardError
 
 
 def edited(text: str = "") -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.watching.losses import RequestLoss
-from engine.watching.preview import RequestPreview
+from callboard.engine.watching.losses import RequestLoss
+from callboard.engine.watching.preview import RequestPreview
 
 from ..common.money import usd
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters import (
+from callboard.adapters import (
     MessageComplete,
     MessageStart,
     TextDelta,
@@ -13,8 +13,8 @@ from adapters import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus import StepFinish, StreamReset, TurnComplete
-from bus.streams.events import TurnEvent
+from callboard.bus import StepFinish, StreamReset, TurnComplete
+from callboard.bus.streams.events import TurnEvent
 
 from ..common.screen import Screen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.models.nearest_names import nearest
+from callboard.engine.models.nearest_names import nearest
 
 
 class SlashCommand(NamedTuple):

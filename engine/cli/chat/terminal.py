@@ -17,7 +17,7 @@ from prompt_toolkit.completion import Completer, DynamicCompleter, WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from bus.private_file import refuse_link
+from callboard.bus.private_file import refuse_link
 
 from ..common.chat_history import history_path
 from .blocks import is_open

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters.embeddings import PartialEmbeddingError, Vector
-from bus import ConfigurationError
-from engine import EmbeddingResult
-from tracestore.collections.collection_file import Collection, CollectionFile, Item
-from tracestore.collections.similarity import packed
+from callboard.adapters.embeddings import PartialEmbeddingError, Vector
+from callboard.bus import ConfigurationError
+from callboard.engine import EmbeddingResult
+from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Item
+from callboard.tracestore.collections.similarity import packed
 
 from ...embedding import space_of
 from ...models.registry import ModelRegistry

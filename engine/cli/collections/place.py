@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracestore.home import home_folder
+from callboard.tracestore.home import home_folder
 
 FILE_NAME = "embeddings.db"
 

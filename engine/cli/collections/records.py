@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from bus import CallboardError
-from bus.values.json import Json, JsonObject
+from callboard.bus import CallboardError
+from callboard.bus.values.json import Json, JsonObject
 
 Kind: TypeAlias = Literal["lines", "csv", "tsv", "jsonl", "json", "file"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -9,10 +9,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import get_args
 
-from bus import ConfigurationError, StoreError
-from tracestore import CallFilter
-from tracestore.filters import CallStatus
-from tracestore.timestamps import read_moment
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import CallFilter
+from callboard.tracestore.filters import CallStatus
+from callboard.tracestore.timestamps import read_moment
 
 from ...store_address import StoreAddress, TracePlace, is_address
 from .money import NANO

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bus.private_file import write_private
-from tracestore.home import home_folder
+from callboard.bus.private_file import write_private
+from callboard.tracestore.home import home_folder
 
 
 def history_path() -> Path:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import anyio
 
-from adapters import CallWarning
-from engine import Engine, load_registry
+from callboard.adapters import CallWarning
+from callboard.engine import Engine, load_registry
 
 from .harmless import note
 

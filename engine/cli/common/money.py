@@ -8,9 +8,9 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from bus import Cost, Message, MessageMetadata
-from bus.values.cost_sum import CostSum
-from engine.calls.outcome import NOT_KNOWN
+from callboard.bus import Cost, Message, MessageMetadata
+from callboard.bus.values.cost_sum import CostSum
+from callboard.engine.calls.outcome import NOT_KNOWN
 
 from .words import plural
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from adapters.requests.surrogates import mend_json, mend_json_value
+from callboard.adapters.requests.surrogates import mend_json, mend_json_value
 
 from .harmless import harmless, write_json
 

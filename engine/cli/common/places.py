@@ -8,8 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from engine.store_address import TracePlace
-from tracestore.home import home_folder
+from callboard.engine.store_address import TracePlace
+from callboard.tracestore.home import home_folder
 
 TRACE_NAME = "trace.db"
 DEMO_TRACE_NAME = "demo-trace.db"

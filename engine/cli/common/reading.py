@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import anyio
 
-from bus import ConfigurationError, StoreError
-from tracestore import Store
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import Store
 
 from ...opening import store_to_read
 from ...store_address import TracePlace

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, TypeVar
 
 import anyio
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 from .harmless import harmless, note, one_line
 from .logs import shown_by

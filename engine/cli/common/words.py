@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tracestore.timestamps import iso_moment
+from callboard.tracestore.timestamps import iso_moment
 
 
 def seconds(milliseconds: int | None) -> str:

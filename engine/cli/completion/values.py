@@ -9,8 +9,8 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 
-from bus import CallboardError
-from tracestore import Store
+from callboard.bus import CallboardError
+from callboard.tracestore import Store
 
 from .wanted import Source
 
@@ -51,7 +51,7 @@ def _templates() -> Iterable[str]:
 
 
 def _keys() -> Iterable[str]:
-    from adapters.provider import providers
+    from callboard.adapters.provider import providers
 
     from ...keys.key_file import keys_file, read_keys
 
@@ -62,7 +62,7 @@ def _keys() -> Iterable[str]:
 
 
 def _collections() -> Iterable[str]:
-    from tracestore.collections.collection_file import CollectionFile
+    from callboard.tracestore.collections.collection_file import CollectionFile
 
     from ..collections.place import collections_file
 

@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from adapters import AdapterError, Message, ToolResultBlock
-from bus import ConfigurationError, Subscription
-from engine import Engine, Session
-from engine.routing.model_choice import in_words
-from tracestore import CallFilter, PriceTable, RepriceReport
+from callboard.adapters import AdapterError, Message, ToolResultBlock
+from callboard.bus import ConfigurationError, Subscription
+from callboard.engine import Engine, Session
+from callboard.engine.routing.model_choice import in_words
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport
 
 from ..chat.replies import ReplyWriter
 from ..common.money import percent, usd

@@ -8,17 +8,17 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import AdapterConfig
-from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.health import AdapterHealth
-from adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
-from adapters.providers.local.adapter import create_inner, read_options
-from adapters.providers.local.settings import choose_model
-from adapters.transport.opening import new_transport
-from bus import SYSTEM_CLOCK, Clock, ConfigurationError
-from bus.values.json import Json
-from engine.models.entries import AdapterEntry, ModelEntry
-from engine.models.registry import ModelRegistry
+from callboard.adapters import AdapterConfig
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.health import AdapterHealth
+from callboard.adapters.providers.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
+from callboard.adapters.providers.local.adapter import create_inner, read_options
+from callboard.adapters.providers.local.settings import choose_model
+from callboard.adapters.transport.opening import new_transport
+from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
+from callboard.bus.values.json import Json
+from callboard.engine.models.entries import AdapterEntry, ModelEntry
+from callboard.engine.models.registry import ModelRegistry
 
 from ..common.places import cassette
 

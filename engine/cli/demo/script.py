@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from adapters import ToolDefinition
-from bus.values.json import Json, JsonObject
-from engine.tools import Tool
+from callboard.adapters import ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine.tools import Tool
 
 SYSTEM_PROMPT = "You are a helpful assistant. Answer in one short sentence."
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}

@@ -7,8 +7,8 @@ from mimetypes import guess_type
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from adapters import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
-from bus import ConfigurationError
+from callboard.adapters import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
+from callboard.bus import ConfigurationError
 
 PIPE = "-"
 """The name of the pipe among attachments."""

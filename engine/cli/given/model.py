@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from bus import ConfigurationError
-from engine import ModelRegistry, get_latest_model
-from engine.models.config import FROM_ENVIRONMENT
+from callboard.bus import ConfigurationError
+from callboard.engine import ModelRegistry, get_latest_model
+from callboard.engine.models.config import FROM_ENVIRONMENT
 
 from ..common.harmless import note
 

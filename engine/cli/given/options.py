@@ -7,10 +7,10 @@ from typing import cast
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.values.json import Json, JsonObject
-from engine import TurnOptions
-from engine.models.nearest_names import nearest
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import TurnOptions
+from callboard.engine.models.nearest_names import nearest
 
 KINDS: Mapping[str, object] = {
     "temperature": float,

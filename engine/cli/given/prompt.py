@@ -7,8 +7,8 @@ import stat
 import sys
 from collections.abc import Sequence
 
-from adapters import ContentBlock, TextBlock
-from bus import ConfigurationError
+from callboard.adapters import ContentBlock, TextBlock
+from callboard.bus import ConfigurationError
 
 from .attachments import PIPE, attachment
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.values.json import Json, JsonObject
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
 
 TYPES: dict[str, JsonObject] = {
     "str": {"type": "string"},

@@ -19,10 +19,10 @@ from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
 
-from bus import ConfigurationError
-from engine import Tool, mcp_tools
-from engine.tools import ToolLike, as_tools
-from engine.tools.plugins import plugin_tools
+from callboard.bus import ConfigurationError
+from callboard.engine import Tool, mcp_tools
+from callboard.engine.tools import ToolLike, as_tools
+from callboard.engine.tools.plugins import plugin_tools
 
 _COMMAND = "mcp:"
 

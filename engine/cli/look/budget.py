@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bus import ConfigurationError
-from bus.clock import SYSTEM_CLOCK
-from tracestore import Store
+from callboard.bus import ConfigurationError
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.tracestore import Store
 
 from ...budgets.account import Account, AccountState
 from ...budgets.budget import Budget
@@ -26,7 +26,7 @@ from ..common.reading import from_trace
 from ..common.screen import make_console
 
 if TYPE_CHECKING:
-    from tracestore.nodes.ledger import SliceRow
+    from callboard.tracestore.nodes.ledger import SliceRow
 
 _FIELDS = (
     *(

@@ -8,9 +8,9 @@ from functools import partial, reduce
 from operator import add
 from typing import Any
 
-from bus.values.cost_sum import CostSum
-from tracestore import CostRow, Store
-from tracestore.filters import DIMENSIONS
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import CostRow, Store
+from callboard.tracestore.filters import DIMENSIONS
 
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable

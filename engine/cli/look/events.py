@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus import (
+from callboard.bus import (
     ActorCrashed,
     ActorEscalated,
     ActorRestarted,
@@ -44,7 +44,7 @@ from bus import (
     ToolProgress,
     ToolStarted,
 )
-from bus.values.cost_sum import CostSum
+from callboard.bus.values.cost_sum import CostSum
 
 from ..common.money import cost_text, sum_text, usd
 from ..common.words import plural, seconds

@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, cast
 
 import anyio
 
-from bus import CallboardError, ConfigurationError
-from tracestore import CallFilter
-from tracestore.export import FORMATS, Format, export_calls
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.tracestore import CallFilter
+from callboard.tracestore.export import FORMATS, Format, export_calls
 
 from ...opening import store_to_read
 from ...store_address import TracePlace

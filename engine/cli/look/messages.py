@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from tracestore import Store
-from tracestore.filters import SearchFilter
-from tracestore.rows import FoundMessage
-from tracestore.search.words import Term, excerpt, terms_of
-from tracestore.timestamps import to_us
+from callboard.tracestore import Store
+from callboard.tracestore.filters import SearchFilter
+from callboard.tracestore.rows import FoundMessage
+from callboard.tracestore.search.words import Term, excerpt, terms_of
+from callboard.tracestore.timestamps import to_us
 
 from ...opening import store_to_write
 from ..common.arguments import add_trace, chosen_trace, moment, positive

@@ -8,10 +8,10 @@ import sys
 
 import anyio
 
-from adapters.requests.surrogates import mend_json
-from bus import Bus, ConfigurationError, Envelope, Lossless
-from tracestore import Store, StoredEvents
-from tracestore.codec import encode_line
+from callboard.adapters.requests.surrogates import mend_json
+from callboard.bus import Bus, ConfigurationError, Envelope, Lossless
+from callboard.tracestore import Store, StoredEvents
+from callboard.tracestore.codec import encode_line
 
 from ...opening import store_to_read
 from ...store_address import TracePlace

@@ -12,7 +12,7 @@ from typing import assert_never
 import anyio
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -26,13 +26,13 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from adapters.requests.surrogates import mend_json
-from bus import CallboardError
-from bus.private_file import write_private
-from bus.values.cost_sum import CostSum
-from engine.sessions.export_import import document_of
-from tracestore import CallFilter, SavedSession, SessionRow
-from tracestore.writing.captured import encode, encode_metadata
+from callboard.adapters.requests.surrogates import mend_json
+from callboard.bus import CallboardError
+from callboard.bus.private_file import write_private
+from callboard.bus.values.cost_sum import CostSum
+from callboard.engine.sessions.export_import import document_of
+from callboard.tracestore import CallFilter, SavedSession, SessionRow
+from callboard.tracestore.writing.captured import encode, encode_metadata
 
 from ...opening import shipped_to, store_to_read, store_to_write
 from ...store_address import TracePlace

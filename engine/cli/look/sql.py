@@ -9,9 +9,9 @@ import sys
 import anyio
 import msgspec
 
-from bus import ConfigurationError, StoreError
-from tracestore import SqlResult
-from tracestore.described import BOOKKEEPING, TABLES
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import SqlResult
+from callboard.tracestore.described import BOOKKEEPING, TABLES
 
 from ...opening import store_to_read
 from ..common.arguments import add_trace, chosen_trace, positive

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracestore import ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
-from tracestore.home import home_folder
-from tracestore.prices.home import price_table
+from callboard.tracestore import ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import price_table
 
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable

@@ -9,8 +9,8 @@ from operator import add
 
 import msgspec
 
-from bus.values.cost_sum import CostSum
-from tracestore import CallRow
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import CallRow
 
 from ...store_address import TracePlace
 from ..common.arguments import add_filters, call_filter, chosen_trace, positive

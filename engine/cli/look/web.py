@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from bus import ConfigurationError
-from engine import Engine, load_registry
+from callboard.bus import ConfigurationError
+from callboard.engine import Engine, load_registry
 
 from ...opening import store_to_read
 from ...store_address import TracePlace

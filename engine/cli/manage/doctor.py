@@ -12,12 +12,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus import SYSTEM_CLOCK, ConfigurationError
-from engine import Check, Engine, HealthReport
-from engine.health import check_key_file, check_store, unreadable
-from engine.health_report import report_of
-from tracestore.health import sqlite_version
-from tracestore.home import home_folder
+from callboard.bus import SYSTEM_CLOCK, ConfigurationError
+from callboard.engine import Check, Engine, HealthReport
+from callboard.engine.health import check_key_file, check_store, unreadable
+from callboard.engine.health_report import report_of
+from callboard.tracestore.health import sqlite_version
+from callboard.tracestore.home import home_folder
 
 from ...nodes.health import check_broker
 from ...opening import store_to_write

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from adapters.provider import providers
-from adapters.transport.header_values import fault_of
-from bus import CallboardError, ConfigurationError
+from callboard.adapters.provider import providers
+from callboard.adapters.transport.header_values import fault_of
+from callboard.bus import CallboardError, ConfigurationError
 
 from ...keys.key_file import keys_file, read_keys
 from ...keys.writing import remove_key, set_key

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from bus.private_file import write_private
-from engine.models.known_models import (
+from callboard.bus.private_file import write_private
+from callboard.engine.models.known_models import (
     FILE_NAME,
     MOST_BYTES,
     KnownModel,
@@ -16,8 +16,8 @@ from engine.models.known_models import (
     encode,
     known_models,
 )
-from tracestore.home import home_folder
-from tracestore.prices.source import parse
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.source import parse
 
 from ..common.harmless import note, say
 from ..common.words import plural

@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
-from engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
-from engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
-from engine.models.config import load_registry
-from engine.models.configured import configured_models
-from engine.models.published_prices import published_name
-from engine.routing.availability import AvailabilityTable
-from engine.runtime.adapter_pool import make_spare
-from tracestore.home import home_folder
-from tracestore.prices.home import price_table
+from callboard.bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
+from callboard.engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
+from callboard.engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
+from callboard.engine.models.config import load_registry
+from callboard.engine.models.configured import configured_models
+from callboard.engine.models.published_prices import published_name
+from callboard.engine.routing.availability import AvailabilityTable
+from callboard.engine.runtime.adapter_pool import make_spare
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import price_table
 
 from ...models.nearest_names import nearest
 from ..common.arguments import add_models_file

@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from adapters.plugins import GROUPS, Plugin, plugins
+from callboard.adapters.plugins import GROUPS, Plugin, plugins
 
 from ..commands import COMMANDS
 from ..common.fitting import FittingTable
@@ -78,6 +78,6 @@ def _fault(plugin: Plugin) -> str | None:
 
 
 def _is_own_type(name: str) -> bool:
-    from adapters.registry import adapter_types
+    from callboard.adapters.registry import adapter_types
 
     return name in adapter_types()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from bus import Clock, ConfigurationError
-from engine import Check
-from tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_snapshot
+from callboard.bus import Clock, ConfigurationError
+from callboard.engine import Check
+from callboard.tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_snapshot
 
 from ..common.words import plural
 

@@ -6,17 +6,17 @@ import argparse
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from bus import SYSTEM_CLOCK, ConfigurationError
-from bus.private_file import write_private
-from bus.values.usage import TokenUsage
-from engine.models.config import load_registry
-from engine.models.published_prices import published_name
-from tracestore import PriceRow, PriceTable
-from tracestore.home import home_folder
-from tracestore.prices import snapshot as price_snapshot
-from tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_table
-from tracestore.prices.rows import BUCKETS, US_PER_SECOND
-from tracestore.prices.source import convert, parse
+from callboard.bus import SYSTEM_CLOCK, ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.bus.values.usage import TokenUsage
+from callboard.engine.models.config import load_registry
+from callboard.engine.models.published_prices import published_name
+from callboard.tracestore import PriceRow, PriceTable
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_table
+from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
+from callboard.tracestore.prices.source import convert, parse
 
 from ..common.screen import make_console
 from ..common.words import plural

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from bus import ConfigurationError, StoreError
+from callboard.bus import ConfigurationError, StoreError
 
 from ...opening import forget_target, ship_file
 from ...store_address import StoreAddress

@@ -9,7 +9,7 @@ import subprocess
 
 import msgspec
 
-from bus import ConfigurationError
+from callboard.bus import ConfigurationError
 
 from ..common.fitting import FittingTable
 from ..common.harmless import harmless, note, say, write_json

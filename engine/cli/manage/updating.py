@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from bus import AdapterError, CallboardError, ConfigurationError
+from callboard.bus import AdapterError, CallboardError, ConfigurationError
 
 SECONDS = 60.0
 """The time limit of a download."""
@@ -79,8 +79,8 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 async def _fetch(url: str, most_bytes: int) -> bytes:
-    from adapters.transport.opening import new_transport
-    from adapters.transport.transport import HttpRequest
+    from callboard.adapters.transport.opening import new_transport
+    from callboard.adapters.transport.transport import HttpRequest
 
     transport, data = new_transport(), b""
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import anyio
 
-from bus import ConfigurationError, StoreError
-from tracestore import PruneReport
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import PruneReport
 
 from ...opening import backlog_of, existing_store, store_to_read
 from ...store_address import TracePlace

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from bus.values.cost_sum import CostSum
-from tracestore import RepriceReport, RepriceSums
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import RepriceReport, RepriceSums
 
 from ..common.money import usd
 

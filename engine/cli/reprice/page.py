@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from bus.package_data import package_data
-from tracestore import PriceTable, RepriceReport
+from callboard.bus.package_data import package_data
+from callboard.tracestore import PriceTable, RepriceReport
 
 from ..common.money import exact, percent, places, rounded
 from ..common.words import plural

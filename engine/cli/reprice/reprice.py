@@ -12,10 +12,10 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus import ConfigurationError
-from bus.private_file import write_private
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
-from tracestore.reports import OnProgress
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore.reports import OnProgress
 
 from ...opening import existing_store, store_to_read
 from ...pricing.pricing import load_prices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracestore import RepriceReport
+from callboard.tracestore import RepriceReport
 
 from ..common.fitting import FittingTable
 from ..common.money import difference, percent, usd

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.private_file import write_private
-from engine.models.nearest_names import nearest
-from engine.models.yaml_text import read_yaml, write_yaml
-from tracestore.home import home_folder
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.engine.models.nearest_names import nearest
+from callboard.engine.models.yaml_text import read_yaml, write_yaml
+from callboard.tracestore.home import home_folder
 
 from .template import Template
 

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from bus import ConfigurationError
-from bus.values.json import Json, JsonObject
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
 
 INPUT = "input"
 """The parameter that is what the caller says."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters import AdapterCapabilities, CanonicalRequest, Message
+from callboard.adapters import AdapterCapabilities, CanonicalRequest, Message
 
 from ...models.entries import ModelEntry
 from ...models.tool_settings import first_choice, parallel_calls

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters import CallWarning, Message
-from adapters.refusals.signed_reasoning import without_reasoning
-from bus.values.warning_codes import WarningCode
+from callboard.adapters import CallWarning, Message
+from callboard.adapters.refusals.signed_reasoning import without_reasoning
+from callboard.bus.values.warning_codes import WarningCode
 
 
 class RefusedReasoning:

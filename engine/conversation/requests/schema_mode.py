@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import (
+from callboard.adapters import (
     AdapterCapabilities,
     CallWarning,
     CanonicalResponse,
@@ -23,9 +23,9 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from adapters.schemas.sanitizer import instruction
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.schemas.sanitizer import instruction
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ...models.tool_settings import ModelInput, joined
 

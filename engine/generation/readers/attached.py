@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bus import StreamReader
-from bus.streams.events import TurnEvent
+from callboard.bus import StreamReader
+from callboard.bus.streams.events import TurnEvent
 
 from ..view import TurnView
 from ..view_events import ViewEvent

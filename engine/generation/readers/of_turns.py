@@ -10,10 +10,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias, TypedDict, TypeVar, Unpack
 
-from adapters import TextDelta, ThinkingDelta, ToolUseInputDelta
-from adapters.replies.whole import spelled_out
-from bus import StreamReader, StreamReset
-from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
+from callboard.adapters import TextDelta, ThinkingDelta, ToolUseInputDelta
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import StreamReader, StreamReset
+from callboard.bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
 from ..progress import UsageSoFar
 from ..streamed_turn import StreamedTurn

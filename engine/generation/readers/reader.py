@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from bus import CallboardError
+from callboard.bus import CallboardError
 
 from .texts import TextPieces
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Generic, Self, TypeVar
 
-from adapters import MessageComplete, TextBlock, TextDelta
-from bus import StreamReset
-from bus.streams.events import TurnEvent
+from callboard.adapters import MessageComplete, TextBlock, TextDelta
+from callboard.bus import StreamReset
+from callboard.bus.streams.events import TurnEvent
 
 E = TypeVar("E")
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeAlias, cast
 
-from adapters import CanonicalRequest, StreamEvent
+from callboard.adapters import CanonicalRequest, StreamEvent
 
 from ..contract import AnyEventFilter, GuardReport, Middleware, is_async
 from .held_reply import GuardedKind, Held, HeldReply, Stop

@@ -15,11 +15,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters import CanonicalRequest, StreamEvent
-from bus import GuardrailStopped
-from bus.streams.events import MessageComplete, MessageStart, ProviderEvent, TextDelta, ThinkingDelta
-from bus.values.content import ContentBlock, TextBlock, ThinkingBlock
-from bus.values.usage import StopReason
+from callboard.adapters import CanonicalRequest, StreamEvent
+from callboard.bus import GuardrailStopped
+from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderEvent, TextDelta, ThinkingDelta
+from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock
+from callboard.bus.values.usage import StopReason
 
 from ..contract import GuardReport, Judged, StoppedAfter
 from .windows import TextWindow, Window

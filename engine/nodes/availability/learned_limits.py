@@ -12,7 +12,7 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from bus import Log
+from callboard.bus import Log
 
 from ...rate_limits.lessons import Lesson
 from ...rate_limits.rate_limits import RateLimits

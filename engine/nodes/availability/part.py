@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged
+from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged
 
 from ...routing.availability import AvailabilityTable
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import anyio
 
-from bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged, StoreError
-from tracestore.nodes.probes import ProbeTables
+from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged, StoreError
+from callboard.tracestore.nodes.probes import ProbeTables
 
 from ...routing.availability import AvailabilityTable, RecordKey
 

@@ -17,8 +17,8 @@ from typing import Protocol, Self
 
 import anyio
 
-from bus import Bus, ConfigurationError, StoreError
-from tracestore import Store
+from callboard.bus import Bus, ConfigurationError, StoreError
+from callboard.tracestore import Store
 
 from ...runtime.runtime import Runtime
 from ..nats.broker import Broker

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus import Envelope, SessionConfigured, SessionMessageAppended, decode_envelope, encode_envelope
-from tracestore.codec import encode_lines
+from callboard.bus import Envelope, SessionConfigured, SessionMessageAppended, decode_envelope, encode_envelope
+from callboard.tracestore.codec import encode_lines
 
 PAGE_EVENTS = 256
 """The number of events in a page at most, which is what a commit has at most."""

@@ -8,8 +8,8 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bus import Envelope, Log, StoreError
-from tracestore import Store
+from callboard.bus import Envelope, Log, StoreError
+from callboard.tracestore import Store
 
 from .outgoing import Outgoing, Read, Rest, Send
 from .page import PAGE_EVENTS, Page, encode_page, pages_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bus import StopReason, TokenUsage, UsageSource
-from bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus import StopReason, TokenUsage, UsageSource
+from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from ...calls.accumulator import StreamAccumulator
 from .wire.frame import Ending

@@ -20,8 +20,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus.errors import UnknownStream
-from bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus.errors import UnknownStream
+from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from .mirror import Mirror
 from .wire.frame import Ending, Frame

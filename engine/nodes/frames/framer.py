@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from bus import Message, StreamLog
-from bus.streams.events import TurnEvent
+from callboard.bus import Message, StreamLog
+from callboard.bus.streams.events import TurnEvent
 
 from .wire.entries import chunks
 from .wire.frame import Appended, Beginning, Frame

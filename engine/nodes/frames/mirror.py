@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from bus import StreamLog
-from bus.streams.events import TurnComplete, TurnEvent
-from bus.streams.fold import fold
+from callboard.bus import StreamLog
+from callboard.bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus.streams.fold import fold
 
 from .closing import closing_events
 from .wire.entries import count_of, unpacked

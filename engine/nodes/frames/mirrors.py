@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 import anyio
 import anyio.abc
 
-from bus import CallboardError, Log, StreamChannel
-from bus.backend import Signal, new_signal
-from bus.clock import SYSTEM_CLOCK
+from callboard.bus import CallboardError, Log, StreamChannel
+from callboard.bus.backend import Signal, new_signal
+from callboard.bus.clock import SYSTEM_CLOCK
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, Subscription, encode, read_answer
 from .follower import AskOwner, Follower, OwnerAnswer, Question, Replay, StoreAnswer, Stored, Timing

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import anyio
 
-from bus import StreamChannel
-from bus.clock import SYSTEM_CLOCK
+from callboard.bus import StreamChannel
+from callboard.bus.clock import SYSTEM_CLOCK
 
 from ..cluster import Cluster
 from .exchange import FrameBroker, Subjects

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
-from adapters.replies.whole import spelled_out
-from bus import ReaderStatistics, StreamLog, StreamReader
-from bus.streams.events import TurnEvent
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import ReaderStatistics, StreamLog, StreamReader
+from callboard.bus.streams.events import TurnEvent
 
 from .follower import unknown_anywhere
 

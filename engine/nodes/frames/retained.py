@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters.usage.estimate import estimate_request, rates_for
-from bus import Log, Message, Role, StopReason, StreamLog, TurnStatus
-from bus.streams.events import MessageStart, TurnComplete, TurnEvent, UserMessage
-from bus.values.messages import MessageMetadata
-from bus.values.runnable_calls import with_whole_calls
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.adapters.usage.estimate import estimate_request, rates_for
+from callboard.bus import Log, Message, Role, StopReason, StreamLog, TurnStatus
+from callboard.bus.streams.events import MessageStart, TurnComplete, TurnEvent, UserMessage
+from callboard.bus.values.messages import MessageMetadata
+from callboard.bus.values.runnable_calls import with_whole_calls
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ...calls.accumulator import StreamAccumulator
 from ...calls.outcome import NOT_KNOWN

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from bus import Log, Message, StreamChannel, StreamLog
-from bus.streams.events import TurnComplete, TurnEvent
+from callboard.bus import Log, Message, StreamChannel, StreamLog
+from callboard.bus.streams.events import TurnComplete, TurnEvent
 
 from .exchange import AskCancel, AskFrames, FrameBroker, Subjects, encode, read_ask
 from .follower import OwnerAnswer

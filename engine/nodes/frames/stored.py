@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol
 
-from adapters.replies.whole import content_events
-from bus import Envelope, Log, Message, Role, SessionMessageAppended, SessionTurnCompleted, StoreError
-from bus.streams.channel import OWNER_TAG
-from bus.streams.events import MessageComplete, MessageStart, StepFinish, TurnComplete, TurnEvent, UserMessage
-from bus.values.usage import StopReason, TokenUsage, UsageSource
-from tracestore import CallFilter, Store
+from callboard.adapters.replies.whole import content_events
+from callboard.bus import Envelope, Log, Message, Role, SessionMessageAppended, SessionTurnCompleted, StoreError
+from callboard.bus.streams.channel import OWNER_TAG
+from callboard.bus.streams.events import MessageComplete, MessageStart, StepFinish, TurnComplete, TurnEvent, UserMessage
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.tracestore import CallFilter, Store
 
 from .follower import StoreAnswer, Stored
 from .stream_ids import begun_us

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
-from tracestore.nodes.ledger import Allotment, LedgerTables, Slot, Want
+from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
+from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Slot, Want
 
 from ...rate_limits.amounts import Declared, Ticket
 from ...rate_limits.permit import LiveGate

@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from bus import Clock, Log, StoreError
-from tracestore.nodes.ledger import Answer, LedgerTables, Slot, Want, by_name
+from callboard.bus import Clock, Log, StoreError
+from callboard.tracestore.nodes.ledger import Answer, LedgerTables, Slot, Want, by_name
 
 from ...budgets.account import Account, Amount
 from ...budgets.budget import Budget

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import anyio
 import msgspec
 
-from bus import ConfigurationError, Log
+from callboard.bus import ConfigurationError, Log
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from bus import Log
+from callboard.bus import Log
 
 from .broker import Broker
 

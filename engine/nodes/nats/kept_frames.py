@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from bus import Log
+from callboard.bus import Log
 
 from .broker import Broker
 

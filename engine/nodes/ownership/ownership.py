@@ -13,7 +13,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bus import (
+from callboard.bus import (
     AdmissionError,
     Bus,
     Clock,
@@ -24,8 +24,8 @@ from bus import (
     StoreError,
     TurnStatus,
 )
-from bus.events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
-from tracestore.nodes.ownership import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
+from callboard.bus.events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
+from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
 
 from ..frames.wire.frame import Ending
 from .holding import Holding

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus import Envelope
+from callboard.bus import Envelope
 
 MOST_HELD = 64
 """The number of pages that wait for those before them at most."""

@@ -20,9 +20,9 @@ from typing import Self
 
 import anyio
 
-from bus import SYSTEM_CLOCK, Clock, ReplayBus
-from tracestore import Store
-from tracestore.timestamps import to_us
+from callboard.bus import SYSTEM_CLOCK, Clock, ReplayBus
+from callboard.tracestore import Store
+from callboard.tracestore.timestamps import to_us
 
 from ...opening import store_to_read
 from ...store_address import StoreAddress

@@ -11,9 +11,9 @@ import anyio
 import anyio.abc
 import msgspec
 
-from bus import Clock, Envelope, Log, StoreError
-from tracestore import Store
-from tracestore.timestamps import from_us
+from callboard.bus import Clock, Envelope, Log, StoreError
+from callboard.tracestore import Store
+from callboard.tracestore.timestamps import from_us
 
 from ..bridge.page import Page, decode_page
 from ..nats.kept_events import KeptMessage, StreamPosition

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bus import Log, SessionSetup
-from tracestore import SavedSession
-from tracestore.rows import NOTHING_SAID
+from callboard.bus import Log, SessionSetup
+from callboard.tracestore import SavedSession
+from callboard.tracestore.rows import NOTHING_SAID
 
 from ...conversation.asked_with import AskedWith, asked_with_of
 from ..setup import setup_of

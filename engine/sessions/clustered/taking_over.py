@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bus import CallboardError, Log, StoreError
+from callboard.bus import CallboardError, Log, StoreError
 
 from ...runtime.runtime import Runtime
 from ..resuming import Wanted, require_nothing_lost, show_costs, state_of_saved
@@ -19,8 +19,8 @@ from .opening import asked_in, in_its_first_turn, saved_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracestore import Store
-    from tracestore.nodes.ownership import Owner
+    from callboard.tracestore import Store
+    from callboard.tracestore.nodes.ownership import Owner
 
     from ...nodes.frames.retained import Retained
     from ...nodes.node import Node

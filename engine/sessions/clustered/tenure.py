@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from bus import AdmissionError, SessionTakenOver, StoreError
+from callboard.bus import AdmissionError, SessionTakenOver, StoreError
 
 if TYPE_CHECKING:
     from ...nodes.ownership.ownership import Ownership

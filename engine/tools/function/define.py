@@ -11,10 +11,10 @@ from typing import overload
 import msgspec
 from msgspec.structs import replace
 
-from adapters import ToolAnnotations, ToolDefinition
-from bus.values.json import Json, JsonObject
-from engine.old_names import takes_old_names
-from engine.type_schema import SchemaError, json_schema
+from callboard.adapters import ToolAnnotations, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine.old_names import takes_old_names
+from callboard.engine.type_schema import SchemaError, json_schema
 
 from ..approval import NeedsApproval
 from .docstrings import read_docstring

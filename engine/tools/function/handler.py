@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from bus.values.json import JsonObject
+from callboard.bus.values.json import JsonObject
 
 from ..context import ToolContext
 from .parameters import (
@@ -68,7 +68,7 @@ class Handler(msgspec.Struct, frozen=True):
         Raises:
             ValueError: The arguments don't fit. The text names the JSON path.
         """
-        from engine.type_schema import check, convert
+        from callboard.engine.type_schema import check, convert
 
         if self.schema is not None:
             check(arguments, self.schema)

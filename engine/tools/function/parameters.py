@@ -12,9 +12,9 @@ from enum import Enum
 
 import msgspec
 
-from adapters import Message
-from bus.errors import CallboardError
-from engine.abort import AbortSignal
+from callboard.adapters import Message
+from callboard.bus.errors import CallboardError
+from callboard.engine.abort import AbortSignal
 
 from ..context import ToolContext
 
@@ -201,7 +201,7 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", 
 
 def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
     """A Struct with one field for each parameter that the model fills in. A value that is left out is UNSET."""
-    from engine.type_schema import fitted  # only programs with tools need it
+    from callboard.engine.type_schema import fitted  # only programs with tools need it
 
     fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
     for parameter in parameters.filled_in:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from adapters import ToolDefinition
-from bus import ConfigurationError
-from engine.old_names import takes_old_names, warn_of_old_name
+from callboard.adapters import ToolDefinition
+from callboard.bus import ConfigurationError
+from callboard.engine.old_names import takes_old_names, warn_of_old_name
 
 from ..approval import NeedsApproval
 from .handler import Handler, ToolHandler, handler_of

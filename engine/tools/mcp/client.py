@@ -21,9 +21,9 @@ from mcp.client import Client
 from mcp_types import CONNECTION_CLOSED, Implementation
 from mcp_types import Tool as ServerTool
 
-from bus.errors import CallboardError
-from bus.log import Log
-from bus.values.json import JsonObject
+from callboard.bus.errors import CallboardError
+from callboard.bus.log import Log
+from callboard.bus.values.json import JsonObject
 
 from ..approval import NeedsApproval
 from ..context import ToolContext

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bus.errors import ConfigurationError
+from callboard.bus.errors import ConfigurationError
 
 from ...old_names import takes_old_names
 from ..approval import NeedsApproval

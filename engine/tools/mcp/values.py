@@ -25,9 +25,9 @@ from mcp_types import (
 from mcp_types import ContentBlock as McpBlock
 from mcp_types import Tool as ServerTool
 
-from adapters import DocumentBlock, ImageBlock, TextBlock, ToolAnnotations, ToolDefinition
-from bus.values.content import ResultPart
-from bus.values.json import JsonObject
+from callboard.adapters import DocumentBlock, ImageBlock, TextBlock, ToolAnnotations, ToolDefinition
+from callboard.bus.values.content import ResultPart
+from callboard.bus.values.json import JsonObject
 
 from ..results import ResultContent, ToolError
 

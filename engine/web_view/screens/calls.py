@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import StoreError
-from tracestore import CallFilter, CallRow, PriceTable, Store
+from callboard.bus import StoreError
+from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
 
 from ..answers import Refused, answer
 from ..sign_in import Visitor

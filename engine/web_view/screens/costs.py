@@ -8,10 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import ConfigurationError
-from tracestore import CallFilter, CostRow, PriceTable, Store
-from tracestore.home import home_folder
-from tracestore.prices.home import published_table
+from callboard.bus import ConfigurationError
+from callboard.tracestore import CallFilter, CostRow, PriceTable, Store
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import published_table
 
 from ..access import body_of
 from ..answers import EventStream, Refused, answer, as_json, frame

@@ -9,11 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import Envelope, topic_matches
-from bus.events.codec import fields_of
-from bus.observable import check_pattern
-from tracestore import Store
-from tracestore.codec import encode_event
+from callboard.bus import Envelope, topic_matches
+from callboard.bus.events.codec import fields_of
+from callboard.bus.observable import check_pattern
+from callboard.tracestore import Store
+from callboard.tracestore.codec import encode_event
 
 from ...cli.look.events import describe
 from ..answers import EventStream, Refused, answer, as_json, frame

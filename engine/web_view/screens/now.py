@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tracestore import CallFilter, CallRow, Store
+from callboard.tracestore import CallFilter, CallRow, Store
 
 from ..access import body_of
 from ..answers import EventStream, Refused, answer, as_json, frame

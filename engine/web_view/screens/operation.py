@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import Envelope, ProviderAvailabilityChanged
-from tracestore import CallRow, Store
+from callboard.bus import Envelope, ProviderAvailabilityChanged
+from callboard.tracestore import CallRow, Store
 
 from ..answers import EventStream, as_json, frame
 from ..subject import Subject

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from bus import (
+from callboard.bus import (
     Envelope,
     Message,
     SessionTurnCompleted,
@@ -20,7 +20,7 @@ from bus import (
     ToolFinished,
     ToolStarted,
 )
-from tracestore import CallFilter, CallRow, Store
+from callboard.tracestore import CallFilter, CallRow, Store
 
 MOST_TURN_CALLS = 300
 MOST_TURN_EVENTS = 3000

@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import SessionModelChanged
-from tracestore import CallFilter, SavedSession, SessionRow
+from callboard.bus import SessionModelChanged
+from callboard.tracestore import CallFilter, SavedSession, SessionRow
 
 from ..access import body_of
 from ..answers import Refused, answer

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bus import (
+from callboard.bus import (
     CallboardError,
     MessageComplete,
     ProviderBlock,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.chat.request import write_request
-from adapters.requests.history import BEGINNING, FAILED_SILENTLY
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.adapters.requests.history import BEGINNING, FAILED_SILENTLY
+from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
     OpaqueBlock,
@@ -19,8 +19,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 from tests.support.logs import captured_logs
 
 from ...support.fake_http import request

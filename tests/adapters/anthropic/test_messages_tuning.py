@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.anthropic.chat.request import write_request
-from adapters.providers.anthropic.data import find_model
-from bus.errors import CapabilityError, UnsupportedToolChoiceError
-from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.adapters.providers.anthropic.data import find_model
+from callboard.bus.errors import CapabilityError, UnsupportedToolChoiceError
+from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import messages_faults

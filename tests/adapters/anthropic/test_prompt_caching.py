@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.anthropic.chat.request import write_request
-from bus.errors import InvalidRequestError
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     ProviderRaw,
@@ -27,8 +27,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import messages_faults

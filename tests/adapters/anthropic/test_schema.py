@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic.chat.request import write_request
-from adapters.providers.anthropic.chat.schema import fit_schema
-from bus.errors import InvalidRequestError
-from bus.values.json import JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.anthropic.chat.request import write_request
+from callboard.adapters.providers.anthropic.chat.schema import fit_schema
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ...support.fake_http import request
 

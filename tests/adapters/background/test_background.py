@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import AdapterConfig, AdapterError, CanonicalRequest, Message
-from adapters.contract import AttemptAccepted, AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
-from adapters.providers.openai.adapter import OpenAIAdapter
-from bus.errors import CancelledError, NetworkError, OutcomeUnknownError, RequestTimeoutError, ServerError
-from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta, ThinkingDelta
-from bus.values.raw_reply import RawReply
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.adapters import AdapterConfig, AdapterError, CanonicalRequest, Message
+from callboard.adapters.contract import AttemptAccepted, AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.bus.errors import CancelledError, NetworkError, OutcomeUnknownError, RequestTimeoutError, ServerError
+from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta, ThinkingDelta
+from callboard.bus.values.raw_reply import RawReply
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 from tests.support.background_server import SAID_PER_PIECE, SENT, THOUGHT, WORDS, Books, BooksTransport
 from tests.support.virtual_time import FakeClock, run_virtual
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters import AdapterError, CanonicalResponse
-from adapters.batches import BatchOutcome, BatchStatus
-from adapters.batches.contract import BatchItem, BatchLimits
-from adapters.batches.http import bare_request
-from adapters.batches.wire import split_by_size
-from adapters.http.adapter import HttpAdapter
-from adapters.registry import create_adapter
-from adapters.usage.unfinished import NOTHING_USED
-from bus.errors import (
+from callboard.adapters import AdapterError, CanonicalResponse
+from callboard.adapters.batches import BatchOutcome, BatchStatus
+from callboard.adapters.batches.contract import BatchItem, BatchLimits
+from callboard.adapters.batches.http import bare_request
+from callboard.adapters.batches.wire import split_by_size
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.registry import create_adapter
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus.errors import (
     CancelledError,
     CapabilityError,
     InvalidRequestError,

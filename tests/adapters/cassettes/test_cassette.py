@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapters.cassettes.cassette import (
+from callboard.adapters.cassettes.cassette import (
     VOLATILE_FIELDS,
     CassetteMiss,
     CassetteTransport,
@@ -17,9 +17,9 @@ from adapters.cassettes.cassette import (
     load_cassette,
     number_ids,
 )
-from adapters.config import AdapterConfig
-from adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
-from bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
+from callboard.bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
 
 from ...support.fake_http import (
     EVERYTHING,

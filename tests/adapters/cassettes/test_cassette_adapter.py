@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.cassettes.cassette import CassetteMiss, RecordingTransport
-from adapters.conformance import FakeTransport, check_stream
-from bus.errors import ConfigurationError
-from bus.values.json import Json
-from engine.models.config import read_models_yaml
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.cassettes.cassette import CassetteMiss, RecordingTransport
+from callboard.adapters.conformance import FakeTransport, check_stream
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
+from callboard.engine.models.config import read_models_yaml
 from examples.adding_a_provider.kit import PARLEY
 from examples.adding_a_provider.parley import ParleyAdapter
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.cassettes.cassette import load_cassette
-from adapters.contract import CanonicalResponse
-from bus.errors import ContextOverflowError
-from bus.streams.events import MessageComplete
-from bus.values.usage import StopReason
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.adapters.contract import CanonicalResponse
+from callboard.bus.errors import ContextOverflowError
+from callboard.bus.streams.events import MessageComplete
+from callboard.bus.values.usage import StopReason
 from cassettes.record import CONVERSATIONS, FOLDER, Replies, replaying_adapter
 
 from ...support.invariants import check_stream

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import AdapterConfig, AdapterError, CanonicalRequest, Message, ProviderAdapter
-from adapters.contract import AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from bus.errors import NetworkError
-from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.values.messages import ToolChoice
-from bus.values.usage import StopReason
+from callboard.adapters import AdapterConfig, AdapterError, CanonicalRequest, Message, ProviderAdapter
+from callboard.adapters.contract import AttemptFailed, AttemptReport, AttemptStarted, CanonicalResponse
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.errors import NetworkError
+from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from callboard.bus.values.messages import ToolChoice
+from callboard.bus.values.usage import StopReason
 from tests.support.continuing_server import TextProvider
 from tests.support.virtual_time import FakeClock, run_virtual
 
@@ -150,7 +150,7 @@ def test_an_error_amid_the_stream_is_a_break_as_well() -> None:
 )
 def test_where_no_beginning_is_taken_the_break_is_the_error(asked: dict[str, Any]) -> None:
     """As without the option: the text that came stands, and nothing more is sent."""
-    from adapters import ToolDefinition
+    from callboard.adapters import ToolDefinition
 
     if "tool_choice" in asked:
         asked = {**asked, "tools": (ToolDefinition("t", "", {"type": "object", "properties": {}}),)}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import (
+from callboard.adapters import (
     AdapterError,
     AttemptObserver,
     AuthError,
@@ -19,7 +19,7 @@ from adapters import (
     InvalidRequestError,
     TokenUsage,
 )
-from adapters.embeddings import (
+from callboard.adapters.embeddings import (
     EmbeddingCapabilities,
     EmbeddingRequest,
     EmbeddingResponse,
@@ -27,8 +27,8 @@ from adapters.embeddings import (
     embed_all,
     plan_batches,
 )
-from adapters.embeddings.batching import SHARE_OF_TOKENS
-from bus.errors import ServerError
+from callboard.adapters.embeddings.batching import SHARE_OF_TOKENS
+from callboard.bus.errors import ServerError
 
 pytestmark = pytest.mark.anyio
 

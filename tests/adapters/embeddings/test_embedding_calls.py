@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AttemptFailed,
     AttemptReport,
@@ -17,12 +17,12 @@ from adapters import (
     ServerError,
     create_adapter,
 )
-from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.config import RetryPolicy
-from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
-from adapters.contract import AttemptFirstEvent
-from adapters.http.adapter import HttpAdapter
-from bus.errors import CapabilityError, InvalidRequestError, NetworkError, RequestTimeoutError
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.config import RetryPolicy
+from callboard.adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
+from callboard.adapters.contract import AttemptFirstEvent
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.errors import CapabilityError, InvalidRequestError, NetworkError, RequestTimeoutError
 
 from ...support import fake_http
 from .wires import answer, embedder, request

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import AdapterError, CapabilityError, InvalidRequestError, StreamError
-from adapters.conformance.fake_http import FakeReply
-from adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
-from adapters.embeddings.vectors import from_numbers, read_vector
-from bus.errors import ConfigurationError, ContextOverflowError, NotFoundError, RateLimitError, ServerError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import UsageSource
+from callboard.adapters import AdapterError, CapabilityError, InvalidRequestError, StreamError
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
+from callboard.adapters.embeddings.vectors import from_numbers, read_vector
+from callboard.bus.errors import ConfigurationError, ContextOverflowError, NotFoundError, RateLimitError, ServerError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import UsageSource
 
 from .wires import MODELS, answer, embedder, packed, reply, request, sent
 

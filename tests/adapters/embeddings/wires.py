@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters import AdapterConfig, create_adapter
-from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.embeddings import EmbeddingRequest
-from adapters.http.adapter import HttpAdapter
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.embeddings import EmbeddingRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
 
 from ...support.virtual_time import FakeClock
 

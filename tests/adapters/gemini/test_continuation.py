@@ -6,14 +6,14 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from bus.values.content import OpaqueBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
-from bus.values.usage import StopReason
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.bus.values.content import OpaqueBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 
 from ...support.fake_http import FakeReply, FakeTransport, ask
 from ...support.judges import contents_faults

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.providers.gemini import wire
-from adapters.providers.gemini.usage import UsageCounts
-from bus.errors import StreamError
+from callboard.adapters.providers.gemini import wire
+from callboard.adapters.providers.gemini.usage import UsageCounts
+from callboard.bus.errors import StreamError
 
 from ...support.wires import WIRES
 from ...support.wires import gemini as g

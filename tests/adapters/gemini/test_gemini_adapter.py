@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.requests.history import NOT_EXECUTED
-from bus.values.content import ToolUseBlock
-from bus.values.json import Json
-from bus.values.messages import Message
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.requests.history import NOT_EXECUTED
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, request
 from ...support.invariants import check_stream

@@ -7,11 +7,11 @@ import base64
 import msgspec
 import pytest
 
-from adapters.contract import CanonicalRequest
-from adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
-from adapters.providers.gemini.chat.request import BuiltRequest, build_request
-from adapters.requests.history import BEGINNING
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
+from callboard.adapters.providers.gemini.chat.request import BuiltRequest, build_request
+from callboard.adapters.requests.history import BEGINNING
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -24,8 +24,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.wires import WIRES

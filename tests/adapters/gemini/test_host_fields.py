@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -20,8 +20,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ...support.fake_http import ask
 from ...support.wires import WIRES

@@ -7,11 +7,11 @@ from base64 import b64encode
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.gemini.adapter import GeminiAdapter
-from bus.errors import AdapterError, ConfigurationError, OverloadedError, RateLimitError
-from bus.streams.events import ProviderBlock, ProviderEvent
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.bus.errors import AdapterError, ConfigurationError, OverloadedError, RateLimitError
+from callboard.bus.streams.events import ProviderBlock, ProviderEvent
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -22,9 +22,9 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.values.usage import StopReason
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import StopReason
 
 from ...support.fake_http import ask
 from ...support.judges import interaction_faults

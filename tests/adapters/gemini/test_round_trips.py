@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.providers.gemini.chat.request import build_request
-from bus.values.content import (
+from callboard.adapters.providers.gemini.chat.request import build_request
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -23,8 +23,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import contents_faults

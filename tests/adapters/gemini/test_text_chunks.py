@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters.providers.gemini.chat.response import read_reply
-from adapters.providers.gemini.chat.stream import GeminiNormaliser
-from adapters.replies.assembler import Assembler
-from bus.clock import SystemClock
-from bus.values.usage import TokenUsage
+from callboard.adapters.providers.gemini.chat.response import read_reply
+from callboard.adapters.providers.gemini.chat.stream import GeminiNormaliser
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus.clock import SystemClock
+from callboard.bus.values.usage import TokenUsage
 
 PART = st.sampled_from(
     [

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.http.adapter import HttpAdapter
-from adapters.registry import adapter_types
-from bus.errors import ConfigurationError
-from engine import Engine
-from engine.models.config import read_models_yaml
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.registry import adapter_types
+from callboard.bus.errors import ConfigurationError
+from callboard.engine import Engine
+from callboard.engine.models.config import read_models_yaml
 
 from ...support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS

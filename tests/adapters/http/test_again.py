@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters import AdapterError, AuthError, OverloadedError, RateLimitError, RetryPolicy, retry
+from callboard.adapters import AdapterError, AuthError, OverloadedError, RateLimitError, RetryPolicy, retry
 from tests.support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio

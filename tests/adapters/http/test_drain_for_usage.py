@@ -5,11 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.http.stream import HttpStream
-from bus.errors import NetworkError, RequestTimeoutError
-from bus.streams.events import MessageComplete, StreamEvent, TextDelta
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.stream import HttpStream
+from callboard.bus.errors import NetworkError, RequestTimeoutError
+from callboard.bus.streams.events import MessageComplete, StreamEvent, TextDelta
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.fake_http import (
     DONE,

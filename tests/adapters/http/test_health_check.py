@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
-from adapters.health import AdapterHealth, ChecksHealth, ReportsStatistics, judge, place
-from adapters.http.adapter import HttpAdapter
-from bus.errors import NetworkError
+from callboard.adapters import AdapterConfig, AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from callboard.adapters.health import AdapterHealth, ChecksHealth, ReportsStatistics, judge, place
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.errors import NetworkError
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request
 from ...support.provider_server import provider_server, refusing_url

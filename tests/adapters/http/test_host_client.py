@@ -13,8 +13,8 @@ import httpx
 import pytest
 import respx
 
-from adapters import AdapterConfig, create_adapter
-from bus.errors import AuthError, InvalidRequestError, NetworkError, OutcomeUnknownError
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.bus.errors import AuthError, InvalidRequestError, NetworkError, OutcomeUnknownError
 from callboard import Engine, OpenAICompatibleAdapter
 
 from ...support.certificate import local_certificate

@@ -13,12 +13,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from adapters.config import AdapterConfig, RetryPolicy
-from adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalResponse
-from adapters.http.adapter import normalise_base_url
-from adapters.http.stream import HttpStream
-from adapters.transport.transport import HttpRequest
-from bus.errors import (
+from callboard.adapters.config import AdapterConfig, RetryPolicy
+from callboard.adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptReport, AttemptStarted, CanonicalResponse
+from callboard.adapters.http.adapter import normalise_base_url
+from callboard.adapters.http.stream import HttpStream
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.bus.errors import (
     AdapterError,
     CancelledError,
     ErrorClass,
@@ -30,10 +30,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.streams.events import StreamEvent
-from bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.messages import Message
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.fake_http import (
     CALL,

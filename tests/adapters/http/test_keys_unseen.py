@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.header_values import check_sendable
-from bus.errors import AdapterError, ConfigurationError, InvalidRequestError
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.header_values import check_sendable
+from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError
+from callboard.engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, serving

@@ -9,11 +9,11 @@ import gc
 
 import pytest
 
-from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.http.call import HttpCall
-from adapters.http.stream import HttpStream
-from adapters.replies.assembler import Assembler
-from bus.errors import AdapterError
+from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.http.call import HttpCall
+from callboard.adapters.http.stream import HttpStream
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus.errors import AdapterError
 
 from ...support.virtual_time import FakeClock
 from ...support.wires import WIRES, Wire

@@ -9,14 +9,14 @@ import anyio
 import pytest
 import trio
 
-from adapters.config import AdapterConfig
-from adapters.http import stream as http_stream
-from adapters.http.stream import HttpStream
-from adapters.http.timeouts import KEPT_ALIVE
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.errors import AdapterError, RequestTimeoutError, StreamError
-from bus.streams.events import StreamEvent
-from bus.values.usage import StopReason
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http import stream as http_stream
+from callboard.adapters.http.stream import HttpStream
+from callboard.adapters.http.timeouts import KEPT_ALIVE
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.errors import AdapterError, RequestTimeoutError, StreamError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason
 
 from ...support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
 from ...support.invariants import check_stream

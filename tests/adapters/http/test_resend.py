@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     AdapterConfig,
     AttemptObserver,
     AttemptReport,
@@ -19,7 +19,7 @@ from adapters import (
     RetryPolicy,
     create_adapter,
 )
-from bus.errors import AdapterError, InvalidRequestError, NetworkError, OutcomeUnknownError
+from callboard.bus.errors import AdapterError, InvalidRequestError, NetworkError, OutcomeUnknownError
 
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, Script, serving

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.config import RetryPolicy
-from adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
-from adapters.refusals.reset_hints import reset_seconds
-from bus.errors import (
+from callboard.adapters.config import RetryPolicy
+from callboard.adapters.http.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
+from callboard.adapters.refusals.reset_hints import reset_seconds
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from adapters.http.running_calls import RunningCalls
-from bus.values.usage import TokenUsage
+from callboard.adapters.http.running_calls import RunningCalls
+from callboard.bus.values.usage import TokenUsage
 
 
 class Call:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.config import AdapterConfig, RetryPolicy
-from adapters.contract import AttemptFailed, AttemptReport
-from adapters.usage.estimate import at_most
-from adapters.usage.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
-from bus.errors import (
+from callboard.adapters.config import AdapterConfig, RetryPolicy
+from callboard.adapters.contract import AttemptFailed, AttemptReport
+from callboard.adapters.usage.estimate import at_most
+from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
+from callboard.bus.errors import (
     AdapterError,
     AuthError,
     CancelledError,
@@ -26,8 +26,8 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.streams.events import StreamEvent
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import (
     CALL,

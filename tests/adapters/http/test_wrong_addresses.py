@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.conformance.fake_http import FakeReply, FakeTransport, failing
-from adapters.http.adapter import HttpAdapter
-from adapters.provider import providers
-from bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport, failing
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.provider import providers
+from callboard.bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 
 from ...support.fake_http import request
 from ...support.virtual_time import Backend, FakeClock, backend

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import anyio
 
-from adapters import AdapterConfig, create_adapter
-from adapters.conformance.fake_http import FakeReply
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.transport import HttpReply, HttpRequest
-from adapters.videos import VideoTerms
-from bus.clock import Clock
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.adapters.videos import VideoTerms
+from callboard.bus.clock import Clock
 
 from ...support.fake_http import request
 from ...support.virtual_time import FakeClock

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import AttemptReport, AttemptStarted
-from adapters.http.adapter import HttpAdapter
-from adapters.keys.pool import KeyPool
-from adapters.keys.rests import PAUSE_US, REFUSED_US, TRIAL_US, KeyRests
-from bus.errors import (
+from callboard.adapters import AttemptReport, AttemptStarted
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.keys.pool import KeyPool
+from callboard.adapters.keys.rests import PAUSE_US, REFUSED_US, TRIAL_US, KeyRests
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

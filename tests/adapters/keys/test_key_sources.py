@@ -10,10 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AttemptReport, AttemptStarted, KeyFile, create_adapter
-from adapters.cassettes.cassette import RecordingTransport
-from adapters.http.adapter import HttpAdapter
-from bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
+from callboard.adapters import AdapterConfig, AttemptReport, AttemptStarted, KeyFile, create_adapter
+from callboard.adapters.cassettes.cassette import RecordingTransport
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.errors import AdapterError, AuthError, CancelledError, InvalidRequestError, RequestTimeoutError
 
 from ...support.fake_http import request
 from ...support.virtual_time import runs_on
@@ -216,7 +216,7 @@ async def test_a_download_asks_for_a_new_key() -> None:
     """The file of a job is fetched with the key as it is now."""
     gate = Gate(NEW)
     adapter = adapter_of("openai", gate, api_key=Vault(OLD, NEW))
-    from adapters.videos import VideoJob
+    from callboard.adapters.videos import VideoJob
 
     job = VideoJob(id="video_1", model="mine:sora-2", provider="mine", status="completed")
     with pytest.raises(InvalidRequestError) as raised:

@@ -6,9 +6,9 @@ import traceback
 
 import pytest
 
-from adapters import AttemptReport, AttemptStarted
-from adapters.videos import VideoJob, VideoTerms
-from bus.errors import AuthError, ConfigurationError, InvalidRequestError
+from callboard.adapters import AttemptReport, AttemptStarted
+from callboard.adapters.videos import VideoJob, VideoTerms
+from callboard.bus.errors import AuthError, ConfigurationError, InvalidRequestError
 
 from ...support.fake_http import request
 from ...support.virtual_time import runs_on

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.providers.local.process import LocalServer
-from adapters.providers.local.settings import INSTALL_RUNTIME, INSTALL_WEIGHTS, LocalServerSettings, find_model
+from callboard.adapters.providers.local.process import LocalServer
+from callboard.adapters.providers.local.settings import INSTALL_RUNTIME, INSTALL_WEIGHTS, LocalServerSettings, find_model
 
 
 @pytest.fixture(scope="module")

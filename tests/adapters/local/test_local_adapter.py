@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.config import AdapterConfig, RetryPolicy
-from adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest, ProviderAdapter
-from adapters.providers.local import LocalAdapter
-from adapters.registry import create_adapter
-from bus.errors import (
+from callboard.adapters.config import AdapterConfig, RetryPolicy
+from callboard.adapters.contract import AdapterCapabilities, AttemptFailed, AttemptReport, CanonicalRequest, ProviderAdapter
+from callboard.adapters.providers.local import LocalAdapter
+from callboard.adapters.registry import create_adapter
+from callboard.bus.errors import (
     CancelledError,
     CapabilityError,
     ConfigurationError,
@@ -23,10 +23,10 @@ from bus.errors import (
     InvalidRequestError,
     NetworkError,
 )
-from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.values.content import ToolUseBlock
-from bus.values.messages import Message, ToolDefinition
-from bus.values.usage import StopReason, UsageSource
+from callboard.bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.invariants import check_stream
 from .local_processes import child_processes, process_gone, wait_until

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters import AdapterConfig, CapabilityError, ContextOverflowError
-from adapters.embeddings import EmbeddingAdapter, EmbeddingRequest, PartialEmbeddingError, Vector, embed_all
-from adapters.providers.local import LocalAdapter
-from bus import ConfigurationError
+from callboard.adapters import AdapterConfig, CapabilityError, ContextOverflowError
+from callboard.adapters.embeddings import EmbeddingAdapter, EmbeddingRequest, PartialEmbeddingError, Vector, embed_all
+from callboard.adapters.providers.local import LocalAdapter
+from callboard.bus import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

@@ -21,10 +21,10 @@ import anyio
 import httpx
 import pytest
 
-from adapters.providers.local import server as child_module
-from adapters.providers.local.process import LocalServer
-from adapters.providers.local.settings import LocalServerSettings, choose_model, find_model
-from bus.errors import ConfigurationError, RequestTimeoutError, ServerError
+from callboard.adapters.providers.local import server as child_module
+from callboard.adapters.providers.local.process import LocalServer
+from callboard.adapters.providers.local.settings import LocalServerSettings, choose_model, find_model
+from callboard.bus.errors import ConfigurationError, RequestTimeoutError, ServerError
 
 from .local_processes import child_processes, process_gone, wait_until
 

@@ -11,9 +11,9 @@ import time
 import anyio
 import pytest
 
-from adapters.providers.local.process import LocalServer
-from adapters.providers.local.settings import LocalServerSettings
-from bus.errors import ServerError
+from callboard.adapters.providers.local.process import LocalServer
+from callboard.adapters.providers.local.settings import LocalServerSettings
+from callboard.bus.errors import ServerError
 
 from .local_processes import process_gone, wait_until
 
@@ -153,7 +153,7 @@ class SharedServerTable:
 
     @staticmethod
     def now() -> dict[LocalServerSettings, LocalServer]:
-        from adapters.providers.local.process import _Shared
+        from callboard.adapters.providers.local.process import _Shared
 
         return {key: shared.server for key, shared in (_Shared._table.get(None) or {}).items()}
 

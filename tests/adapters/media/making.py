@@ -7,16 +7,16 @@ from email.policy import HTTP
 
 import msgspec
 
-from adapters import AdapterConfig, create_adapter
-from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from adapters.images import ImageRequest
-from adapters.images.wire import ImageWire
-from adapters.videos import VideoRequest
-from adapters.videos.wire import VideoWire
-from bus.clock import Clock
-from bus.values.json import Json
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images import ImageRequest
+from callboard.adapters.images.wire import ImageWire
+from callboard.adapters.videos import VideoRequest
+from callboard.adapters.videos.wire import VideoWire
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json
 
 from ...support.virtual_time import FakeClock
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import AdapterError, CapabilityError, ImageBlock
-from adapters.images.contract import ImageRequest
-from adapters.images.sizes import read_ratio, size_of_ratio
-from adapters.images.wire import fit
-from adapters.transport.multipart import FormPart, write_form
-from bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownError
-from bus.values.json import JsonObject
+from callboard.adapters import AdapterError, CapabilityError, ImageBlock
+from callboard.adapters.images.contract import ImageRequest
+from callboard.adapters.images.sizes import read_ratio, size_of_ratio
+from callboard.adapters.images.wire import fit
+from callboard.adapters.transport.multipart import FormPart, write_form
+from callboard.bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownError
+from callboard.bus.values.json import JsonObject
 
 from ...support.media_server import png
 from .making import form, image_request, image_wire, maker, reply

@@ -9,16 +9,16 @@ import anyio
 import httpcore
 import pytest
 
-from adapters import AdapterConfig, create_adapter
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.http1 import connecting
-from adapters.transport.http1.request_head import Origin
-from adapters.transport.httpx_client.connections import PublicSockets
-from adapters.transport.opening import new_transport
-from adapters.transport.public_addresses import is_public
-from adapters.transport.transport import HttpRequest
-from adapters.videos import VideoJob
-from bus.errors import StreamError
+from callboard.adapters import AdapterConfig, create_adapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.http1 import connecting
+from callboard.adapters.transport.http1.request_head import Origin
+from callboard.adapters.transport.httpx_client.connections import PublicSockets
+from callboard.adapters.transport.opening import new_transport
+from callboard.adapters.transport.public_addresses import is_public
+from callboard.adapters.transport.transport import HttpRequest
+from callboard.adapters.videos import VideoJob
+from callboard.bus.errors import StreamError
 
 from ...support.scripted_server import Connection, serving
 from ...support.virtual_time import Backend, backend

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import CapabilityError, ImageBlock
-from adapters.conformance.fake_http import FakeReply
-from adapters.videos import VideoJob, VideoTerms
-from adapters.videos.usage import video_usage
-from bus.errors import AuthError, ContentFilterError, InvalidRequestError, NotFoundError, StreamError
-from bus.values.json import JsonObject
+from callboard.adapters import CapabilityError, ImageBlock
+from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.videos import VideoJob, VideoTerms
+from callboard.adapters.videos.usage import video_usage
+from callboard.bus.errors import AuthError, ContentFilterError, InvalidRequestError, NotFoundError, StreamError
+from callboard.bus.values.json import JsonObject
 
 from ...support.media_server import png
 from .making import form, maker, reply, video_request, video_wire

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import AdapterError
-from adapters.videos import PollPolicy, VideoJob, wait_for_video
-from adapters.videos.mp4 import is_whole_mp4
-from bus.errors import AuthError, NetworkError, NotFoundError, RateLimitError, ServerError
+from callboard.adapters import AdapterError
+from callboard.adapters.videos import PollPolicy, VideoJob, wait_for_video
+from callboard.adapters.videos.mp4 import is_whole_mp4
+from callboard.bus.errors import AuthError, NetworkError, NotFoundError, RateLimitError, ServerError
 
 from ...support.media_server import mp4
 

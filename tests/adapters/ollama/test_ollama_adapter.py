@@ -6,20 +6,20 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig, RetryPolicy
-from adapters.http.timeouts import SLOW_MACHINE_SECONDS
-from adapters.providers.ollama.adapter import OllamaAdapter
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.errors import (
+from callboard.adapters.config import AdapterConfig, RetryPolicy
+from callboard.adapters.http.timeouts import SLOW_MACHINE_SECONDS
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.errors import (
     CapabilityError,
     ConfigurationError,
     NetworkError,
     PromptTooLongError,
 )
-from bus.values.content import TextBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice
-from bus.values.usage import StopReason, UsageSource
+from callboard.bus.values.content import TextBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice
+from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream

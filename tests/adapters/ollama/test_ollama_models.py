@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.providers.ollama.models import (
+from callboard.adapters.providers.ollama.models import (
     ASK_AGAIN_SECONDS,
     MAX_MODELS,
     Catalogue,
@@ -16,7 +16,7 @@ from adapters.providers.ollama.models import (
     read_show,
     read_tags,
 )
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from ...support.wires.ollama import call, last, line
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.providers.ollama.models import UNKNOWN, ModelFacts
-from adapters.providers.ollama.request import write_request
-from adapters.providers.ollama.window import Windows, window_size
-from adapters.usage.estimate import at_most
-from bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
-from bus.values.content import (
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.ollama.models import UNKNOWN, ModelFacts
+from callboard.adapters.providers.ollama.request import write_request
+from callboard.adapters.providers.ollama.window import Windows, window_size
+from callboard.adapters.usage.estimate import at_most
+from callboard.bus.errors import CapabilityError, PromptTooLongError, UnsupportedToolChoiceError
+from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -28,8 +28,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.judges import ollama_faults
 from ...support.wires import WIRES

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from adapters.providers.openai.chat.request import BuiltRequest, build_request
-from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
-from bus.errors import CapabilityError, InvalidRequestError
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.providers.openai.chat.request import BuiltRequest, build_request
+from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
     OpaqueBlock,
@@ -20,8 +20,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolDefinition
 
 from ...support.fake_http import ask
 from ...support.judges import responses_faults

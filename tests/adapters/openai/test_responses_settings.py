@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai.chat.request import BuiltRequest, build_request
-from adapters.providers.openai.data import find_model
-from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
-from bus.errors import ConfigurationError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai.chat.request import BuiltRequest, build_request
+from callboard.adapters.providers.openai.data import find_model
+from callboard.adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import FakeReply, FakeTransport, ask, failing
 from ...support.judges import responses_faults

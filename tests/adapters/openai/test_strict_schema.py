@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
+from callboard.bus.values.json import Json, JsonObject
 
 
 def an_object(properties: JsonObject, *required: str, **fields: Json) -> JsonObject:

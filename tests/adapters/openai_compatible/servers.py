@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters.contract import CanonicalRequest
-from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.wires.chat import DONE, ask, body, chunk, tool, tools
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.providers.openai_compatible.quirks.servers import HOSTS, QUIRKS, choose_quirks, quirks_name
-from bus.errors import ConfigurationError
-from bus.values.json import Json
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.openai_compatible.quirks.servers import HOSTS, QUIRKS, choose_quirks, quirks_name
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
 
 from ...support.fake_http import FakeTransport
 

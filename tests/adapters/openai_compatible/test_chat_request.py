@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.providers.openai_compatible.chat.request import ChatBody, build_body, schema_name
-from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
-from adapters.requests.encoding import encode_json
-from adapters.schemas.strict_mode import input_cleaner
-from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
-from bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.providers.openai_compatible.chat.request import ChatBody, build_body, schema_name
+from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.schemas.strict_mode import input_cleaner
+from callboard.bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.json_values import json_objects
 from ...support.wires.chat import ChatWire, ask, reply

@@ -6,14 +6,14 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest, CanonicalResponse
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.replies.whole import whole_events
-from adapters.requests.emulation import call_schema, emulate, read_decision, read_response
-from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.streams.events import StreamEvent
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.replies.whole import whole_events
+from callboard.adapters.requests.emulation import call_schema, emulate, read_decision, read_response
+from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -23,10 +23,10 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
-from bus.values.runnable_calls import ended_well
-from bus.values.usage import StopReason, TokenUsage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.runnable_calls import ended_well
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream

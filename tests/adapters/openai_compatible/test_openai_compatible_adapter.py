@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from bus.values.json import JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalResponse
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.providers.openai_compatible.quirks.servers import QUIRKS
-from bus.errors import CapabilityError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message
-from bus.values.usage import StopReason, TokenUsage
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalResponse
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message
+from callboard.bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream

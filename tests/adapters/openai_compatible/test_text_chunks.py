@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters.providers.openai_compatible.chat.stream import ChatNormaliser
-from adapters.providers.openai_compatible.quirks.servers import Quirks
-from adapters.replies.assembler import Assembler
-from bus.values.usage import TokenUsage
+from callboard.adapters.providers.openai_compatible.chat.stream import ChatNormaliser
+from callboard.adapters.providers.openai_compatible.quirks.servers import Quirks
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus.values.usage import TokenUsage
 
 from ...support.virtual_time import FakeClock
 

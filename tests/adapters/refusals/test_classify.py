@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error
-from bus.errors import (
+from callboard.adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error
+from callboard.bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
-from adapters.http.adapter import HttpAdapter
-from adapters.http.call import mended as with_repairs
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.refusals.edits import Edit
-from adapters.refusals.repair import Repair
-from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import AttemptReport, CanonicalRequest, CanonicalResponse
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.call import mended as with_repairs
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.refusals.edits import Edit
+from callboard.adapters.refusals.repair import Repair
+from callboard.bus.errors import AdapterError, InvalidRequestError, ServerError
+from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -28,8 +28,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, failing, request
 from ...support.virtual_time import FakeClock

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai.data import find_model
-from adapters.providers.tgi.adapter import TGIAdapter
-from adapters.requests.output_limits import stated_limit
-from bus.values.json import Json, JsonObject
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai.data import find_model
+from callboard.adapters.providers.tgi.adapter import TGIAdapter
+from callboard.adapters.requests.output_limits import stated_limit
+from callboard.bus.values.json import Json, JsonObject
 
 from ...support.fake_http import FakeReply, FakeTransport, failing, request
 from ...support.virtual_time import FakeClock

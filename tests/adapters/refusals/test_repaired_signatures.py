@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.contract import CanonicalRequest
-from adapters.refusals.signed_reasoning import without_reasoning
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.refusals.signed_reasoning import without_reasoning
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -17,8 +17,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import request
 from .test_repair import body_after, conversation, make, repair_of

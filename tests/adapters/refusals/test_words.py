@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from adapters.refusals.classify import ErrorBody, build_error
-from adapters.refusals.words import WordRow, word_rows
-from bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, QuotaExceededError, RateLimitError
+from callboard.adapters.refusals.classify import ErrorBody, build_error
+from callboard.adapters.refusals.words import WordRow, word_rows
+from callboard.bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, QuotaExceededError, RateLimitError
 
 ROWS = word_rows()
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.json_text import parse_object
-from bus.streams.events import (
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.json_text import parse_object
+from callboard.bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderEvent,
@@ -24,8 +24,8 @@ from bus.streams.events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.values.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.usage import StopReason, TokenUsage, UsageSource
+from callboard.bus.values.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.invariants import check_stream
 from ...support.json_values import JSON_VALUES

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.replies.sse import SseDecoder
-from bus.errors import AdapterError, ContextOverflowError, RateLimitError
-from bus.values.json import JsonObject
+from callboard.adapters.replies.sse import SseDecoder
+from callboard.bus.errors import AdapterError, ContextOverflowError, RateLimitError
+from callboard.bus.values.json import JsonObject
 
 from ...support.wires import chat
 from ...support.wires.anthropic import AnthropicWire

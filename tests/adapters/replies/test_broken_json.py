@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.contract import CanonicalRequest, CanonicalResponse
-from adapters.refusals.classify import read_error
-from adapters.replies.broken_json import mend_body
-from bus.errors import StreamError
-from bus.values.content import ToolUseBlock
-from bus.values.json import Json
-from bus.values.messages import Message
+from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
+from callboard.adapters.refusals.classify import read_error
+from callboard.adapters.replies.broken_json import mend_body
+from callboard.bus.errors import StreamError
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.json import Json
+from callboard.bus.values.messages import Message
 
 from ...support.json_values import json_objects
 from ...support.virtual_time import FakeClock

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.replies.growing import GrowingArguments, Meaning
-from adapters.replies.json_text import is_whole, may_become_json, parse_arguments
+from callboard.adapters.replies.growing import GrowingArguments, Meaning
+from callboard.adapters.replies.json_text import is_whole, may_become_json, parse_arguments
 
 KEYS = st.sampled_from(["a", "b", '{"a', "ab"])
 VALUES = st.recursive(

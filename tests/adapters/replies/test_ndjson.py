@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.replies import ndjson
-from adapters.replies.ndjson import NdjsonDecoder
-from adapters.replies.sse import SseEvent
-from bus.errors import StreamError
+from callboard.adapters.replies import ndjson
+from callboard.adapters.replies.ndjson import NdjsonDecoder
+from callboard.adapters.replies.sse import SseEvent
+from callboard.bus.errors import StreamError
 
 from ...support.fake_http import pieces
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters.replies import sse
-from adapters.replies.sse import SseDecoder, SseEvent
-from bus.errors import StreamError
+from callboard.adapters.replies import sse
+from callboard.adapters.replies.sse import SseDecoder, SseEvent
+from callboard.bus.errors import StreamError
 
 from ...support.fake_http import pieces
 

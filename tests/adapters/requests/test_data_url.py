@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.requests.media import media_bytes, media_type_of, read_data_url, write_data_url
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.adapters.requests.media import media_bytes, media_type_of, read_data_url, write_data_url
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 

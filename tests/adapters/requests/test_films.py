@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic.adapter import AnthropicAdapter
-from adapters.providers.gemini.adapter import GeminiAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.requests.media import film_type
-from bus.errors import CapabilityError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.messages import Message
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.anthropic.adapter import AnthropicAdapter
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.requests.media import film_type
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import ask
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from adapters.requests.history import NO_RESULT, NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
-from bus.errors import CapabilityError
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.requests.history import NO_RESULT, NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -26,7 +26,7 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, Role
+from callboard.bus.values.messages import Message, Role
 from tests.support.logs import captured_logs
 
 PNG = ImageBlock(data=b"\x89PNG\r\n\x1a\n")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import AnthropicAdapter, OpenAIAdapter
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.replies.assembler import Assembler
-from bus.values.content import (
+from callboard.adapters import AnthropicAdapter, OpenAIAdapter
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.replies.assembler import Assembler
+from callboard.bus.values.content import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -24,9 +24,9 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
-from bus.values.usage import TokenUsage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
+from callboard.bus.values.usage import TokenUsage
 
 from ...support.json_values import json_objects
 from ...support.virtual_time import FakeClock

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.schemas.moonshot import moonshot_schema
-from adapters.schemas.root import fold_root
-from adapters.transport.transport import HttpReply, HttpRequest
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.schemas.moonshot import moonshot_schema
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ...support.virtual_time import FakeClock, run_virtual
 from ...support.wires import anthropic, chat, gemini, ollama, responses

@@ -7,10 +7,10 @@ import copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.schemas.sanitizer import describe, in_words, map_subschemas, move_to_description, normalise_schema
-from adapters.schemas.strict_mode import plain_schema
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.schemas.sanitizer import describe, in_words, map_subschemas, move_to_description, normalise_schema
+from callboard.adapters.schemas.strict_mode import plain_schema
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 
 def test_definitions_get_their_newer_name_and_references_follow() -> None:

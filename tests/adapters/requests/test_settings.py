@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.requests.settings import PORTABLE, put, write_settings
-from bus.values.json import JsonObject
+from callboard.adapters.requests.settings import PORTABLE, put, write_settings
+from callboard.bus.values.json import JsonObject
 
 from ...support.fake_http import request
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalResponse
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.providers.tgi.adapter import TGIAdapter
-from bus.errors import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalResponse
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.tgi.adapter import TGIAdapter
+from callboard.bus.errors import (
     ConfigurationError,
 )
-from bus.values.content import TextBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
-from bus.values.usage import StopReason, UsageSource
+from callboard.bus.values.content import TextBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract import CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
-from adapters.providers.tgi.request import write_request
-from bus.errors import ConfigurationError, InvalidRequestError
-from bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
+from callboard.adapters.providers.tgi.request import write_request
+from callboard.bus.errors import ConfigurationError, InvalidRequestError
+from callboard.bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 from ...support.fake_http import pieces
 from ...support.wires import WIRES

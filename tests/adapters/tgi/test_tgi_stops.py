@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.providers.tgi.stops import StopTrimmer
-from bus.values.usage import StopReason
+from callboard.adapters.providers.tgi.stops import StopTrimmer
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES
 from ...support.wires import tgi as t

@@ -11,10 +11,10 @@ import anyio
 import httpx
 import pytest
 
-from adapters.transport.opening import HttpTransport, new_transport
-from adapters.transport.proxies import UrlKind, has_proxy, kind_of
-from adapters.transport.transport import HttpRequest, exchange
-from bus.errors import AdapterError
+from callboard.adapters.transport.opening import HttpTransport, new_transport
+from callboard.adapters.transport.proxies import UrlKind, has_proxy, kind_of
+from callboard.adapters.transport.transport import HttpRequest, exchange
+from callboard.bus.errors import AdapterError
 
 from ...support.programs import ended
 from ...support.scripted_server import Connection, serving

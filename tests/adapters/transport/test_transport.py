@@ -20,10 +20,10 @@ import httpx
 import msgspec
 import pytest
 
-from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
-from adapters.transport.httpx_client.errors import translate
-from adapters.transport.opening import HttpTransport
-from adapters.transport.transport import (
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.transport.httpx_client.errors import translate
+from callboard.adapters.transport.opening import HttpTransport
+from callboard.adapters.transport.transport import (
     ERROR_BODY_BYTES,
     HttpReply,
     HttpRequest,
@@ -31,8 +31,8 @@ from adapters.transport.transport import (
     read_body,
     read_error_body,
 )
-from adapters.transport.unpacking import PIECE_BYTES, unpacked
-from bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
+from callboard.adapters.transport.unpacking import PIECE_BYTES, unpacked
+from callboard.bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
 from ...support.scripted_server import Connection, serving
 from ...support.virtual_time import Backend, backend

@@ -8,11 +8,11 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from adapters.protocols.openai_embeddings import read_reply as read_embeddings
-from adapters.protocols.openai_images import read_usage as read_image_usage
-from bus.values.json import Json, JsonObject
-from bus.values.usage import CostSource, TokenUsage, UsageSource
-from tracestore import PriceRow, PriceTable
+from callboard.adapters.protocols.openai_embeddings import read_reply as read_embeddings
+from callboard.adapters.protocols.openai_images import read_usage as read_image_usage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import CostSource, TokenUsage, UsageSource
+from callboard.tracestore import PriceRow, PriceTable
 
 from ...support.wires import WIRES, chat, gemini, responses
 from ...support.wires import anthropic as messages

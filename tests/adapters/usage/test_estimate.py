@@ -7,12 +7,12 @@ import struct
 
 import pytest
 
-from adapters.provider import providers
-from adapters.requests.image_size import image_pixels
-from adapters.usage.estimate import count, estimate_request, estimate_tokens, rates_for
-from adapters.usage.rates import RateRow, TokenRates, rate_rows
-from adapters.usage.vocabularies import text_tokens
-from bus.values.content import (
+from callboard.adapters.provider import providers
+from callboard.adapters.requests.image_size import image_pixels
+from callboard.adapters.usage.estimate import count, estimate_request, estimate_tokens, rates_for
+from callboard.adapters.usage.rates import RateRow, TokenRates, rate_rows
+from callboard.adapters.usage.vocabularies import text_tokens
+from callboard.bus.values.content import (
     AudioBlock,
     DocumentBlock,
     ImageBlock,
@@ -21,7 +21,7 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.messages import Message, ToolDefinition
+from callboard.bus.values.messages import Message, ToolDefinition
 
 RATES = {(provider.name, row.host, row.model): row for provider in providers() for row in rate_rows(provider.name)}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.usage import vocabularies
-from adapters.usage.text_traits import TextRates, traits
-from adapters.usage.vocabularies import text_tokens, vocabulary_of
-from adapters.usage.vocabulary_rates import VOCABULARIES
+from callboard.adapters.usage import vocabularies
+from callboard.adapters.usage.text_traits import TextRates, traits
+from callboard.adapters.usage.vocabularies import text_tokens, vocabulary_of
+from callboard.adapters.usage.vocabulary_rates import VOCABULARIES
 
 
 @given(st.text(st.characters(), max_size=300), st.sampled_from([*VOCABULARIES]))

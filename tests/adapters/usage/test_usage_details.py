@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.providers.anthropic.chat.response import token_usage
-from adapters.providers.gemini.usage import UsageCounts
-from adapters.providers.openai.chat.usage import read_usage as read_responses
-from adapters.providers.openai_compatible.chat.usage import read_usage as read_chat
-from bus.values.json import JsonObject
+from callboard.adapters.providers.anthropic.chat.response import token_usage
+from callboard.adapters.providers.gemini.usage import UsageCounts
+from callboard.adapters.providers.openai.chat.usage import read_usage as read_responses
+from callboard.adapters.providers.openai_compatible.chat.usage import read_usage as read_chat
+from callboard.bus.values.json import JsonObject
 
 
 def raw(value: JsonObject) -> msgspec.Raw:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.providers.gemini.adapter import GeminiAdapter
-from bus.streams.events import ProviderBlock
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.providers.gemini.adapter import GeminiAdapter
+from callboard.bus.streams.events import ProviderBlock
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -23,8 +23,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from scripts.wire_coverage import DECISIONS, SINGLE, deep_fields, fields, kinds, read_coverage
 
 from ...support.fake_http import ask

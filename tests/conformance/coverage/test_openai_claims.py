@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.config import AdapterConfig
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.providers.openai.adapter import OpenAIAdapter
-from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
-from adapters.providers.openai_compatible.chat.wire import read_details
-from bus.errors import InvalidRequestError
-from bus.streams.events import ProviderEvent
-from bus.values.content import (
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.providers.openai.adapter import OpenAIAdapter
+from callboard.adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from callboard.adapters.providers.openai_compatible.chat.wire import read_details
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.streams.events import ProviderEvent
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -27,10 +27,10 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.values.usage import StopReason
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from callboard.bus.values.usage import StopReason
+from callboard.bus.values.warning_codes import WarningCode
 from scripts.wire_coverage import DECISIONS, SINGLE, Coverage, deep_fields, fields, kinds, load, read_coverage
 
 from ...support.fake_http import ask

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.values.json import JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES, ChatWire, Wire
 from ...support.wires import anthropic as a

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from bus.values.content import ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
-from bus.values.usage import StopReason
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
+from callboard.bus.values.usage import StopReason
 
 from ...support.json_values import json_objects
 from ...support.wires import CALLING_WIRES, Wire

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage, UsageSource
 
 from ...support.wires import Wire
 from ...support.wires import anthropic as a

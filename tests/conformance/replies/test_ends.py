@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bus.errors import (
+from callboard.bus.errors import (
     StreamError,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import WIRES, Wire
 from ...support.wires import anthropic as a

@@ -7,11 +7,11 @@ from base64 import b64encode
 import msgspec
 import pytest
 
-from adapters.contract import AdapterCapabilities
-from adapters.requests.history import MADE_BY_MODEL
-from bus.values.content import ContentBlock, ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.adapters.contract import AdapterCapabilities
+from callboard.adapters.requests.history import MADE_BY_MODEL
+from callboard.bus.values.content import ContentBlock, ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import FakeTransport
 from ...support.virtual_time import FakeClock

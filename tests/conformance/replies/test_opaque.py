@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bus.streams.events import ProviderEvent
-from bus.values.content import OpaqueBlock
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.streams.events import ProviderEvent
+from callboard.bus.values.content import OpaqueBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import anthropic as a
 from ...support.wires import chat as c

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.replies import raw
-from adapters.replies.raw import RawKept
-from bus.values.raw_reply import RawReply
+from callboard.adapters.replies import raw
+from callboard.adapters.replies.raw import RawKept
+from callboard.bus.values.raw_reply import RawReply
 
 from ...support.fake_http import pieces
 from ...support.wires import Wire

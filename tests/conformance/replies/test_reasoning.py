@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.streams.events import ThinkingDelta
-from bus.values.content import ThinkingBlock
-from bus.values.json import Json, JsonObject
+from callboard.bus.streams.events import ThinkingDelta
+from callboard.bus.values.content import ThinkingBlock
+from callboard.bus.values.json import Json, JsonObject
 
 from ...support.wires import Wire
 from ...support.wires import anthropic as a

@@ -7,9 +7,9 @@ from itertools import accumulate
 
 import pytest
 
-from bus.values.content import ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import ChatWire, Wire
 from ...support.wires import anthropic as a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.errors import (
+from callboard.bus.errors import (
     AdapterError,
     CapabilityError,
     ContextOverflowError,
@@ -15,8 +15,8 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.values.json import JsonObject
-from bus.values.usage import UsageSource
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.usage import UsageSource
 
 from ...support.wires import Wire
 from ...support.wires import anthropic as a

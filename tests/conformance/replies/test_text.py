@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus.streams.events import MessageStart, TextDelta, ToolUseStart
-from bus.values.json import JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.streams.events import MessageStart, TextDelta, ToolUseStart
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.wires import Wire
 from ...support.wires import anthropic as a

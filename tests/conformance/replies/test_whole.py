@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.errors import AdapterError, OverloadedError, QuotaExceededError, ServerError, StreamError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
+from callboard.bus.errors import AdapterError, OverloadedError, QuotaExceededError, ServerError, StreamError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
 
 from ...support.fake_http import pieces
 from ...support.wires import WIRES, Wire

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import pytest
 
-from adapters.http.adapter import HttpAdapter
-from bus.values.content import ProviderRaw
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolDefinition
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.values.content import ProviderRaw
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolDefinition
 
 from ...support.fake_http import FakeTransport, request
 from ...support.virtual_time import FakeClock

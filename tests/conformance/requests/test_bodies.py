@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, ToolChoice, ToolDefinition
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.wires import WIRES, Wire
 from .cases import (

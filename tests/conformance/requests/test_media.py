@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bus.errors import CapabilityError
-from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 from ...support.wires import ChatWire, Wire
 from .cases import CHAT, CLAUDE, GEMINI, LOST, OLLAMA, PNG, PNG_64, RESPONSES, TGI, Written

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, OpenAIAdapter, OpenAICompatibleAdapter
-from adapters.contract import CanonicalRequest
-from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
-from adapters.providers.ollama.adapter import OllamaAdapter
-from bus.values.content import ProviderRaw, TextBlock
-from bus.values.json import JsonObject
-from bus.values.messages import Message, Role
+from callboard.adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.providers.ollama.adapter import OllamaAdapter
+from callboard.bus.values.content import ProviderRaw, TextBlock
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ...support.fake_http import ask
 

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters.background import exchanges
-from adapters.videos import PollPolicy
-from bus.errors import CancelledError
-from engine import Engine
+from callboard.adapters.background import exchanges
+from callboard.adapters.videos import PollPolicy
+from callboard.bus.errors import CancelledError
+from callboard.engine import Engine
 from tests.book.snippets import DOCS, definitions
 from tests.support.background_engines import MODEL, engine_at
 from tests.support.background_server import WORDS, BackgroundServer, background_server

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import CallboardError
+from callboard.bus.errors import CallboardError
 from tests.support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of, registry
 from tests.support.background_server import WORDS, BackgroundServer, background_server
 from tests.support.cluster_engines import node_engine

@@ -11,17 +11,17 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.background import exchanges
-from adapters.videos import PollPolicy
-from bus.errors import CallboardError, CancelledError, OutcomeUnknownError, StoreError
-from bus.streams.events import TextDelta
-from engine import Budget, Engine
+from callboard.adapters.background import exchanges
+from callboard.adapters.videos import PollPolicy
+from callboard.bus.errors import CallboardError, CancelledError, OutcomeUnknownError, StoreError
+from callboard.bus.streams.events import TextDelta
+from callboard.engine import Budget, Engine
 from tests.support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of
 from tests.support.background_server import SENT, WORDS, BackgroundServer, background_server
 from tests.support.programs import ended
 from tests.support.virtual_time import backend
-from tracestore import OpenReply, PriceRow, PriceTable
-from tracestore.writing import writer
+from callboard.tracestore import OpenReply, PriceRow, PriceTable
+from callboard.tracestore.writing import writer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,22 +9,22 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters.batches import BatchLimits, http
-from bus import Envelope, LlmCallFailed
-from bus.errors import (
+from callboard.adapters.batches import BatchLimits, http
+from callboard.bus import Envelope, LlmCallFailed
+from callboard.bus.errors import (
     CancelledError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
     RequestTimeoutError,
 )
-from engine import BatchHandle, Budget, BudgetExceededError, Engine
-from engine.routing.availability import AvailabilityTable
+from callboard.engine import BatchHandle, Budget, BudgetExceededError, Engine
+from callboard.engine.routing.availability import AvailabilityTable
 from tests.support.batch_engines import OFTEN, engine_at, name_of, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import backend
-from tracestore import CallFilter, CallRow
+from callboard.tracestore import CallFilter, CallRow
 
 pytestmark = pytest.mark.anyio
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.batches import BatchLimits, http, spool
-from bus import BatchCompleted, Envelope, Subscription
-from bus.errors import CallboardError, NetworkError, RequestTimeoutError
-from engine import BatchResult, Engine
+from callboard.adapters.batches import BatchLimits, http, spool
+from callboard.bus import BatchCompleted, Envelope, Subscription
+from callboard.bus.errors import CallboardError, NetworkError, RequestTimeoutError
+from callboard.engine import BatchResult, Engine
 from tests.support.batch_engines import OFTEN, engine_at, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.virtual_time import backend
-from tracestore import CallFilter
+from callboard.tracestore import CallFilter
 
 pytestmark = pytest.mark.anyio
 

@@ -9,15 +9,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.batch_engines import TEXTS, engine_at, nano_of, run_to_the_end
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.programs import ended
 from tests.support.virtual_time import backend
-from tracestore import CallFilter
-from tracestore.writing import writer
-from tracestore.writing.adoption import adopt_leftovers
+from callboard.tracestore import CallFilter
+from callboard.tracestore.writing import writer
+from callboard.tracestore.writing.adoption import adopt_leftovers
 
 pytestmark = pytest.mark.anyio
 

@@ -10,16 +10,16 @@ from subprocess import Popen
 import anyio
 import pytest
 
-from adapters import CanonicalRequest
-from adapters.batches import BatchLimits, http
-from bus.errors import OutcomeUnknownError
-from engine import BatchHandle, Engine
+from callboard.adapters import CanonicalRequest
+from callboard.adapters.batches import BatchLimits, http
+from callboard.bus.errors import OutcomeUnknownError
+from callboard.engine import BatchHandle, Engine
 from tests.support.batch_engines import OFTEN, TEXTS, engine_at, nano_of, requests_of
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS
 from tests.support.programs import started
 from tests.support.virtual_time import backend
-from tracestore import CallFilter
+from callboard.tracestore import CallFilter
 
 pytestmark = pytest.mark.anyio
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import NetworkError, RetryPolicy, ServerError
-from adapters.embeddings import PartialEmbeddingError
-from bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
-from engine import AccountState, Amount, Budget, BudgetExceededError, Engine
+from callboard.adapters import NetworkError, RetryPolicy, ServerError
+from callboard.adapters.embeddings import PartialEmbeddingError
+from callboard.bus import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, LlmCallStarted
+from callboard.engine import AccountState, Amount, Budget, BudgetExceededError, Engine
 from tests.engine.test_middleware_of_all_calls import PRICES, WAYS, Maker, filmed
 from tests.support.engines import running, serving
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import FakeClock
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

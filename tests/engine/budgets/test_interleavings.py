@@ -11,13 +11,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
-from bus.errors import ErrorClass
-from engine import Budget, BudgetExceededError
-from engine.budgets.account import Amount
-from engine.budgets.budget import Payer
-from engine.budgets.budgets import Budgets
-from engine.budgets.from_trace import Counted
+from callboard.bus import Bus, Cost, CostSource, LlmCallFailed, TokenUsage
+from callboard.bus.errors import ErrorClass
+from callboard.engine import Budget, BudgetExceededError
+from callboard.engine.budgets.account import Amount
+from callboard.engine.budgets.budget import Payer
+from callboard.engine.budgets.budgets import Budgets
+from callboard.engine.budgets.from_trace import Counted
 from tests.support.virtual_time import FakeClock, run_virtual
 
 LIMIT = 20

@@ -15,9 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from engine import AccountState, Budget, Engine
+from callboard.engine import AccountState, Budget, Engine
 from tests.support.programs import started
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

@@ -13,14 +13,14 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import NetworkError, ServerError, TokenUsage
-from bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, StoreError, Subscription
-from engine import AccountState, Budget, BudgetExceededError, Engine
-from engine.calls.outcome import output_is_unknown
+from callboard.adapters import NetworkError, ServerError, TokenUsage
+from callboard.bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, StoreError, Subscription
+from callboard.engine import AccountState, Budget, BudgetExceededError, Engine
+from callboard.engine.calls.outcome import output_is_unknown
 from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.usage.estimate import upper_end
-from bus import TokenUsage
-from engine.budgets.account import Amount
-from engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
-from tracestore import PriceRow, PriceTable
+from callboard.adapters.usage.estimate import upper_end
+from callboard.bus import TokenUsage
+from callboard.engine.budgets.account import Amount
+from callboard.engine.budgets.worst_case import Priced, most_of_images, tool_fees, worst_case, worst_case_of_reply
+from callboard.tracestore import PriceRow, PriceTable
 
 rates = st.integers(0, 10_000)
 perhaps = st.none() | rates

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import msgspec
 from pydantic import BaseModel
 
-from adapters import AdapterCapabilities, CanonicalRequest, StopReason
-from bus.values.json import JsonObject
-from engine import Engine
-from engine.middleware import MiddlewareLike
+from callboard.adapters import AdapterCapabilities, CanonicalRequest, StopReason
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Engine
+from callboard.engine.middleware import MiddlewareLike
 from tests.support.engines import serving
 from tests.support.scripted import CAPABILITIES, Say, ScriptedAdapter, scripted_type
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 NO_SCHEMA = msgspec.structs.replace(CAPABILITIES, supports_structured_output=False)
 ONLY_WORDS = msgspec.structs.replace(NO_SCHEMA, supports_tools=False)

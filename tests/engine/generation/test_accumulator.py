@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
-from adapters.replies.whole import whole_events
-from bus import CallboardError, StreamReset
-from bus.streams.events import MessageComplete, MessageStart, ProviderBlock, TextDelta, ThinkingDelta, ToolUseStart
-from bus.streams.fold import fold
-from bus.values.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
-from bus.values.usage import TokenUsage
+from callboard.adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
+from callboard.adapters.replies.whole import whole_events
+from callboard.bus import CallboardError, StreamReset
+from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderBlock, TextDelta, ThinkingDelta, ToolUseStart
+from callboard.bus.streams.fold import fold
+from callboard.bus.values.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.usage import TokenUsage
 from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
-from engine import StreamAccumulator
+from callboard.engine import StreamAccumulator
 
 from ...support.virtual_time import runs_on
 

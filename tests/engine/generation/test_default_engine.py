@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bus import CallboardError, ConfigurationError, WrongLoop
-from engine import Engine, default_engine, generate, set_default_engine, stream
+from callboard.bus import CallboardError, ConfigurationError, WrongLoop
+from callboard.engine import Engine, default_engine, generate, set_default_engine, stream
 from tests.support.engines import registry
 from tests.support.scripted import Say
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from ...definition_of_done.rows import row
 

@@ -8,10 +8,10 @@ import threading
 import msgspec
 import pytest
 
-from adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
-from bus import CallboardError, ConfigurationError, SessionTurnCompleted
-from engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
-from engine.models.config import registry_from_env
+from callboard.adapters import CancelledError, CanonicalRequest, Message, Role, ServerError, TextBlock
+from callboard.bus import CallboardError, ConfigurationError, SessionTurnCompleted
+from callboard.engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
+from callboard.engine.models.config import registry_from_env
 from tests.support.engines import registry, running, talking, topics
 from tests.support.scripted import ADD, CALLS_ADD, Say
 

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import AdapterCapabilities, NetworkError, StopReason
-from bus import CancelledError, Json
-from engine import NoObjectGeneratedError, ObjectStream
-from engine.middleware import Cache
+from callboard.adapters import AdapterCapabilities, NetworkError, StopReason
+from callboard.bus import CancelledError, Json
+from callboard.engine import NoObjectGeneratedError, ObjectStream
+from callboard.engine.middleware import Cache
 from tests.support.scripted import CAPABILITIES, Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running

@@ -8,9 +8,9 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
-from bus import CallboardError, CapabilityError, Json, JsonObject, RequestTimeoutError
-from engine import NoObjectGeneratedError, SchemaError, Tool
+from callboard.adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
+from callboard.bus import CallboardError, CapabilityError, Json, JsonObject, RequestTimeoutError
+from callboard.engine import NoObjectGeneratedError, SchemaError, Tool
 from tests.support.present import present
 from tests.support.scripted import Say
 

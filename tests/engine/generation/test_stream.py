@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
-from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
-from engine import Engine, Finish, StreamAccumulator, StreamFailed, StreamResult, UsageSoFar, ViewEvent, stream
-from engine.calls.outcome import CallOutcome
-from engine.generation.readers.of_turns import DELTAS_PER_ESTIMATE
+from callboard.adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
+from callboard.bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
+from callboard.engine import Engine, Finish, StreamAccumulator, StreamFailed, StreamResult, UsageSoFar, ViewEvent, stream
+from callboard.engine.calls.outcome import CallOutcome
+from callboard.engine.generation.readers.of_turns import DELTAS_PER_ESTIMATE
 from tests.support.engines import registry, running, topics
 from tests.support.present import present
 from tests.support.scripted import ADD, CALLS_ADD, Say
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from adapters import CancelledError, ServerError, ToolDefinition
-from bus import CallboardError, NoTurnRunning, WrongLoop
-from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
+from callboard.adapters import CancelledError, ServerError, ToolDefinition
+from callboard.bus import CallboardError, NoTurnRunning, WrongLoop
+from callboard.engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.engines import registry
 from tests.support.present import present
 from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 CHECKOUT = Path(__file__).parents[3]
 

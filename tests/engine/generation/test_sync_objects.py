@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from bus import CallboardError
-from engine import (
+from callboard.bus import CallboardError
+from callboard.engine import (
     Engine,
     NoObjectGeneratedError,
     generate_object,
@@ -21,7 +21,7 @@ from engine import (
 )
 from tests.support.engines import registry
 from tests.support.scripted import Say
-from tracestore import PriceTable
+from callboard.tracestore import PriceTable
 
 from .object_engines import ADA, Person
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import CallboardError, Cost, CostSource, StreamReset, ToolFinished, ToolStarted
-from bus.errors import CancelledError
-from bus.streams.events import (
+from callboard.bus import CallboardError, Cost, CostSource, StreamReset, ToolFinished, ToolStarted
+from callboard.bus.errors import CancelledError
+from callboard.bus.streams.events import (
     CallWarning,
     MessageComplete,
     MessageStart,
@@ -25,11 +25,11 @@ from bus.streams.events import (
     TurnComplete,
     TurnEvent,
 )
-from bus.streams.fold import fold
-from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.usage import StopReason, TokenUsage
-from engine import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
-from engine.generation.view import TurnView
+from callboard.bus.streams.fold import fold
+from callboard.bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.usage import StopReason, TokenUsage
+from callboard.engine import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from callboard.engine.generation.view import TurnView
 
 USAGE = TokenUsage(10, 5)
 COST = Cost(7, CostSource.COMPUTED)

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from adapters import AdapterError
-from engine import Engine, ObjectStream, StreamResult, TurnStream
-from engine.conversation.turn import Turn
-from engine.sessions.session import Session
+from callboard.adapters import AdapterError
+from callboard.engine import Engine, ObjectStream, StreamResult, TurnStream
+from callboard.engine.conversation.turn import Turn
+from callboard.engine.sessions.session import Session
 from tests.support.engines import running
 from tests.support.scripted import Say
 

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from adapters import AdapterError, CancelledError, Message, ServerError, TextDelta, TokenUsage
+from callboard.adapters import AdapterError, CancelledError, Message, ServerError, TextDelta, TokenUsage
 from callboard import Engine, StreamResult, SyncStreamResult, TurnStream, stream_sync
-from engine import ObjectStream, Requirements
+from callboard.engine import ObjectStream, Requirements
 from tests.support.engines import registry, running
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable
+from callboard.tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import (
+from callboard.adapters import (
     CancelledError,
     CanonicalRequest,
     ContentFilterError,
@@ -27,10 +27,10 @@ from adapters import (
     TokenUsage,
     ToolDefinition,
 )
-from bus import Envelope, GuardrailStopped, LlmCallFailed, LlmCallGuarded, Subscription
-from bus.streams.events import ProviderEvent, ThinkingDelta
-from engine import Session, Tool
-from engine.middleware import Guardrail, Held, Judged, Stop, Window
+from callboard.bus import Envelope, GuardrailStopped, LlmCallFailed, LlmCallGuarded, Subscription
+from callboard.bus.streams.events import ProviderEvent, ThinkingDelta
+from callboard.engine import Session, Tool
+from callboard.engine.middleware import Guardrail, Held, Judged, Stop, Window
 from tests.support.engines import requests_of, running
 from tests.support.invariants import check_stream
 from tests.support.scripted import Say

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from engine.nodes.nats.broker import Broker
-from engine.nodes.nats.transport import ClosingTransport
+from callboard.engine.nodes.nats.broker import Broker
+from callboard.engine.nodes.nats.transport import ClosingTransport
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 
 pytestmark = [

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import CanonicalRequest
-from bus import ConfigurationError
-from engine import Cluster, Engine
-from engine.nodes import node
+from callboard.adapters import CanonicalRequest
+from callboard.bus import ConfigurationError
+from callboard.engine import Cluster, Engine
+from callboard.engine.nodes import node
 from tests.support.engines import keeping, registry, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bus import Envelope, Event, Message, SessionConfigured, SessionCreated, SessionMessageAppended, SessionSetup
+from callboard.bus import Envelope, Event, Message, SessionConfigured, SessionCreated, SessionMessageAppended, SessionSetup
 from tests.support.postgres_server import why_not
-from tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
-from tracestore.codec import decode_line, encode_event, encode_line
-from tracestore.nodes.ownership import NodeInfo
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
+from callboard.tracestore.codec import decode_line, encode_event, encode_line
+from callboard.tracestore.nodes.ownership import NodeInfo
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

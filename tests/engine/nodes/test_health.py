@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import NodeBrokerChanged
-from engine import Check, Cluster, Engine
-from engine.cli.command_line import main
-from engine.nodes.health import check_broker
+from callboard.bus import NodeBrokerChanged
+from callboard.engine import Check, Cluster, Engine
+from callboard.engine.cli.command_line import main
+from callboard.engine.nodes.health import check_broker
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.scripted import Say

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.nodes.ownership.holding import Asked, Holding
+from callboard.engine.nodes.ownership.holding import Asked, Holding
 from tests.support.shared_tables import OwnershipModel
-from tracestore.nodes.ownership import Claimed, NodeInfo, Renewed
-from tracestore.sql.session_owner import belongs
+from callboard.tracestore.nodes.ownership import Claimed, NodeInfo, Renewed
+from callboard.tracestore.sql.session_owner import belongs
 
 SECOND = 1_000_000_000
 UNBROKEN = Renewed(lease=1)

@@ -8,14 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, RateLimitError, RateLimitWaitError
-from engine import Cluster, Engine
-from engine.models.entries import AdapterEntry
-from engine.nodes.availability.learned_limits import TELL_SECONDS, LearnedLimits
-from engine.rate_limits.amounts import Reading
-from engine.rate_limits.gate import Headers
-from engine.rate_limits.lessons import Lesson
-from engine.rate_limits.rate_limits import RateLimits
+from callboard.adapters import AdapterConfig, RateLimitError, RateLimitWaitError
+from callboard.engine import Cluster, Engine
+from callboard.engine.models.entries import AdapterEntry
+from callboard.engine.nodes.availability.learned_limits import TELL_SECONDS, LearnedLimits
+from callboard.engine.rate_limits.amounts import Reading
+from callboard.engine.rate_limits.gate import Headers
+from callboard.engine.rate_limits.lessons import Lesson
+from callboard.engine.rate_limits.rate_limits import RateLimits
 from tests.support.engines import entry, serving
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.scripted import Say, scripted_type

@@ -9,14 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import SessionTakenOver
-from engine import Cluster, Engine
-from engine.health import check_store
+from callboard.bus import SessionTakenOver
+from callboard.engine import Cluster, Engine
+from callboard.engine.health import check_store
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

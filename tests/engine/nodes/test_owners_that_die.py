@@ -14,14 +14,14 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from bus import SessionTurnCompleted
-from engine import Engine
+from callboard.bus import SessionTurnCompleted
+from callboard.engine import Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.programs import started
 from tests.support.scripted import Say
-from tracestore import PostgresStore, TraceShipper, TraceStore
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 NODE = "from tests.support.cluster_node import main; main()"
 LEASE = 2.0
@@ -196,7 +196,7 @@ async def test_an_owner_hears_that_its_session_is_waited_for(
     postgres_dsn: str, nats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It need not look for it, as it has to without a broker."""
-    from engine.nodes.ownership import ownership
+    from callboard.engine.nodes.ownership import ownership
 
     monkeypatch.setattr(ownership, "LOOK_SECONDS", 3600.0)
     lasting = {"nats": nats, "lease_seconds": 300.0}

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import Bus, StoreUnavailable
-from engine import Engine
-from engine.nodes.availability.probes import LEASE_SECONDS, ProbeLeases
-from engine.routing.availability import AvailabilityTable, Record
+from callboard.bus import Bus, StoreUnavailable
+from callboard.engine import Engine
+from callboard.engine.nodes.availability.probes import LEASE_SECONDS, ProbeLeases
+from callboard.engine.routing.availability import AvailabilityTable, Record
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say

@@ -8,15 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
-from bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
-from engine import Engine
+from callboard.bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
+from callboard.engine import Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.present import present
 from tests.support.scripted import Say
-from tracestore import PostgresStore
-from tracestore.nodes.ownership import NodeInfo
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.nodes.ownership import NodeInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -83,7 +83,7 @@ async def test_a_session_whose_turn_runs_is_not_to_be_had(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks for it is told who has it."""
-    from engine.nodes.ownership import ownership
+    from callboard.engine.nodes.ownership import ownership
 
     monkeypatch.setattr(ownership, "HANDOVER_SECONDS", 0.3)
     gate, steps = anyio.Event(), iter(range(99))

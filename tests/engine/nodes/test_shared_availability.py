@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
-from engine import Cluster, Engine
-from engine.nodes.availability import part
-from engine.nodes.availability.part import SharedAvailability
-from engine.routing.availability import AvailabilityTable
+from callboard.bus import SYSTEM_CLOCK, Bus, ProviderAvailabilityChanged
+from callboard.engine import Cluster, Engine
+from callboard.engine.nodes.availability import part
+from callboard.engine.nodes.availability.part import SharedAvailability
+from callboard.engine.routing.availability import AvailabilityTable
 from tests.support.engines import registry
 from tests.support.nats_server import own_nats_server, why_no_nats
 from tests.support.scripted import Say

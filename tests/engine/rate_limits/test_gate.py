@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.rate_limits.amounts import Reading, Ticket
-from engine.rate_limits.gate import NO_HEADERS, Gate, Headers
+from callboard.engine.rate_limits.amounts import Reading, Ticket
+from callboard.engine.rate_limits.gate import NO_HEADERS, Gate, Headers
 
 MINUTE = 60_000_000
 SECOND = 1_000_000

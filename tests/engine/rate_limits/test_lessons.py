@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.rate_limits.amounts import Reading, Ticket
-from engine.rate_limits.gate import Gate, Headers
-from engine.rate_limits.lessons import Lesson, aged
+from callboard.engine.rate_limits.amounts import Reading, Ticket
+from callboard.engine.rate_limits.gate import Gate, Headers
+from callboard.engine.rate_limits.lessons import Lesson, aged
 
 SECOND = 1_000_000
 

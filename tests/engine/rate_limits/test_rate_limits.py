@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import AdapterConfig, RateLimitError, RateLimitWaitError
-from bus import LlmCallFailed, Lossless, Subscription
-from engine import Engine
-from engine.rate_limits.rate_limits import RateLimits
+from callboard.adapters import AdapterConfig, RateLimitError, RateLimitWaitError
+from callboard.bus import LlmCallFailed, Lossless, Subscription
+from callboard.engine import Engine
+from callboard.engine.rate_limits.rate_limits import RateLimits
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from adapters import AdapterConfig, RetryPolicy
-from bus import Lossless
-from bus.events.calls import LlmCallFailed
-from engine import Engine
+from callboard.adapters import AdapterConfig, RetryPolicy
+from callboard.bus import Lossless
+from callboard.bus.events.calls import LlmCallFailed
+from callboard.engine import Engine
 from tests.support.reply_server import reply_server
 from tests.support.virtual_time import runs_on
 

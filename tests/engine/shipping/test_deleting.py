@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine import Engine
-from engine.cli.command_line import main
+from callboard.engine import Engine
+from callboard.engine.cli.command_line import main
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
 

@@ -10,15 +10,15 @@ from typing import Literal
 import anyio
 import pytest
 
-from engine import Engine, tool
-from engine.runtime import life
+from callboard.engine import Engine, tool
+from callboard.engine.runtime import life
 from tests.engine.shipping.test_ship_to import local_seqs, seqs
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer, own_server, why_not
 from tests.support.scripted import Say
-from tracestore import TraceStore
-from tracestore.postgres.receiving.receiver import Receiver
-from tracestore.shipping.backlog import backlogs
+from callboard.tracestore import TraceStore
+from callboard.tracestore.postgres.receiving.receiver import Receiver
+from callboard.tracestore.shipping.backlog import backlogs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not(own=True) is not None, reason=str(why_not(own=True)))]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import ConfigurationError
-from bus.events.operation import StoreShippingChanged
-from engine import Engine
-from engine.health import check_store
+from callboard.bus import ConfigurationError
+from callboard.bus.events.operation import StoreShippingChanged
+from callboard.engine import Engine
+from callboard.engine.health import check_store
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from tracestore import PostgresStore, TraceStore
-from tracestore.shipping import source
+from callboard.tracestore import PostgresStore, TraceStore
+from callboard.tracestore.shipping import source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 
@@ -106,8 +106,8 @@ async def test_calls_go_on_without_the_server_and_the_backlog_is_told_and_shippe
 
 async def test_the_file_of_a_dead_process_is_shipped_by_the_next_one(postgres_dsn: str, tmp_path: Path) -> None:
     from tests.tracestore.trace_making import Maker
-    from tracestore.shipping.adoption import LookForFiles
-    from tracestore.shipping.shipper import receiver
+    from callboard.tracestore.shipping.adoption import LookForFiles
+    from callboard.tracestore.shipping.shipper import receiver
 
     dead = tmp_path / "dead.db"
     make = Maker("run_dead")

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine.cli.command_line import main
+from callboard.engine.cli.command_line import main
 from tests.support.postgres_server import why_not
 from tests.tracestore.trace_making import Maker
-from tracestore import TraceShipper, TraceStore
+from callboard.tracestore import TraceShipper, TraceStore
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from adapters import ToolResultBlock, ToolUseBlock
-from bus import SYSTEM_CLOCK, JsonObject, ToolFinished, ToolProgress, ToolStarted
-from engine import Tool
-from engine.tools import ToolRound, ToolRoundContext, run_tools
+from callboard.adapters import ToolResultBlock, ToolUseBlock
+from callboard.bus import SYSTEM_CLOCK, JsonObject, ToolFinished, ToolProgress, ToolStarted
+from callboard.engine import Tool
+from callboard.engine.tools import ToolRound, ToolRoundContext, run_tools
 
 Told = list[ToolStarted | ToolProgress | ToolFinished]
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from callboard import ApprovalRequest, Approved, Denied, Pending, ToolAnnotations, tool
-from engine.tools import Approval
+from callboard.engine.tools import Approval
 
 from .rounds import Told, call, run
 

@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 import pydantic
 import pytest
 
-from adapters import ToolDefinition, ToolUseBlock
-from bus.values.json import JsonObject
-from engine import InvalidToolCallError, Tool, ToolDefinitionError, tool
+from callboard.adapters import ToolDefinition, ToolUseBlock
+from callboard.bus.values.json import JsonObject
+from callboard.engine import InvalidToolCallError, Tool, ToolDefinitionError, tool
 
 from ...definition_of_done.rows import row
 from .rounds import call, result_of, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import (
+from callboard.adapters import (
     CanonicalRequest,
     Message,
     MessageMetadata,
@@ -15,13 +15,13 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from adapters.requests.history import NOT_EXECUTED
-from bus import Cost, CostSource, TokenUsage
-from bus.values.runnable_calls import ended_well, with_whole_calls
-from engine import Tool, tool
-from engine.calls.outcome import CallOutcome
-from engine.middleware import Next
-from engine.tools import open_calls
+from callboard.adapters.requests.history import NOT_EXECUTED
+from callboard.bus import Cost, CostSource, TokenUsage
+from callboard.bus.values.runnable_calls import ended_well, with_whole_calls
+from callboard.engine import Tool, tool
+from callboard.engine.calls.outcome import CallOutcome
+from callboard.engine.middleware import Next
+from callboard.engine.tools import open_calls
 from tests.support.engines import running, talking
 from tests.support.scripted import Say
 

@@ -13,9 +13,9 @@ import msgspec
 import pydantic
 import pytest
 
-from adapters import Message, ToolAnnotations
-from bus import JsonObject
-from engine import AbortSignal, FunctionTool, SchemaError, ToolContext, ToolDefinitionError, tool
+from callboard.adapters import Message, ToolAnnotations
+from callboard.bus import JsonObject
+from callboard.engine import AbortSignal, FunctionTool, SchemaError, ToolContext, ToolDefinitionError, tool
 
 NO_JSON: Any = object()
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import Message, Role, ToolUseBlock
-from engine import Approved, Pending, ToolContext, tool
-from engine.tools.idempotency import idempotency_key
+from callboard.adapters import Message, Role, ToolUseBlock
+from callboard.engine import Approved, Pending, ToolContext, tool
+from callboard.engine.tools.idempotency import idempotency_key
 from tests.support.engines import keeping, registry, running
 from tests.support.programs import ended
 from tests.support.scripted import Say

@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import Message, RequestTimeoutError, Role, ToolDefinition, ToolResultBlock
-from adapters.requests.history import NOT_EXECUTED
-from bus import CallboardError, CancelledError, StreamError, ToolFinished, ToolStarted, TurnComplete
-from bus.streams.events import TurnEvent
-from bus.values.json import JsonObject
-from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
-from engine.tools.running import INTERRUPTED
+from callboard.adapters import Message, RequestTimeoutError, Role, ToolDefinition, ToolResultBlock
+from callboard.adapters.requests.history import NOT_EXECUTED
+from callboard.bus import CallboardError, CancelledError, StreamError, ToolFinished, ToolStarted, TurnComplete
+from callboard.bus.streams.events import TurnEvent
+from callboard.bus.values.json import JsonObject
+from callboard.engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
+from callboard.engine.tools.running import INTERRUPTED
 from tests.support.engines import keeping, registry, requests_of, running, talking
 from tests.support.scripted import Say
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import ImageBlock, TextBlock, ToolAnnotations
-from bus import CallboardError, ConfigurationError, ToolProgress
-from engine import Tool, mcp_tools
+from callboard.adapters import ImageBlock, TextBlock, ToolAnnotations
+from callboard.bus import CallboardError, ConfigurationError, ToolProgress
+from callboard.engine import Tool, mcp_tools
 from tests.support.engines import talking
 from tests.support.logs import captured_logs
 from tests.support.present import present
@@ -22,8 +22,8 @@ from .rounds import Told, call, result_of, run
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
-from engine.tools import mcp
-from engine.tools.mcp.values import legal_names
+from callboard.engine.tools import mcp
+from callboard.engine.tools.mcp.values import legal_names
 
 pytestmark = pytest.mark.anyio
 

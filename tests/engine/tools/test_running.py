@@ -18,10 +18,10 @@ import msgspec
 import pydantic
 import pytest
 
-from adapters import ImageBlock, Message, TextBlock, ToolDefinition
-from bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
-from engine import AbortSignal, Tool, ToolContext, ToolError, tool
-from engine.tools.function import threads
+from callboard.adapters import ImageBlock, Message, TextBlock, ToolDefinition
+from callboard.bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
+from callboard.engine import AbortSignal, Tool, ToolContext, ToolError, tool
+from callboard.engine.tools.function import threads
 from tests.support.programs import ended
 
 from .rounds import Told, call, result_of, run

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
-from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
-from engine import Approved, Denied, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
+from callboard.adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
+from callboard.bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
+from callboard.engine import Approved, Denied, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
 from tests.support.engines import keeping, registry, requests_of, running, talking, topics
 from tests.support.present import present
 from tests.support.scripted import Say

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
-from bus.values.json import Json, JsonObject
-from engine.type_schema import SchemaError, check
-from engine.type_schema.accepting import accepting
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine.type_schema import SchemaError, check
+from callboard.engine.type_schema.accepting import accepting
 
 from ...support.json_values import JSON_VALUES
 

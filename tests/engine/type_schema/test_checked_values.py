@@ -10,8 +10,8 @@ import math
 
 import pytest
 
-from bus.values.json import Json, JsonObject
-from engine.type_schema import SchemaError, check, check_schema
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine.type_schema import SchemaError, check, check_schema
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 TREE: JsonObject = {

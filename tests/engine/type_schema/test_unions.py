@@ -13,9 +13,9 @@ import msgspec
 import pydantic
 import pytest
 
-from engine.objects.schema import ObjectSchema
-from engine.tools import tool
-from engine.type_schema import convert, json_schema
+from callboard.engine.objects.schema import ObjectSchema
+from callboard.engine.tools import tool
+from callboard.engine.type_schema import convert, json_schema
 
 
 class Cat(pydantic.BaseModel):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from adapters import AnthropicAdapter
-from adapters.conformance import CALLS, arguments, halves
-from bus.values.json import Json, JsonObject
+from callboard.adapters import AnthropicAdapter
+from callboard.adapters.conformance import CALLS, arguments, halves
+from callboard.bus.values.json import Json, JsonObject
 
 from ..judges import messages_faults
 from ..wire_history import history_faults

@@ -7,9 +7,9 @@ from functools import partial
 
 import msgspec
 
-from adapters import OpenAICompatibleAdapter
-from adapters.conformance import CALLS, arguments, halves
-from bus.values.json import Json, JsonObject
+from callboard.adapters import OpenAICompatibleAdapter
+from callboard.adapters.conformance import CALLS, arguments, halves
+from callboard.bus.values.json import Json, JsonObject
 
 from .. import fake_http
 from ..judges import chat_faults

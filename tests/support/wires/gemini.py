@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from adapters import GeminiAdapter
-from adapters.conformance import CALLS, halves
-from bus.values.json import Json, JsonObject
+from callboard.adapters import GeminiAdapter
+from callboard.adapters.conformance import CALLS, halves
+from callboard.bus.values.json import Json, JsonObject
 
 from ..judges import contents_faults
 from ..wire_history import history_faults

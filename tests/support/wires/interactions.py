@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from adapters import AdapterConfig, GeminiAdapter
-from adapters.conformance import CALLS, halves
-from adapters.conformance.http_kit import KEY
-from adapters.contract import ProviderAdapter
-from adapters.transport.transport import Transport
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
+from callboard.adapters import AdapterConfig, GeminiAdapter
+from callboard.adapters.conformance import CALLS, halves
+from callboard.adapters.conformance.http_kit import KEY
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.transport.transport import Transport
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
 
 from ..judges import interaction_faults
 from .gemini import GeminiWire

@@ -7,10 +7,10 @@ from functools import partial
 
 import msgspec
 
-from adapters import OllamaAdapter
-from adapters.conformance import CALLS, halves
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage
+from callboard.adapters import OllamaAdapter
+from callboard.adapters.conformance import CALLS, halves
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage
 
 from .. import fake_http
 from ..judges import ollama_faults

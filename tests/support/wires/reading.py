@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import anyio
 import msgspec
 
-from adapters.contract import CanonicalRequest, CanonicalResponse
-from bus.errors import AdapterError
-from bus.streams.events import MessageComplete, StreamEvent, ToolUseInputDelta
-from bus.values.content import (
+from callboard.adapters.contract import CanonicalRequest, CanonicalResponse
+from callboard.bus.errors import AdapterError
+from callboard.bus.streams.events import MessageComplete, StreamEvent, ToolUseInputDelta
+from callboard.bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -20,8 +20,8 @@ from bus.values.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage
 
 from ..fake_http import HANG, FakeReply, FakeTransport, Step, pieces
 from ..invariants import check_stream

@@ -7,12 +7,12 @@ from functools import partial
 
 import msgspec
 
-from adapters import TGIAdapter
-from adapters.conformance import NotShown, halves
-from adapters.contract import AdapterCapabilities
-from adapters.providers.tgi.adapter import GenerateWire
-from bus.values.json import Json, JsonObject
-from bus.values.usage import TokenUsage
+from callboard.adapters import TGIAdapter
+from callboard.adapters.conformance import NotShown, halves
+from callboard.adapters.contract import AdapterCapabilities
+from callboard.adapters.providers.tgi.adapter import GenerateWire
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import TokenUsage
 
 from .. import fake_http
 from .wire import Event, Wire

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import msgspec
 
-from adapters.conformance import CALLS, FakeReply, HttpKit
-from adapters.contract import ProviderAdapter
-from adapters.http.adapter import HttpAdapter
-from adapters.transport.transport import HttpReply, HttpRequest, Transport
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message
+from callboard.adapters.conformance import CALLS, FakeReply, HttpKit
+from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.transport.transport import HttpReply, HttpRequest, Transport
+from callboard.bus.clock import Clock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message
 
 Event = JsonObject | bytes | str
 """An event of a stream; what is text or bytes stands for its data as they are."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from tests.support.postgres_server import PostgresServer, why_not
-from tracestore import PostgresStore, Store, TraceStore
+from callboard.tracestore import PostgresStore, Store, TraceStore
 
 KINDS = ("sqlite", "postgres")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus.values.usage import Cost, CostSource, TokenUsage
-from tracestore import Store
-from tracestore.spending import SpendingQuery
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage
+from callboard.tracestore import Store
+from callboard.tracestore.spending import SpendingQuery
 
 from ..trace_making import Maker
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
-from bus.values.content import ToolUseBlock
-from bus.values.messages import Message, Role
+from callboard.bus.events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended
+from callboard.bus.values.content import ToolUseBlock
+from callboard.bus.values.messages import Message, Role
 from tests.support.present import present
-from tracestore import Store
+from callboard.tracestore import Store
 
 from ..content_making import (
     CONVERSATION,

@@ -11,10 +11,10 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from bus.values.usage import Cost, TokenUsage
-from tracestore import CallRow, PriceRow, PriceTable, Store
-from tracestore.described import BOOKKEEPING, TABLES
-from tracestore.export import export_calls
+from callboard.bus.values.usage import Cost, TokenUsage
+from callboard.tracestore import CallRow, PriceRow, PriceTable, Store
+from callboard.tracestore.described import BOOKKEEPING, TABLES
+from callboard.tracestore.export import export_calls
 
 from ..trace_making import Maker, fill
 from .conftest import Place

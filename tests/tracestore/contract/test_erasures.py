@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus.values.messages import Message
-from tracestore import Store
+from callboard.bus.values.messages import Message
+from callboard.tracestore import Store
 
 from ..content_making import appended, captured, configured
 from ..trace_making import T0, Maker

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.support.programs import started
-from tracestore import Store
+from callboard.tracestore import Store
 
 from .conftest import Place
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bus import ConfigurationError
-from tracestore import CallFilter, PriceRow, PriceTable, Store
-from tracestore.export import FORMATS, Format, export_calls
-from tracestore.export.calls import COLUMNS
-from tracestore.timestamps import iso_moment
+from callboard.bus import ConfigurationError
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
+from callboard.tracestore.export import FORMATS, Format, export_calls
+from callboard.tracestore.export.calls import COLUMNS
+from callboard.tracestore.timestamps import iso_moment
 
 from ..trace_making import Maker, fill
 

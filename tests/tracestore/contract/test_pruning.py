@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bus import ActorStarted, SessionCreated
-from tracestore import PriceRow, PriceTable, Store
-from tracestore.timestamps import to_us
+from callboard.bus import ActorStarted, SessionCreated
+from callboard.tracestore import PriceRow, PriceTable, Store
+from callboard.tracestore.timestamps import to_us
 
 from ..test_trace_pruning import call
 from ..trace_making import T0, Maker

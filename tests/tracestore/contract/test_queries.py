@@ -7,8 +7,8 @@ from datetime import datetime
 import msgspec
 import pytest
 
-from bus import StoreError
-from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
+from callboard.bus import StoreError
+from callboard.tracestore import CallFilter, Percentiles, PriceRow, PriceTable, Store
 
 from ..trace_making import DAY_US, T0, Maker, three_calls
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus import Cost, CostSource, TokenUsage
-from tracestore import Store
-from tracestore.sql.repricing import repricing
+from callboard.bus import Cost, CostSource, TokenUsage
+from callboard.tracestore import Store
+from callboard.tracestore.sql.repricing import repricing
 
 from ..changing import CHUNK, MODELS, TABLES, Interrupted, do, stop
 from ..trace_making import DAY_US, T0, Maker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus import StoreError
-from tracestore import CallFilter, PriceRow, PriceTable, Store
+from callboard.bus import StoreError
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
 
 from ..trace_making import Maker
 from .test_repricing import FIRST, SECOND, fill

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
+from callboard.bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from tests.support.present import present
-from tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
-from tracestore.sql.repricing import repricing
+from callboard.tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
+from callboard.tracestore.sql.repricing import repricing
 
 from ..trace_making import T0, Maker
 from .conftest import Place

@@ -8,12 +8,12 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from bus.values.messages import Message, Role
-from tracestore import Store
-from tracestore.filters import SearchFilter
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message, Role
+from callboard.tracestore import Store
+from callboard.tracestore.filters import SearchFilter
 
 from ..content_making import appended, captured, configured
 from ..trace_making import T0, Maker

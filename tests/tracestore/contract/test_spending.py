@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bus import Cost, CostSource, Envelope, LlmCallStarted, TokenUsage, UsageSource
-from tracestore import PriceRow, PriceTable, Store
-from tracestore.spending import SpendingQuery, SpendingRow
+from callboard.bus import Cost, CostSource, Envelope, LlmCallStarted, TokenUsage, UsageSource
+from callboard.tracestore import PriceRow, PriceTable, Store
+from callboard.tracestore.spending import SpendingQuery, SpendingRow
 
 from ..trace_making import T0, Maker
 

@@ -10,16 +10,16 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from bus.events.calls import LlmCallCompleted, LlmCallFailed
-from bus.events.codec import topic_of
-from bus.events.envelope import Event, UnknownEvent
-from bus.events.operation import StoreStateChanged
-from bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
-from bus.values.messages import Message, RoutingDecision
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, Store
-from tracestore.codec import decode_line, encode_line
-from tracestore.sql import batches
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed
+from callboard.bus.events.codec import topic_of
+from callboard.bus.events.envelope import Event, UnknownEvent
+from callboard.bus.events.operation import StoreStateChanged
+from callboard.bus.events.sessions import SessionCreated, SessionMessageAppended, SessionModelChanged
+from callboard.bus.values.messages import Message, RoutingDecision
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.tracestore import CallFilter, Store
+from callboard.tracestore.codec import decode_line, encode_line
+from callboard.tracestore.sql import batches
 
 from ..trace_making import DAY_US, T0, Maker
 from .conftest import Place

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bus import Cost, CostSource, TokenUsage
-from tracestore import CallFilter, PriceRow, PriceTable
-from tracestore.sql.calls.sums import not_summed_up, sum_up
-from tracestore.sql.store import SqlStore
+from callboard.bus import Cost, CostSource, TokenUsage
+from callboard.tracestore import CallFilter, PriceRow, PriceTable
+from callboard.tracestore.sql.calls.sums import not_summed_up, sum_up
+from callboard.tracestore.sql.store import SqlStore
 
 from ..trace_making import DAY_US, T0, Maker
 

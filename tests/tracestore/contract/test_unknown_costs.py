@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bus.values.cost_sum import CostSum
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, PriceRow, PriceTable, Store
-from tracestore.sql.calls.sums import sum_up
+from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
+from callboard.tracestore.sql.calls.sums import sum_up
 
 from ..trace_making import T0, Maker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tracestore.trace_making import Maker
-from tracestore import CallFilter, Store
+from callboard.tracestore import CallFilter, Store
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.shared_tables import OwnershipModel
 from tests.support.virtual_time import runs_on
-from tracestore.nodes.ownership import OwnershipTables
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes.ownership import OwnershipTables
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 
 anyio_backend = runs_on("asyncio")
 

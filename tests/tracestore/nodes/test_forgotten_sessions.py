@@ -9,13 +9,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from bus import Envelope
-from bus.events.sessions import SessionCreated
+from callboard.bus import Envelope
+from callboard.bus.events.sessions import SessionCreated
 from tests.support.postgres_server import why_not
-from tracestore import PostgresStore
-from tracestore.nodes.ownership import NodeInfo, Renewed, TurnEnding
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.nodes.ownership import NodeInfo, Renewed, TurnEnding
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine import Budget
-from engine.nodes.money.scope import Scope
+from callboard.engine import Budget
+from callboard.engine.nodes.money.scope import Scope
 from tests.support.shared_tables import LedgerModel
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore
-from tracestore.nodes.ledger import Allotment, LedgerTables, Want, Wants
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ledger import PostgresLedger
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Want, Wants
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
 
 pytestmark = pytest.mark.anyio
 

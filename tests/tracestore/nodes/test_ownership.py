@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.support.postgres_server import own_server, why_not
-from tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 
 from .conftest import Place
 

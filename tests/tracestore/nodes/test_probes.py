@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.shared_tables import ProbeModel
-from tracestore.nodes.probes import ProbeTables
-from tracestore.postgres.nodes.database import SharedDatabase
-from tracestore.postgres.nodes.probes import PostgresProbes
+from callboard.tracestore.nodes.probes import ProbeTables
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.probes import PostgresProbes
 
 pytestmark = pytest.mark.anyio
 

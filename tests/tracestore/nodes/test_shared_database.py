@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.support.postgres_server import why_not
-from tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes.database import SharedDatabase
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

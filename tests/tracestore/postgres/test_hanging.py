@@ -9,15 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import StoreUnavailable
+from callboard.bus.errors import StoreUnavailable
 from tests.support.postgres_server import StartedServer
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore
-from tracestore.postgres import database as database_module
-from tracestore.postgres import link
-from tracestore.postgres.database import Database
-from tracestore.postgres.statements import Statements
-from tracestore.sql.uninterrupted import Patience, bounded
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.postgres import database as database_module
+from callboard.tracestore.postgres import link
+from callboard.tracestore.postgres.database import Database
+from callboard.tracestore.postgres.statements import Statements
+from callboard.tracestore.sql.uninterrupted import Patience, bounded
 
 pytestmark = pytest.mark.anyio
 

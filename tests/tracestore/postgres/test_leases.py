@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.events.calls import LlmCallFailed
+from callboard.bus.events.calls import LlmCallFailed
 from tests.support.postgres_server import StartedServer
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore, PriceTable
-from tracestore.sql.lost_runs import PROCESS_LOST
-from tracestore.writing.spill import SpillFile, spill_path
+from callboard.tracestore import PostgresStore, PriceTable
+from callboard.tracestore.sql.lost_runs import PROCESS_LOST
+from callboard.tracestore.writing.spill import SpillFile, spill_path
 
 pytestmark = pytest.mark.anyio
 

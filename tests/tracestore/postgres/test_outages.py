@@ -13,17 +13,17 @@ import anyio
 import psycopg
 import pytest
 
-from bus.errors import StoreError, StoreUnavailable
-from engine import Engine
+from callboard.bus.errors import StoreError, StoreUnavailable
+from callboard.engine import Engine
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer
 from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore
-from tracestore.postgres.database import Database
-from tracestore.postgres.statements import Statements
-from tracestore.writing.spill import leftovers
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.postgres.database import Database
+from callboard.tracestore.postgres.statements import Statements
+from callboard.tracestore.writing.spill import leftovers
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ async def test_an_engine_goes_on_while_the_server_is_down(server: StartedServer,
 
 
 def again_rows(run_id: str) -> object:
-    from tracestore import SqlResult
+    from callboard.tracestore import SqlResult
 
     return SqlResult(("run_id", "ending"), ((run_id, "closed"),), False)
 

@@ -9,14 +9,14 @@ import anyio
 import psycopg
 import pytest
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.postgres_server import StartedServer
 from tests.support.programs import started
 from tests.tracestore.trace_making import DAY_US, T0, Maker
-from tracestore import PostgresStore
-from tracestore.postgres.schema import migrations
-from tracestore.postgres.schema.partitions import month_of
-from tracestore.sql.steps import Steps, read_steps
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.postgres.schema import migrations
+from callboard.tracestore.postgres.schema.partitions import month_of
+from callboard.tracestore.sql.steps import Steps, read_steps
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.certificate import local_certificate
 from tests.support.postgres_server import NOBODY, StartedServer, own_server, why_not
 from tests.tracestore.shipping.test_shipping import of_run
-from tracestore import PostgresStore, TraceShipper, TraceStore
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 pytestmark = pytest.mark.anyio
 

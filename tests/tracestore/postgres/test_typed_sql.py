@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 pytestmark = pytest.mark.anyio
 

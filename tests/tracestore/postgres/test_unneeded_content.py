@@ -8,13 +8,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bus.events.actors import ActorStarted
-from bus.values.messages import Message
+from callboard.bus.events.actors import ActorStarted
+from callboard.bus.values.messages import Message
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import T0, Maker
-from tracestore import PostgresStore
-from tracestore.sql.upkeep.expiry import delete_sessions, delete_unneeded, needed_bodies
+from callboard.tracestore import PostgresStore
+from callboard.tracestore.sql.upkeep.expiry import delete_sessions, delete_unneeded, needed_bodies
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.events.envelope import Envelope
-from bus.values.messages import Message
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.values.messages import Message
 from tests.support.programs import started
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore
+from callboard.tracestore import PostgresStore
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.support.postgres_server import PostgresServer, why_not
-from tracestore import PostgresStore, TraceStore
+from callboard.tracestore import PostgresStore, TraceStore
 
 
 @pytest.fixture

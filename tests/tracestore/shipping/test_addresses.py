@@ -10,15 +10,15 @@ import anyio
 import psycopg
 import pytest
 
-from bus.errors import StoreError, StoreUnavailable
-from bus.values.messages import Message
+from callboard.bus.errors import StoreError, StoreUnavailable
+from callboard.bus.values.messages import Message
 from tests.support.pooler import pooler
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore, PriceTable, ShippingOptions, TraceShipper, TraceStore
-from tracestore.postgres.connection import Address, address_of
-from tracestore.shipping.marks import marks
+from callboard.tracestore import PostgresStore, PriceTable, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.postgres.connection import Address, address_of
+from callboard.tracestore.shipping.marks import marks
 
 from .test_erasures import say
 from .test_shipping import everything, of_run

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.values.messages import Message
+from callboard.bus.values.messages import Message
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
-from tracestore import PostgresStore, TraceShipper, TraceStore
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
 
 from .test_erasures import say
 from .test_shipping import everything, of_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
-from tracestore.shipping.shipment import START, Position
+from callboard.tracestore.shipping.course import Ask, Course, Rest, Send, ShippingOptions
+from callboard.tracestore.shipping.shipment import START, Position
 
 OPTIONS = ShippingOptions(batch_events=4, look_seconds=1.0, ask_seconds=60.0, first_retry=0.5, longest_retry=4.0)
 

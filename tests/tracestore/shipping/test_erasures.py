@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bus.events.sessions import SessionConfigured, SessionCreated
-from bus.values.messages import Message, SessionSetup
+from callboard.bus.events.sessions import SessionConfigured, SessionCreated
+from callboard.bus.values.messages import Message, SessionSetup
 from tests.support.present import present
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import T0, Maker
-from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from tracestore.shipping.shipment import Origin
-from tracestore.shipping.shipper import receiver
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.shipping.shipment import Origin
+from callboard.tracestore.shipping.shipper import receiver
 
 pytestmark = pytest.mark.anyio
 
@@ -248,7 +248,7 @@ async def test_a_deletion_that_broke_off_is_finished(
     local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipper was killed before the bodies were gone."""
-    from tracestore.postgres.receiving import erasing
+    from callboard.tracestore.postgres.receiving import erasing
 
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
@@ -298,7 +298,7 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
 
 
 async def test_what_waits_for_the_store_counts_deletions(local: TraceStore, trace: Path, shared: str) -> None:
-    from tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.backlog import backlogs
 
     await say(local, Maker("run_a"), "s", SECRET)
     async with shipped(trace, shared):

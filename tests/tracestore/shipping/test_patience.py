@@ -8,14 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import StoreUnavailable
-from bus.events.envelope import Event
-from bus.events.operation import StoreShippingChanged
+from callboard.bus.errors import StoreUnavailable
+from callboard.bus.events.envelope import Event
+from callboard.bus.events.operation import StoreShippingChanged
 from tests.support.virtual_time import FakeClock, runs_on
 from tests.tracestore.shipping.test_shipping import of_run
-from tracestore import ShippingOptions, TraceShipper, TraceStore
-from tracestore.shipping.shipment import START, Ending, Origin, Position, Shipment
-from tracestore.sql.upkeep.erasures import Erasure
+from callboard.tracestore import ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.shipping.shipment import START, Ending, Origin, Position, Shipment
+from callboard.tracestore.sql.upkeep.erasures import Erasure
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionRenamed
-from bus.values.messages import Message
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionRenamed
+from callboard.bus.values.messages import Message
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import T0, Maker
-from tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from tracestore.shipping import recent, source
-from tracestore.shipping.recent import Recent
-from tracestore.shipping.shipment import START
+from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.shipping import recent, source
+from callboard.tracestore.shipping.recent import Recent
+from callboard.tracestore.shipping.shipment import START
 
 from .conftest import _migrate
 from .test_erasures import say

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionConfigured, SessionCreated
-from bus.values.content import ImageBlock, TextBlock
-from bus.values.messages import Message, SessionSetup
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionConfigured, SessionCreated
+from callboard.bus.values.content import ImageBlock, TextBlock
+from callboard.bus.values.messages import Message, SessionSetup
 from tests.tracestore.content_making import PICTURE, appended, captured
 from tests.tracestore.trace_making import Maker
-from tracestore import CallFilter, PostgresStore, Store, TraceStore
-from tracestore.shipping.shipper import TraceShipper
-from tracestore.sql.calls import sum_keeping
+from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
+from callboard.tracestore.shipping.shipper import TraceShipper
+from callboard.tracestore.sql.calls import sum_keeping
 
 pytestmark = pytest.mark.anyio
 

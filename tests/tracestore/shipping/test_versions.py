@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 from tests.support.postgres_server import PostgresServer
-from tracestore import PostgresStore, TraceShipper, TraceStore
-from tracestore.postgres.schema import migrations
+from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
+from callboard.tracestore.postgres.schema import migrations
 
 from .test_shipping import everything, of_run
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.events.sessions import SessionCreated
-from bus.values.usage import TokenUsage
+from callboard.bus.errors import StoreError
+from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.sessions import SessionCreated
+from callboard.bus.values.usage import TokenUsage
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
-from tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from tracestore.postgres.receiving import receiver as receiving
-from tracestore.shipping import source, text
-from tracestore.shipping.text import lines_of
+from callboard.tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
+from callboard.tracestore.postgres.receiving import receiver as receiving
+from callboard.tracestore.shipping import source, text
+from callboard.tracestore.shipping.text import lines_of
 
 from .conftest import _migrate
 from .test_shipping import everything, of_run, shipped

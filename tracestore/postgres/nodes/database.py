@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
 from ...sql.connection import Row, SqlValue
 from ...sql.uninterrupted import Patience

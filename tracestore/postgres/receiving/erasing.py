@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from bus.events.sessions import SessionCreated
+from callboard.bus.events.sessions import SessionCreated
 
 from ...shipping.packing import SESSION, TOPIC, TS_US
 from ...shipping.shipment import Origin, Shipment

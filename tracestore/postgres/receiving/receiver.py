@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from bus.clock import SYSTEM_CLOCK, Clock
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
 from ...shipping.packing import cleaned
 from ...shipping.shipment import START, Ending, Origin, Position, Shipment

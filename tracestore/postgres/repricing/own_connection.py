@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..database import Database
 

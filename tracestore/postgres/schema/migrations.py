@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bus.errors import StoreError
-from bus.package_data import package_data
+from callboard.bus.errors import StoreError
+from callboard.bus.package_data import package_data
 
 from ...sql.connection import Row
 from ...sql.steps import Steps, read_steps

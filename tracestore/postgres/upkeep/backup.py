@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..database import Database
 

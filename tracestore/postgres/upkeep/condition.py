@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ...reports import StoreCondition
 from ...sql.connection import Statements

@@ -15,8 +15,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ...sql.connection import Statements
 from ...sql.upkeep import pruning

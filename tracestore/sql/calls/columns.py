@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ...codec import storable_text
 from ..connection import Row, SqlValue

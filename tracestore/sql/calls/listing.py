@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.messages import RoutingDecision
+from callboard.bus.values.messages import RoutingDecision
 
 from ...filters import CallFilter
 from ...rows import CallRow

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ..connection import Database
 from .sums import SUM_UP_AFTER, not_summed_up, sum_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bus.values.cost_sum import UNANSWERED, UNCLEAR
+from callboard.bus.values.cost_sum import UNANSWERED, UNCLEAR
 
 
 def usage_unknown(row: str) -> str:

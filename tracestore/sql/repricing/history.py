@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ...filters import CallFilter
 from ...reports import CurrentPrices, RepriceRun

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bus.errors import StoreError
-from bus.log import Log
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
 
 from ...filters import CallFilter
 from ...prices.table import PriceTable

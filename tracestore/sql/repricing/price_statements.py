@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bus.values.usage import USAGE_PARTS, UsageSource
+from callboard.bus.values.usage import USAGE_PARTS, UsageSource
 
 from ...prices.rows import MAX_INT64, NO_CACHE_RATE
 from ...prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE

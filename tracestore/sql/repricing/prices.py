@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.errors import ConfigurationError, StoreError
+from callboard.bus.errors import ConfigurationError, StoreError
 
 from ...prices.rows import PriceAlias, PriceRow
 from ...prices.table import PriceTable

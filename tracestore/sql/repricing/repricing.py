@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from bus.clock import Clock
+from callboard.bus.clock import Clock
 
 from ...filters import CallFilter
 from ...prices.table import PriceTable

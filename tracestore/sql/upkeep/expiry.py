@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from bus.events.codec import decode_event
+from callboard.bus.events.codec import decode_event
 
 from ...codec import encode_event
 from ...figures import figures_of

@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bus.errors import StoreError
-from bus.package_data import package_data
+from callboard.bus.errors import StoreError
+from callboard.bus.package_data import package_data
 
 from ...sql.steps import Steps, read_steps
 from ..database import APPLICATION_ID, Database

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from bus.errors import StoreError
-from bus.private_file import UnfinishedFile
+from callboard.bus.errors import StoreError
+from callboard.bus.private_file import UnfinishedFile
 
 from ..files import is_at_rest, refuse_missing
 from .snapshot import copy_snapshot

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bus.errors import StoreError
+from callboard.bus.errors import StoreError
 
 from ..library import BUSY_TIMEOUT_MS, uri
 

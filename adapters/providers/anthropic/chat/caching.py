@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from bus.values.json import Json, JsonObject, json_size
+from callboard.bus.values.json import Json, JsonObject, json_size
 
 MOST = 4
 TTLS = ("5m", "1h")

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import NamedTuple, assert_never
 
-from adapters.requests.fitted import FittedHistory, Loss, left_out
-from adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT
-from adapters.requests.media import is_remote, media_bytes, media_type_of
-from adapters.requests.surrogates import mend_text
-from bus.errors import InvalidRequestError
-from bus.values.content import (
+from callboard.adapters.requests.fitted import FittedHistory, Loss, left_out
+from callboard.adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT
+from callboard.adapters.requests.media import is_remote, media_bytes, media_type_of
+from callboard.adapters.requests.surrogates import mend_text
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -37,8 +37,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from .sent_back import own_blocks, sent_citation, without_nulls
 from .wire import CONTAINER

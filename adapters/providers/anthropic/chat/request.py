@@ -11,19 +11,19 @@ import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from adapters.contract import CallWarning, CanonicalRequest
-from adapters.http.wire_call import WireCall
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.encoding import encode_json
-from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import joined_options, merge_options, tool_options
-from adapters.requests.settings import check_tool_choice
-from adapters.schemas.root import fold_root
-from adapters.schemas.sanitizer import instruction
-from bus.errors import InvalidRequestError
-from bus.values.json import Json, JsonObject, json_size
-from bus.values.messages import Role, ToolDefinition
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning, CanonicalRequest
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.history import Loss, Target, ToolIdRule, fit_history
+from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
+from callboard.adapters.requests.settings import check_tool_choice
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.sanitizer import instruction
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject, json_size
+from callboard.bus.values.messages import Role, ToolDefinition
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..data import find_model
 from . import wire

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.refusals.classify import error_without_status, read_error_value
-from adapters.replies.assembler import Assembler
-from adapters.replies.json_text import parse_object
-from adapters.requests.text import as_text
-from adapters.usage.contradictions import source_of
-from adapters.usage.counts import reported_count
-from bus.errors import AdapterError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.refusals.classify import error_without_status, read_error_value
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.json_text import parse_object
+from callboard.adapters.requests.text import as_text
+from callboard.adapters.usage.contradictions import source_of
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..errors import ERROR_CODES
 from . import wire

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapters.schemas.memory import remembered
-from adapters.schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema
-from adapters.schemas.strict import NotStrict
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.memory import remembered
+from callboard.adapters.schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema
+from callboard.adapters.schemas.strict import NotStrict
+from callboard.bus.values.json import Json, JsonObject
 
 _KEPT = frozenset({"type", "title", "enum", "const", "required"})
 _WITHOUT_MEANING = frozenset({"$id", "deprecated", "readOnly", "writeOnly", "additionalProperties"})

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-from adapters.requests.fitted import FittedHistory
-from bus.values.content import ContentBlock, OpaqueBlock, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.adapters.requests.fitted import FittedHistory
+from callboard.bus.values.content import ContentBlock, OpaqueBlock, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from .wire import CONTAINER, FALLBACK
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..errors import ERROR_CODES
 from . import wire

@@ -6,12 +6,12 @@ table gets the settings word for word, but for temperature and top_p: no newer C
 
 from __future__ import annotations
 
-from adapters.contract import CallWarning, CanonicalRequest
-from adapters.requests.effort import nearest_effort
-from adapters.requests.settings import changed, dropped, short_id, write_settings
-from bus.errors import CapabilityError, UnsupportedToolChoiceError
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning, CanonicalRequest
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.settings import changed, dropped, short_id, write_settings
+from callboard.bus.errors import CapabilityError, UnsupportedToolChoiceError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..data import BUDGETS, LEAST_BUDGET, Model, is_newer_claude
 

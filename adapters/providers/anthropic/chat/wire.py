@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 VERSION = "2023-06-01"
 PATH = "/v1/messages"

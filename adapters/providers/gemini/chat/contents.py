@@ -16,11 +16,11 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from itertools import cycle
 
-from adapters.contract import CallWarning
-from adapters.requests.fitted import FittedHistory, Loss, left_out
-from adapters.requests.history import FAILED_SILENTLY
-from bus.errors import InvalidRequestError
-from bus.values.content import (
+from callboard.adapters.contract import CallWarning
+from callboard.adapters.requests.fitted import FittedHistory, Loss, left_out
+from callboard.adapters.requests.history import FAILED_SILENTLY
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -32,9 +32,9 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Role
-from bus.values.warning_codes import WarningCode
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Role
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..data import Model
 from ..media import NEITHER, Media, sent_medium

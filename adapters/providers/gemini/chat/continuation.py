@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.contract import CanonicalRequest
-from bus.values.content import OpaqueBlock
-from bus.values.messages import Message, Role
+from callboard.adapters.contract import CanonicalRequest
+from callboard.bus.values.content import OpaqueBlock
+from callboard.bus.values.messages import Message, Role
 
 FINISH_REASON = "CONTINUATION"
 KIND = "continuationToken"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 _EACH_QUERY = re.compile(r"gemini-(?:[3-9]|\d\d)")
 """Models since Gemini 3 pay for each search; those before for each request that was grounded in any."""

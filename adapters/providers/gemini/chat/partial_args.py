@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 from .. import wire
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.contract import CallWarning, CanonicalRequest
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.effort import nearest_effort
-from adapters.requests.history import FittedHistory, fit_history
-from adapters.requests.host_options import joined_options, merge_options, tool_options
-from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
-from adapters.schemas.root import fold_root
-from adapters.schemas.sanitizer import instruction
-from bus.errors import CapabilityError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CallWarning, CanonicalRequest
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.history import FittedHistory, fit_history
+from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
+from callboard.adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.sanitizer import instruction
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..data import BUDGETS, UNLISTED, find_model
 from ..target import target_of

@@ -25,13 +25,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.broken_json import mend_body
-from adapters.replies.images import image_of_base64
-from adapters.replies.json_text import parse_object
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.broken_json import mend_body
+from callboard.adapters.replies.images import image_of_base64
+from callboard.adapters.replies.json_text import parse_object
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
+from callboard.bus.values.warning_codes import WarningCode
 
 from .. import wire
 from ..errors import error_in_reply

@@ -7,9 +7,9 @@ as they are.
 
 from __future__ import annotations
 
-from adapters.schemas.memory import remembered
-from adapters.schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema
-from bus.values.json import Json, JsonObject
+from callboard.adapters.schemas.memory import remembered
+from callboard.adapters.schemas.sanitizer import describe, in_words, merge_all_of, normalise_schema
+from callboard.bus.values.json import Json, JsonObject
 
 _KEPT = frozenset(
     {"$id", "$anchor", "type", "format", "title", "enum", "required", "minItems", "maxItems", "minimum", "maximum"}

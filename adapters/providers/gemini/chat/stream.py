@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import EventNormaliser
-from adapters.replies.sse import SseDecoder
-from bus.errors import StreamError
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import EventNormaliser
+from callboard.adapters.replies.sse import SseDecoder
+from callboard.bus.errors import StreamError
 
 from .. import wire
 from ..errors import CODES

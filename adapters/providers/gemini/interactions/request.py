@@ -7,15 +7,15 @@ merged into the body, object by object, and go before our own values.
 
 from __future__ import annotations
 
-from adapters.contract import CallWarning, CanonicalRequest
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.effort import nearest_effort
-from adapters.requests.history import fit_history
-from adapters.requests.host_options import joined_options, merge_options, tool_options
-from adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
-from bus.errors import CapabilityError, InvalidRequestError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.contract import CallWarning, CanonicalRequest
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.history import fit_history
+from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
+from callboard.adapters.requests.settings import changed, check_tool_choice, dropped, write_settings
+from callboard.bus.errors import CapabilityError, InvalidRequestError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ..chat.request import OPTIONS, BuiltRequest
 from ..chat.schema import fit_schema, takes_nothing

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.images import image_at, image_of_base64
-from bus.errors import AdapterError, StreamError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.images import image_at, image_of_base64
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..errors import error_in_reply
 from . import wire

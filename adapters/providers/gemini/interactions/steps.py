@@ -13,10 +13,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 
-from adapters.requests.fitted import FittedHistory, Loss
-from adapters.requests.history import FAILED_SILENTLY
-from bus.errors import InvalidRequestError
-from bus.values.content import (
+from callboard.adapters.requests.fitted import FittedHistory, Loss
+from callboard.adapters.requests.history import FAILED_SILENTLY
+from callboard.bus.errors import InvalidRequestError
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -28,8 +28,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ..media import NEITHER, Media, sent_medium
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from . import wire
 from .response import Steps, arguments_of, failure_of, has_more_than_text

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters.usage.contradictions import source_of
-from adapters.usage.counts import reported_count
-from bus.values.usage import TokenUsage, details_of, unusual_tier
+from callboard.adapters.usage.contradictions import source_of
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.values.usage import TokenUsage, details_of, unusual_tier
 
 from . import wire
 

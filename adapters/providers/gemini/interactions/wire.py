@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
+from callboard.bus.values.json import Json
 
 REVISION = "2026-05-20"
 ABSENT = msgspec.Raw(b"null")

@@ -17,12 +17,12 @@ from typing import assert_never
 
 import msgspec
 
-from adapters.requests.fitted import FittedHistory, Loss
-from adapters.requests.free_form import INPUT, free_text
-from adapters.requests.host_options import add_host_fields
-from adapters.requests.media import media_bytes, write_data_url
-from adapters.requests.surrogates import mend_text
-from bus.values.content import (
+from callboard.adapters.requests.fitted import FittedHistory, Loss
+from callboard.adapters.requests.free_form import INPUT, free_text
+from callboard.adapters.requests.host_options import add_host_fields
+from callboard.adapters.requests.media import media_bytes, write_data_url
+from callboard.adapters.requests.surrogates import mend_text
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -34,8 +34,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from .response import CUSTOM, IMAGE_CALL, REASONING_PART
 from .sent_back import HALF, NEVER_NULL, OwnItems, as_input, reasoning_item

@@ -11,20 +11,20 @@ import re
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.refusals.required_capabilities import check_demands
-from adapters.requests.effort import nearest_effort
-from adapters.requests.free_form import CUSTOM, is_free_form
-from adapters.requests.history import FittedHistory, Target, fit_history
-from adapters.requests.host_options import joined_options, merge_options, tool_options
-from adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
-from adapters.schemas.root import fold_root
-from adapters.schemas.strict import StrictSchema
-from adapters.schemas.strict_mode import strict_reply, strict_tool
-from bus.errors import CapabilityError
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolChoice, ToolDefinition
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from callboard.adapters.refusals.required_capabilities import check_demands
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.free_form import CUSTOM, is_free_form
+from callboard.adapters.requests.history import FittedHistory, Target, fit_history
+from callboard.adapters.requests.host_options import joined_options, merge_options, tool_options
+from callboard.adapters.requests.settings import check_tool_choice, digest, may_omit_limit, short_id, write_settings
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.strict import StrictSchema
+from callboard.adapters.schemas.strict_mode import strict_reply, strict_tool
+from callboard.bus.errors import CapabilityError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolChoice, ToolDefinition
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
 from ..quirks import Quirks

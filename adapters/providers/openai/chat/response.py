@@ -20,14 +20,14 @@ from weakref import proxy
 
 import msgspec
 
-from adapters.contract import CanonicalRequest
-from adapters.replies.assembler import Assembler
-from adapters.replies.images import image_of_base64
-from adapters.replies.json_text import parse_arguments
-from bus.errors import AdapterError, StreamError
-from bus.values.json import JsonObject
-from bus.values.usage import StopReason
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.contract import CanonicalRequest
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.images import image_of_base64
+from callboard.adapters.replies.json_text import parse_arguments
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.values.json import JsonObject
+from callboard.bus.values.usage import StopReason
+from callboard.bus.values.warning_codes import WarningCode
 
 from ..errors import error_in_reply
 from ..quirks import Quirks

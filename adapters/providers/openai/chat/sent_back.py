@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bus.values.content import OpaqueBlock
-from bus.values.json import JsonObject
+from callboard.bus.values.content import OpaqueBlock
+from callboard.bus.values.json import JsonObject
 
 from .response import IMAGE_CALL
 

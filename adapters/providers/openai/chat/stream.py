@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from bus.errors import StreamError
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.bus.errors import StreamError
 
 from ..errors import CODES, error_in_reply
 from ..quirks import Quirks

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.protocols.openai_images import read_usage
-from adapters.usage.counts import reported_count
-from bus.values.json import Json
-from bus.values.usage import details_of
+from callboard.adapters.protocols.openai_images import read_usage
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import details_of
 
 from .wire import Item, is_present, read_value
 

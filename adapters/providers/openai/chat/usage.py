@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.usage.contradictions import source_of
-from adapters.usage.counts import cache_writes, first_count, reported_count, reported_detail
-from adapters.usage.stated_cost import only_written, reported_cost
-from bus.values.usage import TokenUsage, UsageSource, unusual_tier
+from callboard.adapters.usage.contradictions import source_of
+from callboard.adapters.usage.counts import cache_writes, first_count, reported_count, reported_detail
+from callboard.adapters.usage.stated_cost import only_written, reported_cost
+from callboard.bus.values.usage import TokenUsage, UsageSource, unusual_tier
 
 from .tool_fees import with_tool_usage
 from .wire import EMPTY, Usage, UsageDetails, read_or_default, read_value

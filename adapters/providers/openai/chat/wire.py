@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 EMPTY = msgspec.Raw()
 

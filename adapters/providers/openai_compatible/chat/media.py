@@ -6,9 +6,9 @@ import re
 from base64 import b64encode
 from typing import TypeAlias
 
-from adapters.requests.media import media_bytes, write_data_url
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.values.json import JsonObject
+from callboard.adapters.requests.media import media_bytes, write_data_url
+from callboard.bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from callboard.bus.values.json import JsonObject
 
 from ..quirks.fields import Quirks
 

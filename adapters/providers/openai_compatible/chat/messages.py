@@ -11,13 +11,13 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import cycle
 
-from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.requests.encoding import encode_json
-from adapters.requests.free_form import CUSTOM, INPUT, free_text
-from adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT, FittedHistory, Loss
-from adapters.requests.host_options import add_host_fields
-from adapters.requests.text import join_text
-from bus.values.content import (
+from callboard.adapters.contract import AdapterCapabilities, CanonicalRequest
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.free_form import CUSTOM, INPUT, free_text
+from callboard.adapters.requests.history import FAILED_SILENTLY, NO_OUTPUT, FittedHistory, Loss
+from callboard.adapters.requests.host_options import add_host_fields
+from callboard.adapters.requests.text import join_text
+from callboard.bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -29,8 +29,8 @@ from bus.values.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.values.json import Json, JsonObject
-from bus.values.messages import Message, Role
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import Message, Role
 
 from ..quirks.servers import Quirks
 from .media import media_part, refusal

@@ -13,14 +13,14 @@ from functools import lru_cache
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.refusals.required_capabilities import MEDIA, check_demands
-from adapters.requests.effort import nearest_effort
-from adapters.requests.encoding import encode_json
-from adapters.requests.free_form import CUSTOM, is_free_form
-from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.requests.host_options import merge_options, merge_own_options, tool_options
-from adapters.requests.settings import (
+from callboard.adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from callboard.adapters.refusals.required_capabilities import MEDIA, check_demands
+from callboard.adapters.requests.effort import nearest_effort
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.free_form import CUSTOM, is_free_form
+from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from callboard.adapters.requests.host_options import merge_options, merge_own_options, tool_options
+from callboard.adapters.requests.settings import (
     changed,
     check_tool_choice,
     dropped,
@@ -28,15 +28,15 @@ from adapters.requests.settings import (
     short_id,
     write_settings,
 )
-from adapters.requests.text import current_turn
-from adapters.schemas.moonshot import moonshot_schema
-from adapters.schemas.root import fold_root
-from adapters.schemas.strict import StrictSchema
-from adapters.schemas.strict_mode import plain_schema, strict_reply, strict_tool
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.values.content import TextBlock
-from bus.values.json import Json, JsonObject
-from bus.values.messages import ToolDefinition
+from callboard.adapters.requests.text import current_turn
+from callboard.adapters.schemas.moonshot import moonshot_schema
+from callboard.adapters.schemas.root import fold_root
+from callboard.adapters.schemas.strict import StrictSchema
+from callboard.adapters.schemas.strict_mode import plain_schema, strict_reply, strict_tool
+from callboard.bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from callboard.bus.values.content import TextBlock
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.messages import ToolDefinition
 
 from ..quirks.servers import Quirks
 from .cache_marks import keep_latest

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.refusals.classify import is_error
-from adapters.replies.assembler import Assembler
-from adapters.replies.images import image_at
-from bus.errors import AdapterError, StreamError
-from bus.values.json import Json, JsonObject
-from bus.values.usage import StopReason, unusual_tier
+from callboard.adapters.refusals.classify import is_error
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.images import image_at
+from callboard.bus.errors import AdapterError, StreamError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.usage import StopReason, unusual_tier
 
 from ..errors import error_in_body, error_in_reply, overflow_of
 from ..quirks.servers import Quirks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.values.json import Json
-from bus.values.usage import TokenUsage
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage
 
 from .wire import WireMessage
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from bus.errors import StreamError
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.bus.errors import StreamError
 
 from ..errors import ERROR_CODES, error_in_body
 from ..quirks.servers import Quirks

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.replies.assembler import Assembler
-from adapters.replies.json_text import parse_object
-from adapters.requests.free_form import CUSTOM, INPUT
-from bus.values.json import Json, JsonObject
-from bus.values.warning_codes import WarningCode
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.json_text import parse_object
+from callboard.adapters.requests.free_form import CUSTOM, INPUT
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
 
 from .wire import WireFunction, WireMessage, WireToolCall
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.usage.contradictions import source_of
-from adapters.usage.counts import cache_writes, first_count, reported_count
-from adapters.usage.counts import reported_detail as _detail
-from adapters.usage.stated_cost import only_written, reported_cost
-from bus.values.json import Json
-from bus.values.usage import TokenUsage, details_of
+from callboard.adapters.usage.contradictions import source_of
+from callboard.adapters.usage.counts import cache_writes, first_count, reported_count
+from callboard.adapters.usage.counts import reported_detail as _detail
+from callboard.adapters.usage.stated_cost import only_written, reported_cost
+from callboard.bus.values.json import Json
+from callboard.bus.values.usage import TokenUsage, details_of
 
 from .wire import WireUsage, decode_usage
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from bus.values.json import Json, JsonObject
+from callboard.bus.values.json import Json, JsonObject
 
 NO_RAW: Final = msgspec.Raw()
 NULL: Final = msgspec.Raw(b"null")

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from adapters.replies.growing import Meaning
-from adapters.requests.effort import EFFORTS
+from callboard.adapters.replies.growing import Meaning
+from callboard.adapters.requests.effort import EFFORTS
 
 
 def settings(*names: str, **renamed: str) -> dict[str, str]:

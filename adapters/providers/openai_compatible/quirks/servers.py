@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bus.errors import ConfigurationError
-from bus.values.json import Json
+from callboard.bus.errors import ConfigurationError
+from callboard.bus.values.json import Json
 
 from .fields import ANONYMOUS_SETTINGS, OPENAI_SETTINGS, Quirks, settings
 

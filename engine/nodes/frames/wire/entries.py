@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 
-from bus.events.envelope import UnknownEvent
-from bus.streams.events import TextDelta, ThinkingDelta, ToolUseInputDelta, TurnEvent
+from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.streams.events import TextDelta, ThinkingDelta, ToolUseInputDelta, TurnEvent
 
 from .frame import Arguments, Entry, Texts, Thoughts, Whole
 from .packed import pack_event, text_bytes, text_of, unpack_event

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus import TurnStatus
+from callboard.bus import TurnStatus
 
 from .packed import Packed
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bus import Message
-from bus.events.envelope import UnknownEvent
-from bus.streams.events import MessageComplete, StepFinish, TurnEvent
-from bus.values.usage import TokenUsage
+from callboard.bus import Message
+from callboard.bus.events.envelope import UnknownEvent
+from callboard.bus.streams.events import MessageComplete, StepFinish, TurnEvent
+from callboard.bus.values.usage import TokenUsage
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from adapters.transport.http1.connection import (
+from callboard.adapters.transport.http1.connection import (
     HIGH_WATER_BYTES,
     KEPT_SECONDS,
     PIECE_BYTES,
     AgedConnectionError,
 )
-from adapters.transport.http1.reply import Reply
-from bus.errors import NetworkError, StreamError
+from callboard.adapters.transport.http1.reply import Reply
+from callboard.bus.errors import NetworkError, StreamError
 
 from ....support.http1_replies import BAD, FORMS, OK
 from ....support.http1_wire import HEAD, Line, turns, whole

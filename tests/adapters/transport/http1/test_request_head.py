@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters.transport.http1.request_head import Origin, target_of, write_head
-from bus.errors import InvalidRequestError
+from callboard.adapters.transport.http1.request_head import Origin, target_of, write_head
+from callboard.bus.errors import InvalidRequestError
 
 URL = "https://api.test/v1/talk"
 

@@ -11,7 +11,7 @@ import httpcore
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from adapters.transport.httpx_client.connections import ConnectionPool
+from callboard.adapters.transport.httpx_client.connections import ConnectionPool
 
 pytestmark = pytest.mark.anyio
 

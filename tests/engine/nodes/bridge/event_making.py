@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bus import ActorStarted, Envelope
+from callboard.bus import ActorStarted, Envelope
 
 
 def event(seq: int, run_id: str = "run_a", name: str = "x", ts_us: int | None = None) -> Envelope:

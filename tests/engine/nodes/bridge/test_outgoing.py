@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.nodes.bridge import outgoing as module
-from engine.nodes.bridge.outgoing import MOST_WAITING, Outgoing, Read, Rest, Send
-from engine.nodes.bridge.page import Page
+from callboard.engine.nodes.bridge import outgoing as module
+from callboard.engine.nodes.bridge.outgoing import MOST_WAITING, Outgoing, Read, Rest, Send
+from callboard.engine.nodes.bridge.page import Page
 
 
 def page(after: int, last: int, size: int = 10) -> Page:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus import Envelope, Message, SessionConfigured, SessionMessageAppended, SessionSetup, encode_envelope
-from engine.nodes.bridge.page import PAGE_EVENTS, decode_page, encode_page, pages_of
-from tracestore import Capture
+from callboard.bus import Envelope, Message, SessionConfigured, SessionMessageAppended, SessionSetup, encode_envelope
+from callboard.engine.nodes.bridge.page import PAGE_EVENTS, decode_page, encode_page, pages_of
+from callboard.tracestore import Capture
 
 from .event_making import event, events
 

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from engine import Cluster, Engine
-from engine.nodes.frames import mirrors
+from callboard.engine import Cluster, Engine
+from callboard.engine.nodes.frames import mirrors
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.scripted import Say

@@ -14,8 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from adapters.providers.scripted import ScriptedCall, ScriptedReply
-from engine import Cluster
+from callboard.adapters.providers.scripted import ScriptedCall, ScriptedReply
+from callboard.engine import Cluster
 from tests.support.engines import keeping
 from tests.support.scripted import ADD, Say
 

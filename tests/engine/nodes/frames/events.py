@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     CallWarning,
     Cost,
     CostSource,
@@ -27,7 +27,7 @@ from bus import (
     TurnEvent,
     UserMessage,
 )
-from bus.values.content import (
+from callboard.bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,

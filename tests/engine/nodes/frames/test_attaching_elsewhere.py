@@ -7,9 +7,9 @@ from typing import Any, Literal
 import anyio
 import pytest
 
-from bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from bus.errors import CancelledError
-from engine import Engine
+from callboard.bus import CallboardError, StreamReset, TextDelta, TurnComplete, TurnEvent, UnknownStream
+from callboard.bus.errors import CancelledError
+from callboard.engine import Engine
 from tests.support.nats_server import NatsServer
 from tests.support.scripted import ADD, CALLS_ADD, Say
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import TextDelta, ToolUseEnd, TurnEvent
-from bus.events.envelope import UnknownEvent
-from engine.nodes.frames.wire.entries import chunks, count_of, unpacked
-from engine.nodes.frames.wire.frame import Assembly, Frame, Texts, UnreadableFrame, Whole, packets, read_packet
-from engine.nodes.frames.wire.packed import Packed
+from callboard.bus import TextDelta, ToolUseEnd, TurnEvent
+from callboard.bus.events.envelope import UnknownEvent
+from callboard.engine.nodes.frames.wire.entries import chunks, count_of, unpacked
+from callboard.engine.nodes.frames.wire.frame import Assembly, Frame, Texts, UnreadableFrame, Whole, packets, read_packet
+from callboard.engine.nodes.frames.wire.packed import Packed
 
 from .events import LOGS, raws, without_raws
 

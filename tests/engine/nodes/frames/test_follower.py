@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
-from engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Replay, Stored, Timing
-from engine.nodes.frames.framer import Framer
-from engine.nodes.frames.mirror import Mirror
-from engine.nodes.frames.stream_ids import begun_us, may_be_new
-from engine.nodes.frames.wire.frame import Ending, Frame
+from callboard.bus import StreamLog, TextDelta, TurnComplete, TurnEvent, UnknownStream
+from callboard.engine.nodes.frames.follower import AskOwner, AskStore, Follower, OwnerAnswer, Replay, Stored, Timing
+from callboard.engine.nodes.frames.framer import Framer
+from callboard.engine.nodes.frames.mirror import Mirror
+from callboard.engine.nodes.frames.stream_ids import begun_us, may_be_new
+from callboard.engine.nodes.frames.wire.frame import Ending, Frame
 
 TIMING = Timing(quiet=3, gap=0.2, retry=1, patience=20)
 END = TurnComplete("completed")

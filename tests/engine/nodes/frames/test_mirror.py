@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     Message,
     MessageComplete,
     MessageStart,
@@ -23,9 +23,9 @@ from bus import (
     TurnComplete,
     TurnEvent,
 )
-from engine.nodes.frames.framer import Framer
-from engine.nodes.frames.mirror import MOST_HELD, Mirror
-from engine.nodes.frames.wire.frame import Ending, Frame, Texts
+from callboard.engine.nodes.frames.framer import Framer
+from callboard.engine.nodes.frames.mirror import MOST_HELD, Mirror
+from callboard.engine.nodes.frames.wire.frame import Ending, Frame, Texts
 
 from .events import LOGS, without_raws
 

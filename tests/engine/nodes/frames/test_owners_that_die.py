@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from bus import MessageComplete, MessageStart, StreamReset, TextDelta, ThinkingDelta, TurnComplete, TurnEvent
-from engine import Engine
+from callboard.bus import MessageComplete, MessageStart, StreamReset, TextDelta, ThinkingDelta, TurnComplete, TurnEvent
+from callboard.engine import Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import why_not

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus import (
+from callboard.bus import (
     Message,
     MessageComplete,
     MessageStart,
@@ -25,13 +25,13 @@ from bus import (
     TurnEvent,
     UserMessage,
 )
-from bus.values.content import ThinkingBlock, ToolUseBlock
-from engine.nodes.frames.framer import Framer
-from engine.nodes.frames.retained import retained
-from engine.nodes.frames.wire.frame import Ending, Frame
-from engine.sessions.clustered.opening import in_its_first_turn
-from tracestore import SavedSession
-from tracestore.rows import NOTHING_SAID
+from callboard.bus.values.content import ThinkingBlock, ToolUseBlock
+from callboard.engine.nodes.frames.framer import Framer
+from callboard.engine.nodes.frames.retained import retained
+from callboard.engine.nodes.frames.wire.frame import Ending, Frame
+from callboard.engine.sessions.clustered.opening import in_its_first_turn
+from callboard.tracestore import SavedSession
+from callboard.tracestore.rows import NOTHING_SAID
 
 HI = Message(Role.USER, "Hi", id="msg_hi")
 END = TurnComplete("completed")

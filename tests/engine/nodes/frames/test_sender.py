@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from bus import Message, StreamChannel, StreamLog, TextDelta, TurnComplete, TurnEvent
-from engine.nodes.frames.exchange import (
+from callboard.bus import Message, StreamChannel, StreamLog, TextDelta, TurnComplete, TurnEvent
+from callboard.engine.nodes.frames.exchange import (
     AskCancel,
     AskFrames,
     Receiver,
@@ -18,9 +18,9 @@ from engine.nodes.frames.exchange import (
     read_answer,
     token,
 )
-from engine.nodes.frames.follower import OwnerAnswer
-from engine.nodes.frames.sender import FrameSender
-from engine.nodes.frames.wire.frame import Ending, Frame, read_packet
+from callboard.engine.nodes.frames.follower import OwnerAnswer
+from callboard.engine.nodes.frames.sender import FrameSender
+from callboard.engine.nodes.frames.wire.frame import Ending, Frame, read_packet
 from tests.support.virtual_time import FakeClock, run_virtual, runs_on
 
 pytestmark = pytest.mark.anyio

@@ -7,15 +7,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import SessionTurnCompleted, StreamReset, TextDelta, TurnComplete, UnknownStream
-from engine import Engine
-from engine.nodes.frames.stored import stored_turn
+from callboard.bus import SessionTurnCompleted, StreamReset, TextDelta, TurnComplete, UnknownStream
+from callboard.engine import Engine
+from callboard.engine.nodes.frames.stored import stored_turn
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import keeping
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import why_not
 from tests.support.scripted import ADD, CALLS_ADD, Say
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 from .conftest import connected
 

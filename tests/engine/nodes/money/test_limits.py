@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from bus import Bus, NodeLimitsChanged, StoreUnavailable
-from engine.nodes.money.limits import RateLimitShares
-from engine.rate_limits.gate import Gate
-from engine.rate_limits.permit import LiveGate, Permit
+from callboard.bus import Bus, NodeLimitsChanged, StoreUnavailable
+from callboard.engine.nodes.money.limits import RateLimitShares
+from callboard.engine.rate_limits.gate import Gate
+from callboard.engine.rate_limits.permit import LiveGate, Permit
 from tests.support.shared_tables import LedgerModel
 from tests.support.virtual_time import FakeClock, runs_on
-from tracestore.nodes.ledger import Answer, Wants
+from callboard.tracestore.nodes.ledger import Answer, Wants
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("virtual-asyncio")

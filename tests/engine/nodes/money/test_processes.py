@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 
-from engine import BudgetExceededError
+from callboard.engine import BudgetExceededError
 from tests.support.budget_node import BUDGET, COSTS, LIMIT, ONE, TABLE
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import own_server, why_not

@@ -13,13 +13,13 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from bus import StoreError
-from engine import Budget, BudgetExceededError, Engine
-from engine.cli import main
+from callboard.bus import StoreError
+from callboard.engine import Budget, BudgetExceededError, Engine
+from callboard.engine.cli import main
 from tests.support.cluster_engines import node_engine
 from tests.support.postgres_server import own_server, why_not
 from tests.support.scripted import Say
-from tracestore import PostgresStore, PriceRow, PriceTable
+from callboard.tracestore import PostgresStore, PriceRow, PriceTable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

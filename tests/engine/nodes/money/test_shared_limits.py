@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters import AdapterConfig, CanonicalRequest
-from engine import Engine
+from callboard.adapters import AdapterConfig, CanonicalRequest
+from callboard.engine import Engine
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import entry, serving
 from tests.support.postgres_server import why_not

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bus import StoreUnavailable
-from engine import Budget
-from engine.budgets.account import Amount
-from engine.budgets.budget import Payer
-from engine.budgets.ledger import Ledger
-from engine.nodes.money.part import BudgetSlices
-from engine.nodes.money.scope import Scope
+from callboard.bus import StoreUnavailable
+from callboard.engine import Budget
+from callboard.engine.budgets.account import Amount
+from callboard.engine.budgets.budget import Payer
+from callboard.engine.budgets.ledger import Ledger
+from callboard.engine.nodes.money.part import BudgetSlices
+from callboard.engine.nodes.money.scope import Scope
 from tests.support.shared_tables import LedgerModel
 from tests.support.virtual_time import run_virtual, runs_on
-from tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Wants
+from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Wants
 
 pytestmark = pytest.mark.anyio
 

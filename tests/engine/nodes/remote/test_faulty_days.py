@@ -10,8 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import AdmissionError, Envelope, Lossless
-from engine import Engine, RemoteBus
+from callboard.bus import AdmissionError, Envelope, Lossless
+from callboard.engine import Engine, RemoteBus
 from tests.support.cluster_engines import node_engine
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.postgres_server import StartedServer, own_server, why_not

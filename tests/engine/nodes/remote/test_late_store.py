@@ -9,13 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import Envelope, StoreUnavailable
-from bus.events.sessions import SessionCreated
-from engine.nodes.nats.kept_events import KeptMessage, StreamPosition
-from engine.nodes.remote import incoming
-from engine.nodes.remote.source import RemoteEvents
+from callboard.bus import Envelope, StoreUnavailable
+from callboard.bus.events.sessions import SessionCreated
+from callboard.engine.nodes.nats.kept_events import KeptMessage, StreamPosition
+from callboard.engine.nodes.remote import incoming
+from callboard.engine.nodes.remote.source import RemoteEvents
 from tests.support.virtual_time import FakeClock
-from tracestore import TraceStore
+from callboard.tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

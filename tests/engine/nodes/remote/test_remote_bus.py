@@ -9,15 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import ConfigurationError, DropOldest, Envelope, Lossless, SessionMessageAppended, Subscription
-from engine import Bridge, Cluster, Engine, RemoteBus
+from callboard.bus import ConfigurationError, DropOldest, Envelope, Lossless, SessionMessageAppended, Subscription
+from callboard.engine import Bridge, Cluster, Engine, RemoteBus
 from tests.engine.nodes.bridge.event_making import events
 from tests.support.engines import registry
 from tests.support.nats_server import NatsServer, own_nats_server, why_no_nats
 from tests.support.postgres_server import why_not
 from tests.support.scripted import Say
-from tracestore import PostgresStore, Store, TraceStore
-from tracestore.codec import decode_line, encode_line
+from callboard.tracestore import PostgresStore, Store, TraceStore
+from callboard.tracestore.codec import decode_line, encode_line
 
 pytestmark = [
     pytest.mark.anyio,
