@@ -42,6 +42,8 @@ _IDS = re.compile(rb'"(?:toolu_|call_)(\d+)"')
 """The ids of calls in the kits' replies. Each reply gets ids of its own."""
 
 UNSIGNED = ((b"c2lnbmF0dXJl", b""),)
+PERPLEXITY = ChatWire()
+PERPLEXITY.options = {"quirks": {"user_after_tool": False}}  # type: ignore[dict-item]  # of any JSON
 SERVERS = (
     Server("deepseek", ChatWire("deepseek"), "deepseek-v4-pro", ["reasoning_with_tool_calls"]),
     Server("deepseek-messages", AnthropicWire(), "deepseek-v4-pro", ["thinking_with_tool_uses"], UNSIGNED),
@@ -60,10 +62,17 @@ SERVERS = (
         ["reasoning_with_tool_calls_of_deepseek"],
         [(b'"reasoning_content"', b'"reasoning"')],
     ),
+    Server(
+        "gateway",
+        ChatWire(),
+        "kimi-k3",
+        ["reasoning_with_tool_calls_of_deepseek"],
+        [(b'"reasoning_content"', b'"reasoning"')],
+    ),
     Server("mistral", ChatWire("mistral"), "mistral-large-latest", ["user_after_tool", "short_call_ids"]),
     Server("anthropic", AnthropicWire(), "claude-opus-4-6", ["no_foreign_signatures"]),
     Server("groq", ChatWire("groq"), "openai/gpt-oss-120b", ["no_reasoning_fields"]),
-    Server("perplexity", ChatWire(), "sonar", ["alternating_roles"]),
+    Server("perplexity", PERPLEXITY, "sonar", ["alternating_roles"]),
 )
 
 
@@ -120,6 +129,42 @@ def entry(server: Server, replies: Replies) -> AdapterEntry:
 async def silent(arguments: dict[str, Json]) -> str:
     """A tool that returns nothing to see."""
     return " "
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [("reasoning_content", ()), ("reasoning", [(b'"reasoning_content"', b'"reasoning"')])],
+    ids=["reasoning_content", "reasoning"],
+)
+def test_an_unknown_server_gets_reasoning_in_the_field_in_which_it_sent_it(
+    field: str, changes: Sequence[tuple[bytes, bytes]], streamed: bool
+) -> None:
+    """A whole reply and a stream keep the name of the field. The answer without calls goes back without it."""
+    server = Server("unknown", ChatWire(), "some-model", [], changes)
+    replies = Replies(server)
+    models = {"unknown:m": ModelEntry(id="unknown:m", adapter="unknown", wire_name="some-model")}
+
+    async def go() -> None:
+        async with Engine(
+            models=ModelRegistry({"unknown": entry(server, replies)}, models), trace=False
+        ) as engine:
+            session = engine.session("unknown:m", tools=[Tool(TOOLS[0], work)])  # type: ignore[arg-type]
+            for plan in ([("", 1, "Thinking."), ("Done.", 0, "Done thinking.")], [("Yes.", 0, "")]):
+                replies.plan = list(plan)
+                if streamed:
+                    async with session.stream("Go on") as running:
+                        async for _ in running:
+                            pass
+                else:
+                    await session.send("Go on")
+
+    run_virtual(go)
+    said = [message for message in replies.requests[-1][1]["messages"] if message["role"] == "assistant"]
+    kept = [
+        {key: message[key] for key in ("reasoning", "reasoning_content") if key in message} for message in said
+    ]
+    assert kept == [{field: "Thinking."}, {}]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -149,8 +149,9 @@ class _Writer:
         if not written and message.role is Role.USER:
             return [{"type": "text", "text": text.text} for text in left_out(message.content)]
         blocks: list[Json] = [wire_block for _, wire_block in written]
-        kinds = {wire_block.get("type") for _, wire_block in written}
-        if self.habits.thinking_stand_in is not None and "tool_use" in kinds and not kinds & {*_REASONING}:
+        kinds = [wire_block.get("type") for _, wire_block in written]
+        thinks = any(kind in kinds for kind in _REASONING)
+        if self.habits.thinking_stand_in is not None and "tool_use" in kinds and not thinks:
             blocks.insert(0, {"type": "thinking", "thinking": self.habits.thinking_stand_in, "signature": ""})
         return blocks
 
