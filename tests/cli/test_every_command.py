@@ -322,6 +322,8 @@ def comparable(rows: str) -> list[object]:
 
 def rounded(value: object) -> object:
     """Sums beyond 64 bits are floats, whose last digits depend on the order of adding; so are shares of them."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value):
+        value = float(value)  # USD as decimal text
     inexact = isinstance(value, float) or (isinstance(value, int) and abs(value) > 2**53)
     return float(f"{value:.12g}") if inexact else value
 

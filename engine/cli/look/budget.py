@@ -44,7 +44,7 @@ _FIELDS = (
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("budget", help="what counts in a budget: spent, unknown, and left")
+    parser = commands.add_parser("budget", help="Show what a budget has spent and left")
     parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
     parser.add_argument(
