@@ -56,7 +56,7 @@ def _welcome(door: socket.socket, free: queue.SimpleQueue[socket.socket]) -> Non
 
 
 def _serve(client: socket.socket, free: queue.SimpleQueue[socket.socket]) -> None:
-    with suppress(OSError), client:
+    with suppress(OSError, ValueError), client:  # `select` raises ValueError for a socket that the end has closed
         _begin(client)
         while data := client.recv(65536):
             if data[:1] == b"X":
