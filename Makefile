@@ -44,7 +44,7 @@ cassettes: $(VENV)/demo
 # Pin versions for all extras and groups, for every platform. The file names no package index.
 lock: $(VENV)/base
 	$(UV) pip compile --quiet --universal --python-version 3.11.7 --all-extras --group dev --upgrade --no-header \
-		--no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+		--no-annotate --output-file requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .callboard

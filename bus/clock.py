@@ -24,7 +24,7 @@ class Clock(Protocol):
     def new_id(self, prefix: str) -> str:
         """A new identifier ``<prefix>_<ulid>``.
 
-        It is unique, nobody can guess it, and it sorts by the millisecond in which it was made.
+        It is unique and unguessable. Ids sort by the millisecond in which they were made.
         """
         ...
 
@@ -65,7 +65,7 @@ def letters(number: int, count: int) -> str:
 class Ulids:
     """ULIDs as text, for any number of threads.
 
-    Each one has 80 random bits of its own from the operating system. So nobody can guess one from another, and an
+    Each one has 80 random bits of its own from the operating system. So one id does not reveal another, and an
     id can stand in an address. The random letters of 256 ids are made together, because a system call for each
     would cost more than the rest. Ids sort by the millisecond in which they were made. Within a millisecond they
     have no order.

@@ -153,7 +153,7 @@ class StreamChannel:
             min_interval: As for `StreamLog.reader`, in seconds.
             unfold: As for `StreamLog.reader`.
             owner: The owner that the stream must have; None for a stream without one.
-            any_owner: Whether to read the stream whoever owns it.
+            any_owner: Whether to read the stream of any owner.
 
         Raises:
             UnknownStream: No log of that id exists, its time is over, or it has another owner.

@@ -150,7 +150,7 @@ class GenerationMethods:
                 `text_stream`; always from the first event on.
             owner: The value that the tag ``owner`` of the stream's session or call must have. None stands for a
                 stream without that tag.
-            any_owner: Whether to read the stream whoever owns it. It is for the operator, not for users.
+            any_owner: Whether to read the stream of any owner. It is for the operator, not for users.
 
         Raises:
             UnknownStream: The turn has been over for too long, or the stream has another owner.

@@ -51,10 +51,10 @@ class WatchingMethods:
 
         Args:
             turn_id: The id of the turn and its stream.
-            owner: The owner that the stream must have, as in `attach`; None cancels the turn whoever owns it.
+            owner: The owner that the stream must have, as in `attach`; None cancels the turn of any owner.
 
         Returns:
-            False if no such turn of that owner is under way, or its node does not answer.
+            False if no such turn of that owner is in progress, or its node does not answer.
 
         Raises:
             WrongLoop: The engine belongs to another event loop.

@@ -95,7 +95,7 @@ class AskCancel(msgspec.Struct, frozen=True, array_like=True, tag=2):
     stream_id: str
     """The stream."""
     owner: str | None = None
-    """The owner that the stream must have; None cancels it whoever owns it."""
+    """The owner that the stream must have; None cancels the stream of any owner."""
 
 
 Ask: TypeAlias = AskFrames | AskCancel
