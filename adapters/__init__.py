@@ -4,236 +4,58 @@ An adapter works alone: construct it, call it, close it; no actor, bus or engine
 canonical values and its provider's wire, classifies errors and retries. It computes no money and stores nothing.
 """
 
-from __future__ import annotations
+from callboard.bus._lazy_names import face
 
-from typing import TYPE_CHECKING
-
-from callboard.bus._lazy_names import later
-from callboard.bus.errors import (
-    AccessDeniedError,
-    AdapterError,
-    AuthError,
-    CancelledError,
-    CapabilityError,
-    ContentFilterError,
-    ContextOverflowError,
-    ErrorClass,
-    InvalidRequestError,
-    NetworkError,
-    NotFoundError,
-    OutcomeUnknownError,
-    OverloadedError,
-    QuotaExceededError,
-    RateLimitError,
-    RateLimitWaitError,
-    RequestTimeoutError,
-    ServerError,
-    StreamError,
-    UnsupportedToolChoiceError,
+__getattr__, __dir__, __all__ = face(
+    __name__,
+    {
+        ".batches.contract": "BatchJob BatchStatus",
+        ".calls": "RateLimitInfo",
+        ".config": "AdapterConfig OnRetry RetryPolicy",
+        ".contract": (
+            "AdapterCapabilities AdapterStream AttemptAccepted AttemptFailed AttemptFirstEvent AttemptObserver "
+            "AttemptReport AttemptResent AttemptStarted CanonicalRequest CanonicalResponse NextAttempt "
+            "ProviderAdapter"
+        ),
+        ".embeddings.contract": "EmbeddingRequest EmbeddingResponse InputType PartialEmbeddingError Vector",
+        ".health": "AdapterHealth AdapterStatistics",
+        ".http.retry": "retry retry_delay",
+        ".images.contract": "GeneratedImage",
+        ".keys.source": "KeyFile KeySource",
+        ".providers.anthropic.adapter": "AnthropicAdapter",
+        ".providers.bedrock.adapter": "BedrockAdapter",
+        ".providers.cohere.adapter": "CohereAdapter",
+        ".providers.gemini.adapter": "GeminiAdapter",
+        ".providers.local.adapter": "LocalAdapter",
+        ".providers.ollama.adapter": "OllamaAdapter",
+        ".providers.openai.adapter": "OpenAIAdapter",
+        ".providers.openai_compatible.adapter": "OpenAICompatibleAdapter",
+        ".providers.scripted.adapter": "ScriptedAdapter",
+        ".providers.scripted.replies": "ScriptedCall ScriptedFailure ScriptedReply",
+        ".providers.tgi.adapter": "TGIAdapter",
+        ".providers.voyage.adapter": "VoyageAdapter",
+        ".registry": "create_adapter",
+        ".videos.contract": "VideoJob VideoStatus VideoVariant",
+        ".videos.waiting": "PollPolicy",
+        "callboard.bus.errors": (
+            "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "
+            "ContextOverflowError ErrorClass InvalidRequestError NetworkError NotFoundError OutcomeUnknownError "
+            "OverloadedError QuotaExceededError RateLimitError RateLimitWaitError RequestTimeoutError "
+            "ServerError StreamError UnsupportedToolChoiceError"
+        ),
+        "callboard.bus.streams.events": (
+            "MessageComplete MessageStart ProviderBlock ProviderEvent StreamEvent TextDelta ThinkingDelta "
+            "ToolUseEnd ToolUseInputDelta ToolUseStart"
+        ),
+        "callboard.bus.values.content": (
+            "AudioBlock ContentBlock DocumentBlock ImageBlock OpaqueBlock ProviderRaw RedactedThinkingBlock "
+            "TextBlock ThinkingBlock ToolResultBlock ToolUseBlock"
+        ),
+        "callboard.bus.values.messages": (
+            "CallWarning Message MessageMetadata Role ToolAnnotations ToolChoice ToolDefinition"
+        ),
+        "callboard.bus.values.raw_reply": "RawReply",
+        "callboard.bus.values.usage": "StopReason TokenUsage UsageSource",
+        "callboard.bus.values.warning_codes": "WarningCode",
+    },
 )
-from callboard.bus.streams.events import (
-    MessageComplete,
-    MessageStart,
-    ProviderBlock,
-    ProviderEvent,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
-from callboard.bus.values.content import (
-    AudioBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from callboard.bus.values.messages import (
-    Message,
-    MessageMetadata,
-    Role,
-    ToolAnnotations,
-    ToolChoice,
-    ToolDefinition,
-)
-from callboard.bus.values.raw_reply import RawReply
-from callboard.bus.values.usage import StopReason, TokenUsage, UsageSource
-from callboard.bus.values.warning_codes import WarningCode
-
-from .calls import RateLimitInfo
-from .config import AdapterConfig, RetryPolicy
-from .contract import (
-    AdapterCapabilities,
-    AdapterStream,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFirstEvent,
-    AttemptObserver,
-    AttemptReport,
-    AttemptResent,
-    AttemptStarted,
-    CallWarning,
-    CanonicalRequest,
-    CanonicalResponse,
-    NextAttempt,
-    ProviderAdapter,
-)
-from .health import AdapterHealth, AdapterStatistics
-from .keys.source import KeyFile, KeySource
-from .registry import adapter_class, create_adapter
-
-if TYPE_CHECKING:
-    from .batches.contract import BatchJob, BatchStatus
-    from .config import OnRetry
-    from .embeddings.contract import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
-    from .http.retry import retry, retry_delay
-    from .images.contract import GeneratedImage
-    from .providers.anthropic.adapter import AnthropicAdapter
-    from .providers.bedrock.adapter import BedrockAdapter
-    from .providers.cohere.adapter import CohereAdapter
-    from .providers.gemini.adapter import GeminiAdapter
-    from .providers.local.adapter import LocalAdapter
-    from .providers.ollama.adapter import OllamaAdapter
-    from .providers.openai.adapter import OpenAIAdapter
-    from .providers.openai_compatible.adapter import OpenAICompatibleAdapter
-    from .providers.scripted.adapter import ScriptedAdapter
-    from .providers.scripted.replies import ScriptedCall, ScriptedFailure, ScriptedReply
-    from .providers.tgi.adapter import TGIAdapter
-    from .providers.voyage.adapter import VoyageAdapter
-    from .videos.contract import VideoJob, VideoStatus, VideoVariant
-    from .videos.waiting import PollPolicy
-else:
-    __getattr__, __dir__ = later(
-        __name__,
-        {
-            ".batches.contract": ("BatchJob", "BatchStatus"),
-            ".config": ("OnRetry",),
-            ".embeddings.contract": (
-                "EmbeddingRequest",
-                "EmbeddingResponse",
-                "InputType",
-                "PartialEmbeddingError",
-                "Vector",
-            ),
-            ".http.retry": ("retry", "retry_delay"),
-            ".images.contract": ("GeneratedImage",),
-            ".providers.scripted.replies": ("ScriptedCall", "ScriptedFailure", "ScriptedReply"),
-            ".videos.contract": ("VideoJob", "VideoStatus", "VideoVariant"),
-            ".videos.waiting": ("PollPolicy",),
-        },
-        adapter_class,
-    )
-
-__all__ = [
-    "AccessDeniedError",
-    "AdapterCapabilities",
-    "AdapterConfig",
-    "AdapterError",
-    "AdapterHealth",
-    "AdapterStatistics",
-    "AdapterStream",
-    "AnthropicAdapter",
-    "AttemptAccepted",
-    "AttemptFailed",
-    "AttemptFirstEvent",
-    "AttemptObserver",
-    "AttemptReport",
-    "AttemptResent",
-    "AttemptStarted",
-    "AudioBlock",
-    "AuthError",
-    "BatchJob",
-    "BatchStatus",
-    "BedrockAdapter",
-    "CallWarning",
-    "CancelledError",
-    "CanonicalRequest",
-    "CanonicalResponse",
-    "CapabilityError",
-    "CohereAdapter",
-    "ContentBlock",
-    "ContentFilterError",
-    "ContextOverflowError",
-    "DocumentBlock",
-    "EmbeddingRequest",
-    "EmbeddingResponse",
-    "ErrorClass",
-    "GeminiAdapter",
-    "GeneratedImage",
-    "ImageBlock",
-    "InputType",
-    "InvalidRequestError",
-    "KeyFile",
-    "KeySource",
-    "LocalAdapter",
-    "Message",
-    "MessageComplete",
-    "MessageMetadata",
-    "MessageStart",
-    "NetworkError",
-    "NextAttempt",
-    "NotFoundError",
-    "OllamaAdapter",
-    "OnRetry",
-    "OpaqueBlock",
-    "OpenAIAdapter",
-    "OpenAICompatibleAdapter",
-    "OutcomeUnknownError",
-    "OverloadedError",
-    "PartialEmbeddingError",
-    "PollPolicy",
-    "ProviderAdapter",
-    "ProviderBlock",
-    "ProviderEvent",
-    "ProviderRaw",
-    "QuotaExceededError",
-    "RateLimitError",
-    "RateLimitInfo",
-    "RateLimitWaitError",
-    "RawReply",
-    "RedactedThinkingBlock",
-    "RequestTimeoutError",
-    "RetryPolicy",
-    "Role",
-    "ScriptedAdapter",
-    "ScriptedCall",
-    "ScriptedFailure",
-    "ScriptedReply",
-    "ServerError",
-    "StopReason",
-    "StreamError",
-    "StreamEvent",
-    "TGIAdapter",
-    "TextBlock",
-    "TextDelta",
-    "ThinkingBlock",
-    "ThinkingDelta",
-    "TokenUsage",
-    "ToolAnnotations",
-    "ToolChoice",
-    "ToolDefinition",
-    "ToolResultBlock",
-    "ToolUseBlock",
-    "ToolUseEnd",
-    "ToolUseInputDelta",
-    "ToolUseStart",
-    "UnsupportedToolChoiceError",
-    "UsageSource",
-    "Vector",
-    "VideoJob",
-    "VideoStatus",
-    "VideoVariant",
-    "VoyageAdapter",
-    "WarningCode",
-    "create_adapter",
-    "retry",
-    "retry_delay",
-]

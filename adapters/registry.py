@@ -41,16 +41,6 @@ def registered_type(kind: type) -> str | None:
     return None
 
 
-def adapter_class(name: str) -> object:
-    """The adapter of a provider by the name of its class.
-
-    Raises:
-        KeyError: There is no such class.
-    """
-    found = {provider.adapter_name: provider for provider in providers()}[name]
-    return found.load(found.adapter)
-
-
 # -- tables of models
 
 

@@ -1,51 +1,41 @@
-"""Names of a package that are imported when somebody asks for them, so that a host pays only for the parts it
-uses.
+"""The face of a package: its public names, each imported when it is first used.
 
-In the package's ``__init__.py``, where type checkers read the imports and the interpreter the table:
+A host pays only for the parts that it uses. A package's ``__init__.py`` lists each name once, under the module
+that defines it:
 
-    if TYPE_CHECKING:
-        from .media.images import ImageResult
-    else:
-        __getattr__, __dir__ = later(__name__, {".media.images": ("ImageResult",)})
+    __getattr__, __dir__, __all__ = face(__name__, {".actors.actor": "Actor ActorContext"})
+
+Type checkers and editors read the stub beside it, which ``scripts/make_stubs.py`` writes from the same table.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def later(
-    package: str, homes: Mapping[str, Sequence[str]], others: Callable[[str], object] | None = None
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562).
+def face(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__`, `__dir__` (PEP 562) and `__all__`.
 
     Args:
         package: The package's name.
-        homes: The names that each module defines. A module is named relative to the package.
-        others: Finds any other name. It raises KeyError for a name that it does not know, and is asked only for
-            names that a class can have.
+        homes: The names that each module defines, separated by spaces. A module of the package is given relative
+            to it.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> object:
         module = sys.modules[package]
-        try:
-            value = found(name)
-        except KeyError:
-            missing = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(missing, name=name, obj=module) from None
-        setattr(module, name, value)  # from now on it is found without us
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+        value = getattr(import_module(home_of[name], package), name)
+        setattr(module, name, value)  # later uses find the value itself
         return value
 
-    def found(name: str) -> object:
-        if others is not None and name not in home_of and name[:1].isupper():
-            return others(name)
-        return getattr(import_module(home_of[name], package), name)
-
     def names() -> list[str]:
-        module = vars(sys.modules[package])
-        return sorted({*module, *module.get("__all__", ()), *home_of})
+        return sorted({*vars(sys.modules[package]), *home_of})
 
-    return get, names
+    return get, names, sorted(home_of)

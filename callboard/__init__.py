@@ -8,51 +8,30 @@ used, so `callboard --help` loads none.
 
 from __future__ import annotations
 
+from importlib import import_module
 from sys import modules
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import callboard.adapters as _adapters
-    import callboard.bus as _bus
-    import callboard.engine as _engine
-    import callboard.engine.conversation.context as _context
-    import callboard.engine.middleware as _middleware
-    import callboard.tracestore as _tracestore
-    from callboard.adapters import *
-    from callboard.bus import *
-    from callboard.engine import *
-    from callboard.engine.conversation.context import *
-    from callboard.engine.middleware import *
-    from callboard.tracestore import *
+_ROOMS = (".bus", ".adapters", ".tracestore", ".engine.middleware", ".engine")
 
-    __all__ = []
-    __all__ += _adapters.__all__
-    __all__ += _bus.__all__
-    __all__ += _engine.__all__
-    __all__ += _context.__all__
-    __all__ += _middleware.__all__
-    __all__ += _tracestore.__all__
-else:
-    from importlib import import_module as _import_module
 
-    _ROOMS = (".bus", ".adapters", ".tracestore", ".engine.middleware", ".engine.conversation.context", ".engine")
+def __getattr__(name: str) -> object:
+    """A room, a public name of one, or `__all__`."""
+    if f".{name}" in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name == "__all__":
+        value = [name for room in _ROOMS for name in import_module(room, __name__).__all__]
+    elif not name.startswith("_") and (room := _room_of(name)) is not None:
+        value = getattr(room, name)
+    else:
+        raise AttributeError(f"module 'callboard' has no attribute {name!r}", name=name, obj=modules[__name__])
+    globals()[name] = value
+    return value
 
-    def __getattr__(name: str) -> object:
-        """A room, a public name of one, or `__all__`."""
-        if f".{name}" in _ROOMS:
-            return _import_module(f".{name}", __name__)
-        if name == "__all__":
-            value = [name for room in _ROOMS for name in _import_module(room, __name__).__all__]
-        elif not name.startswith("_") and (room := _room_of(name)) is not None:
-            value = getattr(room, name)
-        else:
-            raise AttributeError(f"module 'callboard' has no attribute {name!r}", name=name, obj=modules[__name__])
-        globals()[name] = value
-        return value
 
-    def _room_of(name: str) -> object:
-        rooms = (_import_module(room, __name__) for room in _ROOMS)
-        return next((room for room in rooms if name in room.__all__), None)
+def _room_of(name: str) -> object:
+    rooms = (import_module(room, __name__) for room in _ROOMS)
+    return next((room for room in rooms if name in room.__all__), None)
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *modules[__name__].__all__})
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *modules[__name__].__all__})

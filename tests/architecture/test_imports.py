@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from callboard.adapters.provider import providers
 from callboard.engine.cli.command_line import build_parser
 from callboard.engine.cli.commands import COMMANDS
+from scripts.make_stubs import faces, stub, table, whole
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("bus", "adapters", "tracestore", "engine")
@@ -354,35 +354,21 @@ def test_importing_the_engine_leaves_out_what_only_some_programs_use() -> None:
     assert loaded_by("engine") & parts == set()
 
 
-LATE_NAMES = [
-    ".".join(path.relative_to(ROOT).parent.parts)
-    for package in PACKAGES
-    for path in modules(package)
-    if path.name == "__init__.py" and "later(" in path.read_text(encoding="utf-8")
-]
-"""The packages some of whose names are imported when they are asked for; see `bus._lazy_names`."""
+LATE_NAMES = [".".join(path.relative_to(ROOT).parent.parts) for path in faces()]
+"""The packages whose names are imported when they are used; see `bus._lazy_names`."""
+
+
+def test_stubs_have_the_names_of_the_faces() -> None:
+    """If this fails, run `python scripts/make_stubs.py`."""
+    assert [path for path in faces() if path.with_suffix(".pyi").read_text(encoding="utf-8") != stub(path)] == []
+    assert (ROOT / "callboard/__init__.pyi").read_text(encoding="utf-8") == whole()
 
 
 @pytest.mark.parametrize("package", LATE_NAMES)
-def test_names_that_come_later_are_the_same_for_type_checkers_and_at_run_time(package: str) -> None:
-    """And none is a module's name, which importing that module would put in its place."""
+def test_no_public_name_is_a_module_of_its_package(package: str) -> None:
+    """Importing that module would put it in the place of the name."""
     folder = ROOT.joinpath(*package.split("."))
-    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-    (branches,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imported = {
-        f".{node.module}": tuple(alias.name for alias in node.names)
-        for node in branches.body
-        if isinstance(node, ast.ImportFrom)
-    }
-    of_providers = {f".providers.{each.name}.adapter": (each.adapter_name,) for each in providers()}
-    assert imported.items() <= {**imported, **of_providers}.items()  # these the descriptors find
-    checked = {home: names for home, names in imported.items() if home not in of_providers}
-    (assigned,) = branches.orelse
-    assert isinstance(assigned, ast.Assign)
-    assert isinstance(assigned.value, ast.Call)
-    assert ast.literal_eval(assigned.value.args[1]) == checked
-    names = {name for names in checked.values() for name in names}
-    assert names <= set(importlib.import_module(f"callboard.{package}").__all__)
+    names = {name for names in table(folder / "__init__.py").values() for name in names}
     assert {name for name in names if (folder / name).exists() or (folder / f"{name}.py").exists()} == set()
 
 

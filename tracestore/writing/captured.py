@@ -126,7 +126,7 @@ def _without_raw(metadata: MessageMetadata | None) -> MessageMetadata | None:
 # -- JSON that takes whatever a message may hold
 
 
-def encode(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """One line of JSON.
 
     Raises:
@@ -150,8 +150,8 @@ def _plain(value: object) -> object:
             return msgspec.to_builtins(value)
 
 
-def decode(data: bytes) -> Any:
-    """What `encode` wrote, as plain JSON. Raises ValueError."""
+def decode_json(data: bytes) -> Any:
+    """What `encode_json` wrote, as plain JSON. Raises ValueError."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
@@ -181,12 +181,12 @@ def encode_metadata(metadata: MessageMetadata) -> bytes:
         return msgspec.json.encode(metadata)
     except UnicodeEncodeError:  # half a surrogate pair beside it: then the usage object is what can be spared
         usage = msgspec.structs.replace(metadata.usage, raw=None)
-        return encode(msgspec.structs.replace(metadata, usage=usage))
+        return encode_json(msgspec.structs.replace(metadata, usage=usage))
 
 
 def decode_metadata(data: bytes) -> MessageMetadata:
     """What `encode_metadata` wrote. Raises ValueError."""
-    fields = decode(data)
+    fields = decode_json(data)
     had_raw = fields["usage"].pop("raw", None) is not None
     metadata = msgspec.convert(fields, MessageMetadata)
     if not had_raw:
@@ -206,19 +206,19 @@ Bodies: TypeAlias = dict[bytes, bytes]
 
 
 def bodies_of(message: Message) -> tuple[bytes, Bodies]:
-    """The hash of a message's body, and all bodies that it is made of. Raises what `encode` raises."""
+    """The hash of a message's body, and all bodies that it is made of. Raises what `encode_json` raises."""
     bodies: Bodies = {}
     more: dict[str, object] = {} if message.name is None else {"name": message.name}
     if message.steers:
         more["steers"] = True
     blocks = [_block(block, bodies) for block in message.content]
-    return _keep(encode({"role": message.role, **more, "content": blocks}), bodies), bodies
+    return _keep(encode_json({"role": message.role, **more, "content": blocks}), bodies), bodies
 
 
 def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
     """The same for the setup of a session."""
     bodies: Bodies = {}
-    return _keep(encode(setup), bodies), bodies
+    return _keep(encode_json(setup), bodies), bodies
 
 
 def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
@@ -231,14 +231,14 @@ def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
     Raises:
         ValueError: This version can't read the body.
     """
-    fields = decode(body)
+    fields = decode_json(body)
     fields["content"] = [_fetched(block, fetch) for block in fields["content"]]
     return msgspec.convert(fields, Message)
 
 
 def setup_of(body: bytes) -> SessionSetup:
     """The setup behind a body. Raises ValueError if this version can't read it."""
-    return msgspec.convert(decode(body), SessionSetup)
+    return msgspec.convert(decode_json(body), SessionSetup)
 
 
 def _keep(body: bytes, bodies: Bodies) -> bytes:
@@ -252,7 +252,7 @@ def _keep(body: bytes, bodies: Bodies) -> bytes:
 def _block(block: ContentBlock, bodies: Bodies) -> msgspec.Raw:
     encoded = _encoded_block(block, bodies)
     if len(encoded) >= LARGE_BYTES:
-        encoded = encode({"type": _STORED, "hash": _keep(encoded, bodies).hex()})
+        encoded = encode_json({"type": _STORED, "hash": _keep(encoded, bodies).hex()})
     return msgspec.Raw(encoded)
 
 
@@ -265,13 +265,13 @@ def _encoded_block(block: ContentBlock, bodies: Bodies) -> bytes:
             fields = msgspec.structs.asdict(block)
             fields["stored_data"] = _keep(fields.pop("data"), bodies).hex()
         case _:
-            return encode(block)
-    return encode({"type": block.__struct_config__.tag, **fields})
+            return encode_json(block)
+    return encode_json({"type": block.__struct_config__.tag, **fields})
 
 
 def _fetched(block: dict[str, Any], fetch: Callable[[bytes], bytes]) -> dict[str, Any]:
     if block.get("type") == _STORED:
-        block = decode(fetch(bytes.fromhex(block["hash"])))
+        block = decode_json(fetch(bytes.fromhex(block["hash"])))
     stored_data = block.pop("stored_data", None)
     if stored_data is not None:
         block["data"] = fetch(bytes.fromhex(stored_data))
@@ -297,18 +297,18 @@ class SpilledContent(msgspec.Struct, omit_defaults=True):
 
 
 def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
-    """Raises what `encode` raises."""
+    """Raises what `encode_json` raises."""
     match event:
         case CapturedMessage(message=message):
             metadata = message.metadata
             bare = msgspec.structs.replace(message, metadata=None)
             return SpilledContent(
                 withheld=event.withheld,
-                message=msgspec.Raw(encode(bare)),
+                message=msgspec.Raw(encode_json(bare)),
                 metadata=msgspec.UNSET if metadata is None else msgspec.Raw(encode_metadata(metadata)),
             )
         case CapturedSetup():
-            return SpilledContent(withheld=event.withheld, setup=msgspec.Raw(encode(event.setup)))
+            return SpilledContent(withheld=event.withheld, setup=msgspec.Raw(encode_json(event.setup)))
 
 
 def unspilled(
@@ -336,7 +336,7 @@ def unspilled(
         )
     if not isinstance(content.message, msgspec.Raw):
         raise ValueError("a line with a message's content has no message")
-    message = msgspec.convert(decode(bytes(content.message)), Message)
+    message = msgspec.convert(decode_json(bytes(content.message)), Message)
     if isinstance(content.metadata, msgspec.Raw):
         message = msgspec.structs.replace(message, metadata=decode_metadata(bytes(content.metadata)))
     return CapturedMessage(position=event.position, message=message, withheld=content.withheld, epoch=event.epoch)

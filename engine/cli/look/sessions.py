@@ -32,7 +32,7 @@ from callboard.bus.private_file import write_private
 from callboard.bus.values.cost_sum import CostSum
 from callboard.engine.sessions.export_import import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow
-from callboard.tracestore.writing.captured import encode, encode_metadata
+from callboard.tracestore.writing.captured import encode_json, encode_metadata
 
 from ...opening import shipped_to, store_to_read, store_to_write
 from ...store_address import TracePlace
@@ -153,12 +153,12 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
 
 
 def as_json_line(message: Message) -> str:
-    written = encode(
+    written = encode_json(
         {
             "id": message.id,
             "role": message.role,
             "name": message.name,
-            "content": msgspec.Raw(encode(message.content)),
+            "content": msgspec.Raw(encode_json(message.content)),
             "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
         }
     )
@@ -187,7 +187,7 @@ def _of_block(block: ContentBlock) -> str:
             size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
             return f"({kind}, {size})"
         case ToolUseBlock():
-            arguments = encode(block.input).decode()
+            arguments = encode_json(block.input).decode()
             return f"(calls {block.name} with {arguments}{', cut off' if block.incomplete else ''})"
         case ToolResultBlock():
             return f"({'error' if block.is_error else 'result'}: {block.text})"

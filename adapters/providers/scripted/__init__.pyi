@@ -1,0 +1,10 @@
+# Written by scripts/make_stubs.py.
+from .adapter import ScriptedAdapter
+from .replies import ScriptedCall, ScriptedFailure, ScriptedReply
+
+__all__ = [
+    "ScriptedAdapter",
+    "ScriptedCall",
+    "ScriptedFailure",
+    "ScriptedReply",
+]

@@ -1,0 +1,197 @@
+# Written by scripts/make_stubs.py.
+from .abort import AbortController, AbortSignal
+from .batches.handle import BatchHandle
+from .batches.plan import BatchState
+from .batches.results import BatchResult, BatchResults
+from .batches.submitting import BatchOptions
+from .budgets.account import AccountState, Amount
+from .budgets.budget import Budget
+from .budgets.exceeded import BudgetExceededError
+from .calls.accumulator import StreamAccumulator
+from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
+from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
+from .conversation.reply import Reply
+from .conversation.requests.schema_mode import SchemaMode
+from .conversation.results import GenerateResult, StepResult
+from .embedding import EmbeddingOptions, EmbeddingResult
+from .engine import Engine
+from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
+from .functions.default import default_engine, set_default_engine
+from .functions.embedding import embed, embed_sync
+from .functions.functions import generate, generate_sync, stream, stream_sync
+from .functions.objects import generate_object, generate_object_sync, stream_object, stream_object_sync
+from .functions.sync_host import run_sync
+from .functions.sync_object_stream import SyncObjectStream
+from .functions.sync_stream import SyncStreamResult
+from .generation.progress import UsageSoFar
+from .generation.readers.attached import AttachedView
+from .generation.readers.of_turns import OnUsage, ViewReader
+from .generation.streaming import StreamResult, TurnStream
+from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from .health_report import Check, HealthReport
+from .media.images import ImageOptions, ImageResult
+from .media.video_handle import VideoHandle, VideoResult
+from .media.videos import VideoOptions
+from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
+from .models.config import load_registry
+from .models.configured import ConfiguredModel
+from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
+from .models.registry import ModelRegistry
+from .models.tool_settings import ToolSettings
+from .nodes.bridge.bridge import Bridge
+from .nodes.cluster import Cluster
+from .nodes.remote.remote_bus import RemoteBus
+from .objects.generate import ObjectResult
+from .objects.reply import NoObjectGeneratedError, NoObjectReason
+from .objects.stream import ObjectStream
+from .routing.availability import Availability
+from .routing.model_choice import ModelChoice, Requirements
+from .runtime.limits import Limits, Timeouts
+from .sessions.listing import SessionInfo
+from .sessions.session import Session
+from .statistics import EngineStatistics, ProviderStatistics
+from .tools.approval import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
+from .tools.context import ToolContext
+from .tools.function.define import tool
+from .tools.function.given import ToolLike
+from .tools.function.parameters import ToolDefinitionError
+from .tools.function.tool import FunctionTool, Tool
+from .tools.mcp.tools import mcp_tools
+from .tools.repair import InvalidToolCallError, RepairToolCall
+from .tools.results import ToolError
+from .tools.waiting_calls import Answer
+from .type_schema.errors import SchemaError
+from .watching.ended_call import EndedCall
+from .watching.losses import RequestLoss
+from .watching.preview import RequestPreview
+from .watching.under_way import UnderWay, WorkUnderWay
+from .watching.watch import SyncWatch, Watch, watch, watch_sync
+from .web_view.sign_in import Scope
+from .web_view.web import web
+
+__all__ = [
+    "AbortController",
+    "AbortSignal",
+    "AccountState",
+    "AdapterEntry",
+    "Amount",
+    "Answer",
+    "ApprovalRequest",
+    "Approve",
+    "Approved",
+    "AttachedView",
+    "Availability",
+    "BatchHandle",
+    "BatchOptions",
+    "BatchResult",
+    "BatchResults",
+    "BatchState",
+    "Bridge",
+    "Budget",
+    "BudgetExceededError",
+    "Check",
+    "Cluster",
+    "ConfiguredModel",
+    "Context",
+    "ContextPolicy",
+    "Conversation",
+    "Denied",
+    "EmbeddingOptions",
+    "EmbeddingResult",
+    "EndedCall",
+    "Engine",
+    "EngineStatistics",
+    "Finish",
+    "FunctionTool",
+    "GenerateResult",
+    "HealthReport",
+    "ImageOptions",
+    "ImageResult",
+    "InvalidToolCallError",
+    "LastTurns",
+    "Limits",
+    "ModelChoice",
+    "ModelDefaults",
+    "ModelEntry",
+    "ModelInfo",
+    "ModelRegistry",
+    "Moment",
+    "NeedsApproval",
+    "NoObjectGeneratedError",
+    "NoObjectReason",
+    "ObjectResult",
+    "ObjectStream",
+    "OnUsage",
+    "Pending",
+    "ProviderStatistics",
+    "RemoteBus",
+    "RepairToolCall",
+    "Reply",
+    "RequestLoss",
+    "RequestPreview",
+    "Requirements",
+    "SchemaError",
+    "SchemaMode",
+    "Scope",
+    "Session",
+    "SessionInfo",
+    "StepResult",
+    "StopWhen",
+    "StreamAccumulator",
+    "StreamFailed",
+    "StreamResult",
+    "Summarise",
+    "SyncObjectStream",
+    "SyncStreamResult",
+    "SyncWatch",
+    "TextEnd",
+    "TextStart",
+    "ThinkingEnd",
+    "ThinkingStart",
+    "TimeoutConfig",
+    "Timeouts",
+    "Tool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
+    "ToolLike",
+    "ToolSettings",
+    "Truncate",
+    "TurnOptions",
+    "TurnStream",
+    "UnderWay",
+    "UsageSoFar",
+    "VideoHandle",
+    "VideoOptions",
+    "VideoResult",
+    "ViewEvent",
+    "ViewReader",
+    "Watch",
+    "WorkUnderWay",
+    "costs",
+    "costs_sync",
+    "default_engine",
+    "embed",
+    "embed_sync",
+    "generate",
+    "generate_object",
+    "generate_object_sync",
+    "generate_sync",
+    "get_latest_model",
+    "get_model_info",
+    "list_models",
+    "load_registry",
+    "mcp_tools",
+    "reprice",
+    "reprice_sync",
+    "run_sync",
+    "set_default_engine",
+    "stream",
+    "stream_object",
+    "stream_object_sync",
+    "stream_sync",
+    "tool",
+    "watch",
+    "watch_sync",
+    "web",
+]

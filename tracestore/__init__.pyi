@@ -1,0 +1,77 @@
+# Written by scripts/make_stubs.py.
+from .export.otel import OtelExporter
+from .filters import CallFilter, CallStatus
+from .postgres.store import PostgresStore
+from .prices.rows import PriceAlias, PriceRow
+from .prices.table import Component, Explanation, PriceTable
+from .prompt_caches import CacheSavings, cache_savings
+from .replay import StoredEvents
+from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
+from .rows import CallRow, CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
+from .saved_replies import SavedReplies
+from .shipping.course import ShippingOptions
+from .shipping.shipper import ShippingStatistics, TraceShipper
+from .sql.connection import SqlValue
+from .sqlite.database import Durability
+from .sqlite.store import TraceStore
+from .store import Store
+from .writing.actor import Flush, TraceWriter
+from .writing.captured import Capture, Redact, decode_json, encode_json
+from .writing.state import StoreState, WriterOptions, WriterStatistics
+from .writing.writer import WriterCore
+from callboard.bus.events.upcasting import upcast
+
+__all__ = [
+    "CacheSavings",
+    "CallFilter",
+    "CallRow",
+    "CallStatus",
+    "Capture",
+    "Component",
+    "CostRow",
+    "CountedCall",
+    "CurrentPrices",
+    "DayReprice",
+    "Durability",
+    "ErrorRow",
+    "Explanation",
+    "Flush",
+    "ModelReprice",
+    "OpenReply",
+    "OtelExporter",
+    "Percentiles",
+    "PostgresStore",
+    "PriceAlias",
+    "PriceRow",
+    "PriceTable",
+    "PruneReport",
+    "Redact",
+    "RepriceReport",
+    "RepriceRun",
+    "RepriceSums",
+    "SavedReplies",
+    "SavedSession",
+    "SessionReprice",
+    "SessionRow",
+    "ShippingOptions",
+    "ShippingStatistics",
+    "SqlResult",
+    "SqlValue",
+    "StatisticsRow",
+    "Store",
+    "StoreState",
+    "StoredBatch",
+    "StoredEvents",
+    "StoredJob",
+    "StoredSubmission",
+    "TraceShipper",
+    "TraceStore",
+    "TraceWriter",
+    "WriterCore",
+    "WriterOptions",
+    "WriterStatistics",
+    "cache_savings",
+    "decode_json",
+    "encode_json",
+    "upcast",
+]
