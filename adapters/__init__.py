@@ -6,6 +6,8 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 
 from callboard.bus._lazy_names import face
 
+from .registry import adapter_class
+
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
@@ -58,4 +60,5 @@ __getattr__, __dir__, __all__ = face(
         "callboard.bus.values.usage": "StopReason TokenUsage UsageSource",
         "callboard.bus.values.warning_codes": "WarningCode",
     },
+    adapter_class,
 )

@@ -41,6 +41,12 @@ def registered_type(kind: type) -> str | None:
     return None
 
 
+def adapter_class(name: str) -> object:
+    """Return the adapter of a provider by the name of its class. Raises KeyError if there is no such class."""
+    found = {provider.adapter_name: provider for provider in providers()}[name]
+    return found.load(found.adapter)
+
+
 # -- tables of models
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 
 
 def face(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], others: Callable[[str], object] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return a package's `__getattr__`, `__dir__` (PEP 562) and `__all__`.
 
@@ -24,16 +24,25 @@ def face(
         package: The package's name.
         homes: The names that each module defines, separated by spaces. A module of the package is given relative
             to it.
+        others: Finds a class that the table lacks, such as an adapter of a folder that was added. It raises
+            KeyError if there is none.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> object:
         module = sys.modules[package]
-        if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
-        value = getattr(import_module(home_of[name], package), name)
+        try:
+            value = found(name)
+        except KeyError:
+            missing = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(missing, name=name, obj=module) from None
         setattr(module, name, value)  # later uses find the value itself
         return value
+
+    def found(name: str) -> object:
+        if others is not None and name not in home_of and name[:1].isupper():
+            return others(name)
+        return getattr(import_module(home_of[name], package), name)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})

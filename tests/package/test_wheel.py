@@ -43,7 +43,21 @@ print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_row
 
 ROOMS = ("bus", "adapters", "tracestore", "engine")
 FOR_THE_DEMO = ("engine/cli/demo-prices.yaml", "engine/cli/cassettes")
-SHIPPED = {".py", ".pyi", ".sql", ".typed", ".json", ".jsonl", ".yaml", ".css", ".html", ".js", ".mjs", ".svg", ".txt"}
+SHIPPED = {
+    ".py",
+    ".pyi",
+    ".sql",
+    ".typed",
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".css",
+    ".html",
+    ".js",
+    ".mjs",
+    ".svg",
+    ".txt",
+}
 
 
 @pytest.fixture(scope="module")
