@@ -10,7 +10,7 @@ import pytest
 
 from callboard.bus import Cost, CostSource, Message, MessageMetadata, Role, StopReason, TokenUsage, UsageSource
 from callboard.engine.calls.outcome import NOT_KNOWN
-from callboard.engine.cli.common.money import replies_text
+from callboard.engine.cli.chat.chat import replies_text
 
 from .running import call, read_until, start
 

@@ -13,14 +13,10 @@ import pytest
 from callboard.bus import CallboardError
 from callboard.bus.streams.events import TextDelta, ThinkingDelta
 from callboard.engine import RequestLoss, RequestPreview
-from callboard.engine.cli.chat.blocks import is_open, unwrapped
-from callboard.engine.cli.chat.editor import edited
-from callboard.engine.cli.chat.interrupts import Interrupts
-from callboard.engine.cli.chat.losses import preview_lines
-from callboard.engine.cli.chat.replies import ReplyWriter
-from callboard.engine.cli.chat.slash import HELP, command_of, completions, unknown
-from callboard.engine.cli.common.console import HarmlessConsole
-from callboard.engine.cli.common.screen import Screen
+from callboard.engine.cli.chat.backstage import Interrupts, ReplyWriter
+from callboard.engine.cli.chat.chat import preview_lines
+from callboard.engine.cli.chat.lines import HELP, command_of, completions, edited, is_open, unknown, unwrapped
+from callboard.engine.cli.common.screen import Screen, console_class
 
 
 @pytest.mark.parametrize(
@@ -178,7 +174,7 @@ def test_a_chat_at_a_terminal_shows_what_the_model_thinks_apart_from_its_reply(a
     """On a line of its own; a pipe has the reply alone."""
     shown = io.StringIO()
     screen = Screen(
-        HarmlessConsole(force_terminal=at_terminal, no_color=True, file=shown, width=60, highlight=False)
+        console_class()(force_terminal=at_terminal, no_color=True, file=shown, width=60, highlight=False)
     )
 
     async def feed() -> None:

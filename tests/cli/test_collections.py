@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus import CallboardError, StoreError
-from callboard.engine.cli.collections.records import Fields, records_of
+from callboard.engine.cli.collection_input import Fields, records_of
 from callboard.tracestore.collections.collection_file import CollectionFile, Item
 from callboard.tracestore.collections.similarity import packed, plain_scores, scores_with, unpacked
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.engine.cli.commands import COMMANDS
-from callboard.engine.cli.completion.scripts import SCRIPTS
-from callboard.engine.cli.manage.completion import in_words, proposals, without_break
+from callboard.engine.cli.command_line import COMMANDS
+from callboard.engine.cli.completion import SCRIPTS, in_words, proposals, without_break
 
 from .running import MODELS, call, environment
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from callboard.adapters.providers.local.settings import find_model
-from callboard.engine.cli.manage.price_age import age_in_days
+from callboard.engine.cli.doctor import age_in_days
 from tests.support.virtual_time import FakeClock
 
 from ..support.provider_server import provider_server, refusing_url

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus import Cost, CostSource
+from callboard.engine.cli.common.figures import cost_text, difference, percent, usd
 from callboard.engine.cli.common.harmless import harmless
-from callboard.engine.cli.common.money import cost_text, difference, percent, usd
 from callboard.engine.cli.common.screen import Flow
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from callboard.engine.cli import main
-from callboard.engine.cli.commands import COMMANDS, GROUPS
-from callboard.engine.cli.manage.completion import proposals
+from callboard.engine.cli.command_line import COMMANDS, GROUPS
+from callboard.engine.cli.completion import proposals
 
 from .running import call
 

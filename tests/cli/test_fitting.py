@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from callboard.engine.cli.common.fitting import FittingTable
+from callboard.engine.cli.common.table import FittingTable
 
 
 def drawn(width: int) -> str:

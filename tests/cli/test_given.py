@@ -20,13 +20,19 @@ from callboard.bus import (
 )
 from callboard.bus.values.json import JsonObject
 from callboard.engine import TurnOptions
-from callboard.engine.cli.answer.code_blocks import code_blocks, extracted
-from callboard.engine.cli.answer.question import name_of
-from callboard.engine.cli.answer.usage_line import Pace, per_second, usage_line
-from callboard.engine.cli.given.attachments import attachment, of_address, of_bytes
-from callboard.engine.cli.given.options import KINDS, as_said, options_of
-from callboard.engine.cli.given.prompt import content_of, joined
-from callboard.engine.cli.given.short_schema import schema_of
+from callboard.engine.cli.answering import name_of
+from callboard.engine.cli.given import (
+    KINDS,
+    as_said,
+    attachment,
+    content_of,
+    joined,
+    of_address,
+    of_bytes,
+    options_of,
+    schema_of,
+)
+from callboard.engine.cli.reply_output import Pace, code_blocks, extracted, per_second, usage_line
 from callboard.engine.objects.schema import ObjectSchema
 
 TEXT: JsonObject = {"type": "string"}

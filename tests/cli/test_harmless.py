@@ -15,7 +15,7 @@ from hypothesis import given
 
 from callboard.engine import cli
 from callboard.engine.cli.common.harmless import harmless, harmless_json, one_line
-from callboard.engine.cli.look.export import _stdout
+from callboard.engine.cli.traces import _stdout
 
 CLI = Path(cli.__file__).parent
 
@@ -78,5 +78,5 @@ def test_nothing_else_writes_to_the_streams() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }
-    ours = {"command_line.py", "keys.py", "outlet.py", "completion.py", "wanted.py"}
-    assert found == {"harmless.py", "export.py", "upkeep.py", *ours}
+    ours = {"command_line.py", "keys.py", "reply_output.py", "completion.py", "answering.py"}
+    assert found == {"harmless.py", "traces.py", "upkeep.py", *ours}

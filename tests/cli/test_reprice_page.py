@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.engine.cli.reprice.chart import bars, columns, tick_step
-from callboard.engine.cli.reprice.lines import Line
-from callboard.engine.cli.reprice.page import Origin, page
+from callboard.engine.cli.repricing_report import Line, Origin, bars, columns, page, tick_step
 from callboard.tracestore import DayReprice, ModelReprice, PriceTable, RepriceReport, RepriceSums
 
 PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"

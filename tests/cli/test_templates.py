@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.bus import ConfigurationError
-from callboard.engine.cli.templates.folder import as_yaml, load, names, path_of, read, save
-from callboard.engine.cli.templates.template import Template
+from callboard.engine.cli.templates import Template, as_yaml, load, names, path_of, read, save
 
 from .running import call
 

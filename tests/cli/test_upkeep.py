@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.engine.cli.manage.upkeep import age, size
+from callboard.engine.cli.upkeep import age, size
 from tests.tracestore.trace_making import make_file_before
 
 from .running import call
