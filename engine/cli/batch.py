@@ -22,11 +22,10 @@ from callboard.tracestore import OpenReply, StoredBatch
 
 from ..generation.plain_messages import as_messages
 from .common.figures import plural
-from .common.harmless import harmless, note, say, write_json
+from .common.harmless import note, say, write_json
 from .common.options import add_key, add_model, add_models_file, on_engine, positive, tell_warnings
 from .common.options import tag as one_tag
-from .common.screen import make_console
-from .common.table import FittingTable, add_format, json_text, write
+from .common.table import Column, add_format, figure, json_text, write_rows
 
 FAILED = 1
 
@@ -131,21 +130,24 @@ def list_batches(arguments: argparse.Namespace) -> int:
         return [batch_line(stored) for stored in await engine.batches(arguments.limit)]
 
     found = on_engine(arguments, work)
-    if arguments.format != "table":
-        write(arguments.format, BatchLine, found)
-        return 0
-    table = FittingTable()
-    for heading in ("batch", "model", "status"):
-        table.add_column(heading, folds=heading == "batch")
-    for heading in ("requests", "answered", "failed"):
-        table.add_column(heading, justify="right")
-    table.add_column("planned", may_go=1)
-    for line in found:
-        planned = datetime.fromtimestamp(line.planned_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
-        counts = (f"{count}" for count in (line.requests, line.succeeded, line.failed))
-        table.add_row(harmless(line.id), harmless(line.model), line.status, *counts, planned)
-    make_console().print(table)
-    return 0
+    return write_rows(
+        arguments.format,
+        BatchLine,
+        found,
+        [
+            Column("batch", lambda line: line.id, folds=True),
+            Column("model", lambda line: line.model),
+            Column("status", lambda line: line.status),
+            figure("requests", lambda line: f"{line.requests}"),
+            figure("answered", lambda line: f"{line.succeeded}"),
+            figure("failed", lambda line: f"{line.failed}"),
+            Column("planned", lambda line: _minute(line.planned_us), may_go=1),
+        ],
+    )
+
+
+def _minute(ts_us: int) -> str:
+    return datetime.fromtimestamp(ts_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def wait_for(arguments: argparse.Namespace) -> int:
@@ -408,18 +410,17 @@ def list_replies(arguments: argparse.Namespace) -> int:
         ReplyLine(each.request_id, each.model, each.session_id, each.response_id, each.started_us)
         for each in found
     ]
-    if arguments.format != "table":
-        write(arguments.format, ReplyLine, lines)
-        return 0
-    table = FittingTable()
-    for heading in ("reply", "model", "session"):
-        table.add_column(heading, folds=True)
-    table.add_column("asked", may_go=1)
-    for line in lines:
-        asked = datetime.fromtimestamp(line.asked_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M")
-        table.add_row(harmless(line.id), harmless(line.model), harmless(line.session or ""), asked)
-    make_console().print(table)
-    return 0
+    return write_rows(
+        arguments.format,
+        ReplyLine,
+        lines,
+        [
+            Column("reply", lambda line: line.id, folds=True),
+            Column("model", lambda line: line.model, folds=True),
+            Column("session", lambda line: line.session or "", folds=True),
+            Column("asked", lambda line: _minute(line.asked_us), may_go=1),
+        ],
+    )
 
 
 def read_reply(arguments: argparse.Namespace) -> int:

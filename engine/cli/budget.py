@@ -21,25 +21,10 @@ from ..opening import server_store
 from .common.figures import usd
 from .common.options import add_trace, from_trace
 from .common.screen import make_console
-from .common.table import FittingTable, add_format, with_usd, write_records
+from .common.table import Column, FittingTable, add_format, figure, with_usd, write_records
 
 if TYPE_CHECKING:
     from callboard.tracestore.nodes.ledger import SliceRow
-
-
-_FIELDS = (
-    *(
-        "scope",
-        "value",
-        "calls",
-        "spent_nano_usd",
-        "spent_tokens",
-        "unknown_calls",
-        "unknown_nano_usd",
-        "unknown_tokens",
-    ),
-    *("left_nano_usd", "left_tokens", "window_ends", "slices"),
-)
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -122,22 +107,16 @@ def _show(states: list[AccountState]) -> None:
         console.print("Nothing counts in this budget.")
         return
     limited = states[0].budget.max_nano_usd is not None
-    table = FittingTable()
-    table.add_column(states[0].budget.per, folds=True)
-    for heading in ("calls", "spent", "tokens", "unknown", "at most", "left"):
-        table.add_column(heading, justify="right")
-    for state in states:
-        left = usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)
-        table.add_row(
-            state.scope or "-",
-            f"{state.calls:,}",
-            usd(state.spent.money),
-            f"{state.spent.tokens:,}",
-            f"{state.unknown_calls:,}" if state.unknown_calls else "",
-            usd(state.unknown.money) if state.unknown_calls else "",
-            left,
-        )
-    console.print(table)
+    columns: list[Column[AccountState]] = [
+        Column(states[0].budget.per, lambda state: state.scope or "-", folds=True),
+        figure("calls", lambda state: f"{state.calls:,}"),
+        figure("spent", lambda state: usd(state.spent.money)),
+        figure("tokens", lambda state: f"{state.spent.tokens:,}"),
+        figure("unknown", lambda state: f"{state.unknown_calls:,}" if state.unknown_calls else ""),
+        figure("at most", lambda state: usd(state.unknown.money) if state.unknown_calls else ""),
+        figure("left", lambda state: usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)),
+    ]
+    console.print(FittingTable(columns, states))
     console.print(
         "\nunknown: calls under way in another process, or without an answer; they count at most at what was "
         "reserved for them.",
@@ -146,18 +125,16 @@ def _show(states: list[AccountState]) -> None:
 
 
 def _show_slices(slices: list[SliceRow]) -> None:
-    table = FittingTable()
-    table.add_column("granted to", folds=True)
-    table.add_column("of", folds=True)
-    for heading in ("at most", "tokens"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for each in slices:
-        gone = "" if each.lives else "gone: counts until all of its calls are here"
-        table.add_row(each.name or each.node, each.value or "-", usd(each.nano_usd), f"{each.tokens:,}", gone)
+    columns: list[Column[SliceRow]] = [
+        Column("granted to", lambda each: each.name or each.node, folds=True),
+        Column("of", lambda each: each.value or "-", folds=True),
+        figure("at most", lambda each: usd(each.nano_usd)),
+        figure("tokens", lambda each: f"{each.tokens:,}"),
+        Column("", lambda each: "" if each.lives else "gone: counts until all of its calls are here"),
+    ]
     console = make_console()
     console.print()
-    console.print(table)
+    console.print(FittingTable(columns, slices))
     console.print(
         "\nWhat a node has been granted counts for the whole cluster, with what it has spent of it.", style="dim"
     )
@@ -170,18 +147,24 @@ def _tokens(left: int | None) -> str:
 def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
     ends = state.window_ends_us
     unlimited = state.left_tokens is not None and state.left_tokens > 2**61
-    values = (
-        state.scope,
-        state.scope,  # as "value", the name of earlier versions
-        state.calls,
-        state.spent.money,
-        state.spent.tokens,
-        state.unknown_calls,
-        state.unknown.money,
-        state.unknown.tokens,
-        state.left_nano_usd,
-        None if unlimited else state.left_tokens,
-        None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
-        [each for each in slices if each.value == state.scope],
-    )
-    return dict(zip(_FIELDS, values, strict=True))
+    return {
+        "scope": state.scope,
+        "value": state.scope,  # the name of earlier versions
+        "calls": state.calls,
+        "spent_nano_usd": state.spent.money,
+        "spent_tokens": state.spent.tokens,
+        "unknown_calls": state.unknown_calls,
+        "unknown_nano_usd": state.unknown.money,
+        "unknown_tokens": state.unknown.tokens,
+        "left_nano_usd": state.left_nano_usd,
+        "left_tokens": None if unlimited else state.left_tokens,
+        "window_ends": None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
+        "slices": [each for each in slices if each.value == state.scope],
+    }
+
+
+_FIELDS = (
+    *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
+    *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
+)
+"""The fields of a record, which CSV has in its head if there is no account."""

@@ -19,13 +19,12 @@ from callboard.tracestore.prices.home import price_table
 from .common.figures import moment_text, plural, rate, seconds, tell_beside, usd
 from .common.options import add_filters, call_filter, from_trace, price_version
 from .common.screen import make_console
-from .common.table import FittingTable, add_format, write, write_records
+from .common.table import Column, FittingTable, add_format, figure, write_records, write_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-_MAY_GO = {"calls": 3, "in": 4, "out": 5, "cached": 6, "at call time": 1, "estimated": 2}
 _FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key", "by"))
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
 
@@ -94,39 +93,47 @@ def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         console.print("No such calls.")
         return
     total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
-    some = [name for name in ("unknown", "estimated") if getattr(total_now, name)]
-    many = len(rows) > 1
-    table = FittingTable(footer=many)
-    totals = ("all", *[""] * (len(by) - 1)) if by else ()
-    for name, total in zip(by, totals, strict=True):
-        table.add_column(name, total, folds=True)
-    sums = (
-        ("calls", f"{calls:,}"),
-        ("in", f"{sum(row.total_input_tokens for row in rows):,}"),
-        ("cached", ""),
-        ("out", f"{sum(row.output_tokens for row in rows):,}"),
-        ("cost", _amount(total_now)),
-        ("at call time", _amount(total_then)),
-        ("unpriced", _count(total_now.unpriced)),
-        *((name, _count(getattr(total_now, name))) for name in some),
-    )
-    for heading, total in sums:
-        table.add_column(heading, total, justify="right", may_go=_MAY_GO.get(heading, 0))
-    for row in rows:
-        table.add_row(
-            *(key or "-" for key in row.key),
-            f"{row.calls:,}",
-            f"{row.total_input_tokens:,}",
-            rate(row.cache_hit_rate),
-            f"{row.output_tokens:,}",
-            _amount(_now(row)),
-            _amount(_then(row)),
-            *(_count(getattr(row, name)) for name in ("unpriced", *some)),
-        )
-    console.print(table)
+    columns: list[Column[CostRow]] = [
+        *_by_columns(by, "all"),
+        figure("calls", lambda row: f"{row.calls:,}", may_go=3, footer=f"{calls:,}"),
+        figure(
+            "in",
+            lambda row: f"{row.total_input_tokens:,}",
+            may_go=4,
+            footer=f"{sum(row.total_input_tokens for row in rows):,}",
+        ),
+        figure("cached", lambda row: rate(row.cache_hit_rate), may_go=6),
+        figure(
+            "out",
+            lambda row: f"{row.output_tokens:,}",
+            may_go=5,
+            footer=f"{sum(row.output_tokens for row in rows):,}",
+        ),
+        figure("cost", lambda row: _amount(_now(row)), footer=_amount(total_now)),
+        figure("at call time", lambda row: _amount(_then(row)), may_go=1, footer=_amount(total_then)),
+        figure("unpriced", lambda row: _count(row.unpriced), footer=_count(total_now.unpriced)),
+    ]
+    if total_now.unknown:
+        columns.append(figure("unknown", lambda row: _count(row.unknown), footer=_count(total_now.unknown)))
+    if total_now.estimated:
+        estimated = _count(total_now.estimated)
+        columns.append(figure("estimated", lambda row: _count(row.estimated), may_go=2, footer=estimated))
+    console.print(FittingTable(columns, rows))
     if not total_now.complete or total_now.estimated:
         console.print()
     tell_beside(console, total_now)
+
+
+def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
+    """A column for each thing that rows are grouped by."""
+    return [
+        Column(name, partial(_key, place), folds=True, footer="" if place else total)
+        for place, name in enumerate(by)
+    ]
+
+
+def _key(place: int, row: CostRow | StatisticsRow) -> str:
+    return row.key[place] or "-"
 
 
 def _now(row: CostRow) -> CostSum:
@@ -176,23 +183,20 @@ def run_stats(arguments: argparse.Namespace) -> int:
     if not rows:
         console.print("No such calls.")
         return 0
-    table = FittingTable()
-    for name in by:
-        table.add_column(name, folds=True)
-    for heading, may_go in _HEADINGS:
-        table.add_column(heading, justify="right", may_go=may_go)
-    for row in rows:
-        speed = row.tokens_per_second
-        table.add_row(
-            *(key or "-" for key in row.key),
-            f"{row.attempts:,}",
-            rate(row.failed / row.attempts) if row.failed else "",
-            *_times(row.latency_ms),
-            *_times(row.first_token_ms),
-            "-" if speed.p50 is None else f"{speed.p50:,.1f}",
-            rate(row.cache_hit_rate),
-        )
-    console.print(table)
+    columns: list[Column[StatisticsRow]] = [
+        *_by_columns(by),
+        figure("attempts", lambda row: f"{row.attempts:,}"),
+        figure("failed", lambda row: rate(row.failed / row.attempts) if row.failed else ""),
+        figure("p50", lambda row: _time(row.latency_ms.p50)),
+        figure("p90", lambda row: _time(row.latency_ms.p90), may_go=1),
+        figure("p99", lambda row: _time(row.latency_ms.p99), may_go=4),
+        figure("first token p50", lambda row: _time(row.first_token_ms.p50), may_go=2),
+        figure("first p90", lambda row: _time(row.first_token_ms.p90), may_go=6),
+        figure("first p99", lambda row: _time(row.first_token_ms.p99), may_go=7),
+        figure("tok/s p50", _speed, may_go=3),
+        figure("cached", lambda row: rate(row.cache_hit_rate), may_go=5),
+    ]
+    console.print(FittingTable(columns, rows))
     _tell_counts(console, rows)
     if any(row.cached_input_tokens for row in rows):
         _tell_savings(console, arguments)
@@ -237,10 +241,6 @@ def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
         console.print(f"\n{beside}.", style="yellow" if unknown else "dim")
 
 
-_HEADINGS = (
-    *(("attempts", 0), ("failed", 0), ("p50", 0), ("p90", 1), ("p99", 4)),
-    *(("first token p50", 2), ("first p90", 6), ("first p99", 7), ("tok/s p50", 3), ("cached", 5)),
-)
 _COUNTS = StatisticsRow.__struct_fields__[1:13]
 _COLUMNS = (
     *(*_COUNTS, "cache_hit_rate"),
@@ -254,38 +254,34 @@ def _statistics_record(by: Sequence[str], row: StatisticsRow) -> dict[str, Any]:
     return {**dict(zip(by, row.key, strict=True)), **values, "cache_hit_rate": row.cache_hit_rate}
 
 
-def _times(found: Percentiles) -> tuple[str, str, str]:
-    p50, p90, p99 = (seconds(None if value is None else int(value)) for value in (found.p50, found.p90, found.p99))
-    return p50, p90, p99
+def _time(milliseconds: float | None) -> str:
+    return seconds(None if milliseconds is None else int(milliseconds))
+
+
+def _speed(row: StatisticsRow) -> str:
+    p50 = row.tokens_per_second.p50
+    return "-" if p50 is None else f"{p50:,.1f}"
 
 
 def run_errors(arguments: argparse.Namespace) -> int:
     rows = from_trace(arguments, lambda store: store.errors(call_filter(arguments)))
-    if arguments.format != "table":
-        write(arguments.format, ErrorRow, rows)
-        return 0
-    console = make_console()
-    if not rows:
-        console.print("No failed attempts.")
-        return 0
-    table = FittingTable()
-    for heading in ("error", "model"):
-        table.add_column(heading, folds=True)
-    for heading, may_go in (("attempts", 0), ("final", 2), ("status", 3), ("last", 4)):
-        table.add_column(heading, justify="right", may_go=may_go)
-    table.add_column("latest message", folds=True, may_go=1)
-    for row in rows:
-        table.add_row(
-            row.error_class,
-            row.model,
-            f"{row.attempts:,}",
-            f"{row.ended:,}",
-            "-" if row.provider_status is None else str(row.provider_status),
-            moment_text(row.last_us),
-            (row.error_message or "-")[:120],
-        )
-    console.print(table)
     ended = sum(row.ended for row in rows)
     total = plural(sum(row.attempts for row in rows), "failed attempt")
-    console.print(f"\n{total}; {plural(ended, 'call')} ended so.", style="dim")
-    return 0
+    return write_rows(
+        arguments.format,
+        ErrorRow,
+        rows,
+        [
+            Column("error", lambda row: row.error_class, folds=True),
+            Column("model", lambda row: row.model, folds=True),
+            figure("attempts", lambda row: f"{row.attempts:,}"),
+            figure("final", lambda row: f"{row.ended:,}", may_go=2),
+            figure(
+                "status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3
+            ),
+            figure("last", lambda row: moment_text(row.last_us), may_go=4),
+            Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),
+        ],
+        empty="No failed attempts.",
+        below=f"{total}; {plural(ended, 'call')} ended so.",
+    )

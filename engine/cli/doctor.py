@@ -31,7 +31,7 @@ from .common.figures import plural
 from .common.harmless import one_line, write_json
 from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
 from .common.screen import folded, make_console
-from .common.table import FittingTable, add_format, json_text, write
+from .common.table import Column, add_format, json_text, write_rows
 
 FAILED = 1
 UNREADABLE = 2
@@ -211,22 +211,20 @@ def run_plugins(arguments: argparse.Namespace) -> int:
     """A plugin that is broken is listed with its fault, which is no failure of the list."""
     logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # what it warns of stands in the list
     found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
-    if arguments.format != "table":
-        write(arguments.format, PluginLine, found)
-        return 0
-    console = make_console()
-    if not found:
-        console.print("No plugins are installed.")
-        return 0
-    table = FittingTable()
-    for heading, may_go in (("kind", 0), ("name", 0), ("package", 1), ("place", 3)):
-        table.add_column(heading, may_go=may_go)
-    table.add_column("state", folds=True)
-    for line in found:
-        table.add_row(line.kind, line.name, line.package, line.place, line.error or "ok")
-    console.print(table)
-    console.print(f"\n{plural(len(found), 'plugin')}", style="dim")
-    return 0
+    return write_rows(
+        arguments.format,
+        PluginLine,
+        found,
+        [
+            Column("kind", lambda line: line.kind),
+            Column("name", lambda line: line.name),
+            Column("package", lambda line: line.package, may_go=1),
+            Column("place", lambda line: line.place, may_go=3),
+            Column("state", lambda line: line.error or "ok", folds=True),
+        ],
+        empty="No plugins are installed.",
+        below=plural(len(found), "plugin"),
+    )
 
 
 def _plugin_line(plugin: Plugin) -> PluginLine:

@@ -27,8 +27,7 @@ from .collection_input import KINDS, Added, Fields, Into, Record, add, destinati
 from .common.figures import cost_text, plural, sum_text
 from .common.harmless import note, one_line, say, write_json
 from .common.options import add_key, add_model, add_models_file, on_engine, positive, tell_warnings
-from .common.screen import make_console
-from .common.table import FittingTable, add_format, json_text, write
+from .common.table import Column, add_format, figure, json_text, write_rows
 
 
 def add_embed(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -252,19 +251,20 @@ def similar(arguments: argparse.Namespace) -> int:
         if known is None:
             raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
         found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
-    if arguments.format != "table":
-        write(arguments.format, Similar, found)
-        return 0
-    console = make_console()
-    table = FittingTable()
-    table.add_column("score", justify="right")
-    table.add_column("id", folds=True)
-    table.add_column("text", folds=True, may_go=1)
-    for each in found:
-        beside = each.text or ("" if each.metadata is None else bytes(each.metadata).decode())
-        table.add_row(f"{each.score:.4f}", each.id, one_line(beside)[:200])
-    console.print(table)
-    return 0
+    return write_rows(
+        arguments.format,
+        Similar,
+        found,
+        [
+            figure("score", lambda each: f"{each.score:.4f}"),
+            Column("id", lambda each: each.id, folds=True),
+            Column("text", lambda each: one_line(_text_beside(each))[:200], folds=True, may_go=1),
+        ],
+    )
+
+
+def _text_beside(found: Similar) -> str:
+    return found.text or ("" if found.metadata is None else bytes(found.metadata).decode())
 
 
 def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
@@ -297,22 +297,19 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collecti
 def list_collections(arguments: argparse.Namespace) -> int:
     with CollectionFile(collections_file(), readonly=True) as file:
         found = file.collections()
-    if arguments.format != "table":
-        write(arguments.format, Collection, found)
-        return 0
-    console = make_console()
-    if not found:
-        console.print(f"No collections in {collections_file()}.", soft_wrap=True)
-        return 0
-    table = FittingTable()
-    table.add_column("collection")
-    table.add_column("model", folds=True, may_go=1)
-    table.add_column("dimensions", justify="right", may_go=2)
-    table.add_column("items", justify="right")
-    for each in found:
-        table.add_row(each.name, each.model, f"{each.dimensions:,}", f"{each.items:,}")
-    console.print(table)
-    return 0
+    return write_rows(
+        arguments.format,
+        Collection,
+        found,
+        [
+            Column("collection", lambda each: each.name),
+            Column("model", lambda each: each.model, folds=True, may_go=1),
+            figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
+            figure("items", lambda each: f"{each.items:,}"),
+        ],
+        empty=f"No collections in {collections_file()}.",
+        whole=True,
+    )
 
 
 def delete_collection(arguments: argparse.Namespace) -> int:

@@ -21,9 +21,8 @@ from callboard.bus import CallboardError, ConfigurationError
 from ..keys.key_file import keys_file, read_keys
 from ..keys.writing import remove_key, set_key
 from ..models.nearest_names import nearest
-from .common.harmless import note, say, write_json
-from .common.screen import make_console
-from .common.table import FittingTable, json_text
+from .common.harmless import note, say
+from .common.table import Column, write_rows
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
@@ -110,22 +109,18 @@ def _read(variable: str) -> str:
 
 def list_keys(arguments: argparse.Namespace) -> int:
     stored = read_keys(keys_file())
-    lines = list(_lines(stored.keys))
-    if arguments.json:
-        for line in lines:
-            write_json(json_text(line))
-    else:
-        table = FittingTable()
-        table.add_column("key")
-        table.add_column("from")
-        table.add_column("for", may_go=1)
-        for line in lines:
-            table.add_row(line.name, _source(line), ", ".join(line.providers) or "-")
-        console = make_console()
-        console.print(table)
-        console.print(
-            f"\nfile: {stored.path}{'' if stored.exists else ' (not there)'}", style="dim", soft_wrap=True
-        )
+    write_rows(
+        "json" if arguments.json else "table",
+        KeyLine,
+        list(_lines(stored.keys)),
+        [
+            Column("key", lambda line: line.name),
+            Column("from", _source),
+            Column("for", lambda line: ", ".join(line.providers) or "-", may_go=1),
+        ],
+        below=f"file: {stored.path}{'' if stored.exists else ' (not there)'}",
+        whole=True,
+    )
     if stored.fault is not None:
         raise CallboardError(f"{stored.path} is ignored: {stored.fault}. {stored.fix}")
     return 0

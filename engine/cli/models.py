@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -38,7 +38,7 @@ from .common.figures import plural
 from .common.harmless import note, say
 from .common.options import add_models_file
 from .common.screen import make_console
-from .common.table import FittingTable, add_format, write
+from .common.table import Column, add_format, figure, write_rows
 from .prices import add_update_options, differences, download
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
@@ -135,13 +135,27 @@ def run(arguments: argparse.Namespace) -> int:
             raise CallboardError(_unknown(arguments.name))
     else:
         lines = list(_chosen(registry, arguments))
-    if arguments.format != "table":
-        write(arguments.format, Line, lines)
-    elif arguments.name is not None:
+    if arguments.name is not None and arguments.format == "table":
         _show(lines[0])
-    else:
-        _print(lines, arguments)
-    return 0
+        return 0
+    return write_rows(
+        arguments.format,
+        Line,
+        lines,
+        [
+            Column("model", lambda line: line.id, folds=True),
+            figure("window", lambda line: _count(line.context_window), may_go=2),
+            figure("output", lambda line: _count(line.max_output), may_go=3),
+            figure("$/M in", lambda line: _dollars(line.input_cost_per_million)),
+            figure("$/M out", lambda line: _dollars(line.output_cost_per_million)),
+            Column("can", _can, folds=True, may_go=1),
+            Column("also called", lambda line: ", ".join(line.aliases), folds=True),
+            Column("", _standing, folds=True),
+        ],
+        empty="No such models. `callboard models --all` lists every one that is known.",
+        below=f"{plural(len(lines), 'model')}, as known on {default_catalogue().date}. "
+        "Prices are of a small prompt.",
+    )
 
 
 # -- which
@@ -219,36 +233,6 @@ def _line(model: ConfiguredModel) -> Line:
 # -- how it looks
 
 
-def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
-    console = make_console()
-    if not lines:
-        console.print("No such models. `callboard models --all` lists every one that is known.")
-        return
-    table = FittingTable()
-    table.add_column("model", folds=True)
-    for heading, may_go in (("window", 2), ("output", 3), ("$/M in", 0), ("$/M out", 0)):
-        table.add_column(heading, justify="right", may_go=may_go)
-    table.add_column("can", folds=True, may_go=1)
-    table.add_column("also called", folds=True)
-    table.add_column("", folds=True)
-    for line in lines:
-        table.add_row(
-            line.id,
-            _count(line.context_window),
-            _count(line.max_output),
-            _dollars(line.input_cost_per_million),
-            _dollars(line.output_cost_per_million),
-            ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-"),
-            ", ".join(line.aliases),
-            _standing(line),
-        )
-    console.print(table)
-    console.print(
-        f"\n{plural(len(lines), 'model')}, as known on {default_catalogue().date}. Prices are of a small prompt.",
-        style="dim",
-    )
-
-
 def _show(line: Line) -> None:
     console = make_console()
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
@@ -269,6 +253,10 @@ def _show(line: Line) -> None:
     for name, fact in facts.items():
         if fact:
             console.print(f"  {name:<12}{fact}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _can(line: Line) -> str:
+    return ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-")
 
 
 def _abilities(line: Line) -> list[str]:

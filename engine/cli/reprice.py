@@ -24,7 +24,7 @@ from .common.figures import moment_text, plural, tell_beside, usd
 from .common.harmless import note
 from .common.options import add_filters, call_filter, chosen_trace, command_name, from_trace, option_of
 from .common.screen import make_console, progress_bar
-from .common.table import FittingTable, add_format, write, write_records
+from .common.table import Column, add_format, figure, write_records, write_rows
 from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
 
 AT_CALL_TIME = "call-time"
@@ -303,33 +303,32 @@ def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
 
 def _history(trace: TracePlace, arguments: argparse.Namespace) -> int:
     runs = from_trace(arguments, lambda store: store.reprice_runs())
-    if arguments.format != "table":
-        write(arguments.format, RepriceRun, runs)
-        return 0
-    console = make_console()
-    if not runs:
-        console.print(f"No repricing yet in {trace}.", soft_wrap=True)
-        return 0
-    table = FittingTable()
-    table.add_column("no", justify="right")
-    for heading, may_go in (("when", 3), ("state", 0), ("prices", 0), ("version", 4), ("which calls", 2)):
-        table.add_column(heading, folds=True, may_go=may_go)
-    for heading in ("calls", "before", "after"):
-        table.add_column(heading, justify="right", may_go=1)
-    for run in runs:
-        table.add_row(
-            str(run.id),
-            moment_text(run.started_us),
-            run.state if run.state != "interrupted" else f"interrupted at {run.done:,} of {run.last_call or 0:,}",
-            run.label,
-            run.version,
-            _in_words(run.where) or "all",
-            "-" if run.calls is None else f"{run.calls:,}",
-            "-" if run.sum_before_nano_usd is None else usd(run.sum_before_nano_usd),
-            "-" if run.sum_after_nano_usd is None else usd(run.sum_after_nano_usd),
-        )
-    console.print(table)
-    return 0
+    return write_rows(
+        arguments.format,
+        RepriceRun,
+        runs,
+        [
+            figure("no", lambda run: str(run.id)),
+            Column("when", lambda run: moment_text(run.started_us), folds=True, may_go=3),
+            Column("state", _state, folds=True),
+            Column("prices", lambda run: run.label, folds=True),
+            Column("version", lambda run: run.version, folds=True, may_go=4),
+            Column("which calls", lambda run: _in_words(run.where) or "all", folds=True, may_go=2),
+            figure("calls", lambda run: "-" if run.calls is None else f"{run.calls:,}", may_go=1),
+            figure("before", lambda run: _usd(run.sum_before_nano_usd), may_go=1),
+            figure("after", lambda run: _usd(run.sum_after_nano_usd), may_go=1),
+        ],
+        empty=f"No repricing yet in {trace}.",
+        whole=True,
+    )
+
+
+def _state(run: RepriceRun) -> str:
+    return run.state if run.state != "interrupted" else f"interrupted at {run.done:,} of {run.last_call or 0:,}"
+
+
+def _usd(nano_usd: int | None) -> str:
+    return "-" if nano_usd is None else usd(nano_usd)
 
 
 def _title(report: RepriceReport) -> str:

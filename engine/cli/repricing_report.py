@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -16,7 +16,7 @@ from callboard.tracestore import PriceTable, RepriceReport, RepriceSums
 
 from .common.figures import difference, exact, percent, places, plural, rounded, usd
 from .common.harmless import one_line
-from .common.table import FittingTable
+from .common.table import Column, FittingTable, figure
 
 By: TypeAlias = Literal["model", "day", "session"]
 
@@ -113,33 +113,33 @@ def _record(by: By, line: Line) -> dict[str, Any]:
 # -- the table
 
 
-def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
+def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable[Line]:
     """One line for each model, day or session, and the sums below.
 
-    The sums are over the calls with a cost before and after. A last column counts the other calls, if there are
-    any.
+    The sums are over the calls with a cost before and after. If there are other calls, a last column counts them.
     """
-    rows = lines_of(report, by)
-    table = FittingTable(footer=len(rows) > 1)
     everything = total(report)
-    table.add_column(by, "all", folds=True)
-    table.add_column("calls", f"{report.calls:,}", justify="right", may_go=1)
-    for heading, sums in zip(("before", "after", "difference", ""), _change_cells(everything), strict=True):
-        table.add_column(heading, sums, justify="right", may_go=0 if heading else 2)
+    columns: list[Column[Line]] = [
+        Column(by, lambda line: line.name, folds=True, footer="all"),
+        figure("calls", lambda line: f"{line.calls:,}", may_go=1, footer=f"{report.calls:,}"),
+        *(_of_comparable(name, text, everything) for name, text in _COMPARED.items()),
+    ]
     if everything.beside:
-        table.add_column("beside these", ", ".join(everything.beside), folds=True)
-    for row in rows:
-        beside = [", ".join(row.beside)] if everything.beside else []
-        table.add_row(row.name, f"{row.calls:,}", *_change_cells(row), *beside)
-    return table
+        beside = ", ".join(everything.beside)
+        columns.append(Column("beside these", lambda line: ", ".join(line.beside), folds=True, footer=beside))
+    return FittingTable(columns, lines_of(report, by))
 
 
-def _change_cells(line: Line) -> tuple[str, str, str, str]:
-    """Before, after, the difference and the per cent."""
-    if not line.comparable:
-        return ("-", "-", "", "")
-    before, after = line.before, line.after
-    return (usd(before), usd(after), difference(before, after), percent(before, after))
+_COMPARED: Mapping[str, Callable[[Line], str]] = {
+    "before": lambda line: usd(line.before) if line.comparable else "-",
+    "after": lambda line: usd(line.after) if line.comparable else "-",
+    "difference": lambda line: difference(line.before, line.after) if line.comparable else "",
+    "": lambda line: percent(line.before, line.after) if line.comparable else "",
+}
+
+
+def _of_comparable(heading: str, text: Callable[[Line], str], everything: Line) -> Column[Line]:
+    return figure(heading, text, may_go=0 if heading else 2, footer=text(everything))
 
 
 # -- the page

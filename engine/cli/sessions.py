@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -45,7 +45,7 @@ from .common.figures import moment_text, plural, sum_text
 from .common.harmless import note, say, write_json
 from .common.options import add_trace, chosen_trace, from_trace, moment, positive, tag
 from .common.screen import make_console
-from .common.table import FittingTable, json_text
+from .common.table import Column, FittingTable, figure, json_text
 
 
 def add_sessions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -197,30 +197,21 @@ def _of_block(block: ContentBlock) -> str:
             assert_never(block)
 
 
-def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
+def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
     """One line for each session. The number of messages counts stored ones."""
-    table = FittingTable()
-    table.add_column("last")
-    table.add_column("session")  # whole: it is what one copies
-    table.add_column("model", folds=True, may_go=1)
-    numbers = (("turns", 2), ("calls", 3), ("in", 4), ("out", 5), ("cost", 0), ("messages", 6))
-    for heading, may_go in numbers:
-        table.add_column(heading, justify="right", may_go=may_go)
-    table.add_column("resume")
-    for row in rows:
-        table.add_row(
-            moment_text(row.last_us),
-            row.session_id if row.name is None else (row.session_id, row.name),
-            row.model or "-",
-            f"{row.turns:,}",
-            f"{row.calls:,}",
-            f"{row.total_input_tokens:,}",
-            f"{row.output_tokens:,}",
-            sum_text(session_sum(row)),
-            f"{row.messages:,}" if row.messages else "-",
-            "yes" if row.resumable else "-",
-        )
-    return table
+    columns: list[Column[SessionRow]] = [
+        Column("last", lambda row: moment_text(row.last_us)),
+        Column("session", lambda row: row.session_id if row.name is None else (row.session_id, row.name)),
+        Column("model", lambda row: row.model or "-", folds=True, may_go=1),
+        figure("turns", lambda row: f"{row.turns:,}", may_go=2),
+        figure("calls", lambda row: f"{row.calls:,}", may_go=3),
+        figure("in", lambda row: f"{row.total_input_tokens:,}", may_go=4),
+        figure("out", lambda row: f"{row.output_tokens:,}", may_go=5),
+        figure("cost", lambda row: sum_text(session_sum(row))),
+        figure("messages", lambda row: f"{row.messages:,}" if row.messages else "-", may_go=6),
+        Column("resume", lambda row: "yes" if row.resumable else "-"),
+    ]
+    return FittingTable(columns, rows)
 
 
 def session_sum(row: SessionRow) -> CostSum:

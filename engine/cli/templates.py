@@ -28,8 +28,7 @@ from callboard.tracestore.home import home_folder
 from .common.figures import plural
 from .common.harmless import harmless, note, say, write_json
 from .common.options import command_name, short
-from .common.screen import make_console
-from .common.table import FittingTable, json_text
+from .common.table import Column, json_text, write_rows
 
 INPUT = "input"
 """The parameter that is what the caller says."""
@@ -279,26 +278,24 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def list_templates(arguments: argparse.Namespace) -> int:
     """A template that can't be read is listed with its fault, which is no failure of the list."""
     found = [_listed(name) for name in names()]
-    if arguments.json:
-        for row in found:
-            write_json(json_text(row))
-        return 0
-    console = make_console()
-    if not found:
-        hint = f"`{command_name()} templates edit NAME` makes one"
-        console.print(f"No templates in {folder()}; {hint}.", soft_wrap=True)
-        return 0
-    table = FittingTable()
-    table.add_column("template")
-    table.add_column("parameters", folds=True)
-    table.add_column("model", may_go=1)
-    table.add_column("description", folds=True, may_go=2)
-    for row in found:
-        said = row.description or "" if row.error is None else f"can't be read: {row.error}"
-        table.add_row(row.name, ", ".join(row.parameters) or "-", row.model or "-", said)
-    console.print(table)
-    console.print(f"\n{plural(len(found), 'template')} in {folder()}", style="dim", soft_wrap=True)
-    return 0
+    return write_rows(
+        "json" if arguments.json else "table",
+        Listed,
+        found,
+        [
+            Column("template", lambda row: row.name),
+            Column("parameters", lambda row: ", ".join(row.parameters) or "-", folds=True),
+            Column("model", lambda row: row.model or "-", may_go=1),
+            Column("description", _description, folds=True, may_go=2),
+        ],
+        empty=f"No templates in {folder()}; `{command_name()} templates edit NAME` makes one.",
+        below=f"{plural(len(found), 'template')} in {folder()}",
+        whole=True,
+    )
+
+
+def _description(row: Listed) -> str:
+    return row.description or "" if row.error is None else f"can't be read: {row.error}"
 
 
 def _listed(name: str) -> Listed:

@@ -26,7 +26,7 @@ from .common.figures import moment_text, plural, seconds, sum_text
 from .common.harmless import harmless, harmless_json, note
 from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
 from .common.screen import make_console
-from .common.table import FittingTable, add_format, write, write_records
+from .common.table import Column, FittingTable, add_format, figure, write, write_records
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,35 +105,29 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
     )
 
 
-def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable:
-    """One line for each call."""
-    table = FittingTable()
+def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable[CallSummary]:
+    """One line for each call: with its time and id for a file of many, or else numbered."""
+    numbers = {call.last.call_id: str(place) for place, call in enumerate(calls, 1)}
+    head: list[Column[CallSummary]] = [figure("call", lambda call: numbers[call.last.call_id])]
     if when:
-        table.add_column("time")
-        table.add_column("call", may_go=3)
-        table.add_column("status")
-    else:
-        table.add_column("call", justify="right")
-    table.add_column("model", folds=True)
+        head = [
+            Column("time", lambda call: moment_text(call.last.started_us)),
+            Column("call", lambda call: f"…{call.last.request_id[-6:]}", may_go=3),
+            Column("status", lambda call: call.last.status),
+        ]
     keyed = any(call.last.key is not None for call in calls)
-    if keyed:
-        table.add_column("key", may_go=1)
-    for heading, may_go in (("attempts", 4), ("first token", 5), ("in", 1), ("out", 2), ("cost", 0)):
-        table.add_column(heading, justify="right", may_go=may_go)
-    for number, call in enumerate(calls, 1):
-        row = call.last
-        head = [moment_text(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
-        table.add_row(
-            *head,
-            row.model,
-            *((row.key or "-",) if keyed else ()),
-            str(call.attempts),
-            seconds(row.first_token_ms),
-            f"{call.input_tokens:,}",
-            f"{call.output_tokens:,}",
-            _cost(call),
-        )
-    return table
+    key: list[Column[CallSummary]] = [Column("key", lambda call: call.last.key or "-", may_go=1)] if keyed else []
+    columns: list[Column[CallSummary]] = [
+        *head,
+        Column("model", lambda call: call.last.model, folds=True),
+        *key,
+        figure("attempts", lambda call: str(call.attempts), may_go=4),
+        figure("first token", lambda call: seconds(call.last.first_token_ms), may_go=5),
+        figure("in", lambda call: f"{call.input_tokens:,}", may_go=1),
+        figure("out", lambda call: f"{call.output_tokens:,}", may_go=2),
+        figure("cost", _cost),
+    ]
+    return FittingTable(columns, calls)
 
 
 def _cost(call: CallSummary) -> str:
@@ -279,24 +273,27 @@ def show_schema(arguments: argparse.Namespace) -> int:
     if named is not None and named not in TABLES:
         raise ConfigurationError(f"there is no table {named!r}: they are {', '.join(TABLES)}")
     chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
+    rows = [
+        SchemaColumn(name, column, said.in_python or column, said.meaning)
+        for name, table in chosen.items()
+        for column, said in table.columns.items()
+    ]
     if arguments.format != "table":
-        rows = [
-            SchemaColumn(name, column, said.in_python or column, said.meaning)
-            for name, table in chosen.items()
-            for column, said in table.columns.items()
-        ]
         write(arguments.format, SchemaColumn, rows)
         return 0
+    columns: list[Column[SchemaColumn]] = [
+        Column("column", lambda row: row.column),
+        Column(
+            "in Python and JSON",
+            lambda row: "the same" if row.in_python == row.column else row.in_python,
+            may_go=1,
+        ),
+        Column("meaning", lambda row: row.meaning, folds=True),
+    ]
     console = make_console()
     for name, table in chosen.items():
         console.print(f"{name}: {table.meaning}", style="bold", soft_wrap=True)
-        shown = FittingTable()
-        shown.add_column("column")
-        shown.add_column("in Python and JSON", may_go=1)
-        shown.add_column("meaning", folds=True)
-        for column, said in table.columns.items():
-            shown.add_row(column, said.in_python or "the same", said.meaning)
-        console.print(shown)
+        console.print(FittingTable(columns, [row for row in rows if row.table == name]))
         console.print()
     if named is None:
         console.print("Callboard's own, which may change with any version:", style="bold")
@@ -306,11 +303,13 @@ def show_schema(arguments: argparse.Namespace) -> int:
 
 
 def _show_result(found: SqlResult) -> None:
-    table = FittingTable()
-    for column in found.columns:
-        table.add_column(column, folds=True)
-    for row in found.rows:
-        table.add_row(*("NULL" if value is None else str(value).split("\n") for value in row))
+    columns: list[Column[Sequence[object]]] = [
+        Column(name, partial(_result_cell, place), folds=True) for place, name in enumerate(found.columns)
+    ]
     console = make_console()
-    console.print(table)
+    console.print(FittingTable(columns, found.rows))
     console.print(f"\n{plural(len(found.rows), 'row')}", style="dim")
+
+
+def _result_cell(place: int, row: Sequence[object]) -> str | list[str]:
+    return "NULL" if row[place] is None else str(row[place]).split("\n")

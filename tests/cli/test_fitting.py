@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import io
+from operator import itemgetter
 
 import pytest
 from rich.console import Console
 
-from callboard.engine.cli.common.table import FittingTable
+from callboard.engine.cli.common.table import Column, FittingTable, figure
 
 
 def drawn(width: int) -> str:
-    table = FittingTable(footer=True)
-    table.add_column("model", "all", folds=True)
-    table.add_column("attempts", justify="right", may_go=2)
-    table.add_column("in", "1,000", justify="right", may_go=1)
-    table.add_column("cost", "$0.30", justify="right")
-    table.add_row("provider:a-model-with-a-name-of-some-length", "1", "900", "$0.20")
-    table.add_row("provider:b", "2", "100", "$0.10")
+    rows = [
+        ("provider:a-model-with-a-name-of-some-length", "1", "900", "$0.20"),
+        ("provider:b", "2", "100", "$0.10"),
+    ]
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("model", itemgetter(0), folds=True, footer="all"),
+        figure("attempts", itemgetter(1), may_go=2),
+        figure("in", itemgetter(2), may_go=1, footer="1,000"),
+        figure("cost", itemgetter(3), footer="$0.30"),
+    ]
     out = io.StringIO()
-    Console(file=out, width=width).print(table)
+    Console(file=out, width=width).print(FittingTable(columns, rows))
     return out.getvalue()
 
 

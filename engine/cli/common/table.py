@@ -1,19 +1,25 @@
-"""Rows as a table that fits the terminal, as JSON lines, or as CSV."""
+"""Rows as a table that fits the terminal, as JSON lines, or as CSV.
+
+Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so there each amount comes in USD as well,
+as an exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is
+empty. Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are left out there.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from callboard.adapters.requests.surrogates import mend_json, mend_json_value
 
 from .harmless import harmless, one_line, write_json
+from .screen import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -129,49 +135,47 @@ def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 # -- tables
+#
+# A table in too little room has words of one letter a line. A table that is wider than its terminal is broken in
+# the middle of numbers. So the least important columns are left out, in the order that the command gives, and a
+# line below names them.
 
 FOLDED_WIDTH = 24  # of a column that may fold: as narrow as names can be and still be read
 
 _GAP = 2
 
+R = TypeVar("R")
 
-class Column(msgspec.Struct, frozen=True):
-    """One column of a table."""
+
+class Column(NamedTuple, Generic[R]):
+    """One column of a table: its heading, and the cell of each row."""
 
     heading: str
-    """The text above it."""
-    footer: str
-    """The text below it."""
-    right: bool
-    """Whether it is aligned to the right."""
-    folds: bool
+    cell: Callable[[R], str | Sequence[str]]
+    """The text of a row: one line, or several lines."""
+    folds: bool = False
     """Whether it may be broken over several lines."""
-    may_go: int
+    may_go: int = 0
     """0 for a column that always stays. Of the others, the one with the greatest number goes first."""
+    right: bool = False
+    footer: str = ""
+    """The text below the column, which a table of several rows shows."""
 
 
-class FittingTable:
-    """A table that is filled like rich's own."""
+def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
+    """A column that is aligned to the right."""
+    return Column(heading, cell, may_go=may_go, right=True, footer=footer)
 
-    def __init__(self, *, footer: bool = False) -> None:
-        self._footer = footer
-        self._columns: list[Column] = []
-        self._rows: list[tuple[str, ...]] = []
 
-    def add_column(
-        self,
-        heading: str,
-        footer: str = "",
-        *,
-        justify: Literal["left", "right"] = "left",
-        folds: bool = False,
-        may_go: int = 0,
-    ) -> None:
-        self._columns.append(Column(one_line(heading), one_line(footer), justify == "right", folds, may_go))
+class FittingTable(Generic[R]):
+    """A table for terminals of any width."""
 
-    def add_row(self, *cells: str | Sequence[str]) -> None:
-        """Add a row. A cell is one line, or several lines."""
-        self._rows.append(tuple(_cell(cell) for cell in cells))
+    def __init__(self, columns: Sequence[Column[R]], rows: Iterable[R]) -> None:
+        self._columns = columns
+        self._headings = [one_line(column.heading) for column in columns]
+        self._rows = [[_cell(column.cell(row)) for column in columns] for row in rows]
+        sums = len(self._rows) > 1 and any(column.footer for column in columns)
+        self._footers = [one_line(column.footer) for column in columns] if sums else None
 
     def shown_in(self, width: int) -> list[int]:
         """The places of the columns for which there is room."""
@@ -187,17 +191,17 @@ class FittingTable:
     def _wanted(self, place: int) -> int:
         from rich.cells import cell_len
 
-        column = self._columns[place]
-        texts = (column.heading, column.footer if self._footer else "", *(row[place] for row in self._rows))
+        footer = self._footers[place] if self._footers else ""
+        texts = (self._headings[place], footer, *(row[place] for row in self._rows))
         widest = max((cell_len(line) for text in texts for line in text.splitlines()), default=0)
-        return min(widest, FOLDED_WIDTH) if column.folds else widest
+        return min(widest, FOLDED_WIDTH) if self._columns[place].folds else widest
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.text import Text
 
         chosen = self.shown_in(options.max_width)
         yield self._drawn(chosen)
-        left_out = [column.heading for place, column in enumerate(self._columns) if place not in chosen]
+        left_out = [heading for place, heading in enumerate(self._headings) if place not in chosen]
         if any(left_out):
             yield Text(f"(no room for: {', '.join(filter(None, left_out))})", style="dim")
 
@@ -206,9 +210,9 @@ class FittingTable:
         from rich.table import Table
 
         table = Table(
-            box=box.SIMPLE if self._footer else box.SIMPLE_HEAD,
+            box=box.SIMPLE if self._footers else box.SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
-            show_footer=self._footer,
+            show_footer=self._footers is not None,
             pad_edge=False,
             show_edge=False,
             header_style="dim",
@@ -217,8 +221,8 @@ class FittingTable:
         for place in chosen:
             column = self._columns[place]
             table.add_column(
-                column.heading,
-                column.footer,
+                self._headings[place],
+                self._footers[place] if self._footers else "",
                 justify="right" if column.right else "left",
                 overflow="fold" if column.folds else "ellipsis",
                 no_wrap=not column.folds,
@@ -228,5 +232,35 @@ class FittingTable:
         return table
 
 
-def _cell(said: str | Sequence[str]) -> str:
-    return one_line(said) if isinstance(said, str) else "\n".join(map(one_line, said))
+def _cell(text: str | Sequence[str]) -> str:
+    return one_line(text) if isinstance(text, str) else "\n".join(map(one_line, text))
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def write_rows(
+    form: Format,
+    kind: type[S],
+    rows: Sequence[S],
+    columns: Sequence[Column[S]],
+    *,
+    empty: str = "",
+    below: str = "",
+    whole: bool = False,
+) -> int:
+    """Write rows in the chosen form. A program gets all their fields, and a person the columns.
+
+    `empty` replaces a table without rows, and `below` follows it. A terminal breaks them, unless they are `whole`.
+    """
+    if form != "table":
+        write(form, kind, rows)
+        return 0
+    console = make_console()
+    if empty and not rows:
+        console.print(empty, soft_wrap=whole)
+        return 0
+    console.print(FittingTable(columns, rows))
+    if below:
+        console.print(f"\n{below}", style="dim", soft_wrap=whole)
+    return 0
