@@ -24,12 +24,10 @@ KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
 """The environment variable that turns keeping off, unless a conversation goes on."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "ask",
-        help="Ask a model a question",
-        description="Asks what PROMPT says, after what comes through a pipe. Standard output gets the reply and "
-        "nothing else. What is said is kept in the trace, so that -c can go on with it.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Asks what PROMPT says, after what comes through a pipe. Standard output gets the reply and "
+        "nothing else. What is said is kept in the trace, so that -c can go on with it."
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask")
     _add_question(parser)

@@ -30,12 +30,10 @@ from .common.table import Column, add_format, figure, json_text, write_rows
 FAILED = 1
 
 
-def add_batch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "batch",
-        help="Send many requests at a lower price",
-        description="A batch is answered within a day, mostly much sooner, and mostly for half the price. It goes "
-        "on without this command, and is found again by its id.",
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A batch is answered within a day, mostly much sooner, and mostly for half the price. It goes "
+        "on without this command, and is found again by its id."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_submit(inner)
@@ -376,12 +374,10 @@ class ReplyLine(msgspec.Struct, frozen=True):
     """When it was asked for, in microseconds since the Unix epoch."""
 
 
-def add_background(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "background",
-        help="Read replies that a provider completes in the background",
-        description="A reply that was asked for with `-o background true` goes on at its provider when its "
-        "program ends. Here it is found again.",
+def add_background(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A reply that was asked for with `-o background true` goes on at its provider when its "
+        "program ends. Here it is found again."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = inner.add_parser(

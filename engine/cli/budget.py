@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from callboard.tracestore.nodes.ledger import SliceRow
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("budget", help="Show what a budget has spent and left")
+def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
     parser.add_argument(

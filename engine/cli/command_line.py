@@ -271,11 +271,11 @@ def build_parser(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     for name in names:
-        module, _, function = COMMANDS[name].place.partition(":")
-        add_command: AddCommand = getattr(import_module(f".{module}", __package__), function)
-        add_command(commands)
-        if not commands.choices[name].description:
-            commands.choices[name].description = f"{COMMANDS[name].help}."
+        place, help = COMMANDS[name]
+        module, _, function = place.partition(":")
+        add_arguments: Callable[[argparse.ArgumentParser], None]
+        add_arguments = getattr(import_module(f".{module}", __package__), function)
+        add_arguments(commands.add_parser(name, help=help, description=f"{help}."))
     if not names:
         for name, entry in COMMANDS.items():
             commands.add_parser(name, help=entry.help)

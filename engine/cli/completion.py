@@ -15,14 +15,12 @@ if TYPE_CHECKING:
     from callboard.tracestore import Store
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "completion",
-        help="Set up Tab completion for bash, zsh and fish",
-        description="Writes what a shell reads at its start. "
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Writes what a shell reads at its start. "
         'In ~/.bashrc: eval "$(callboard completion bash)". '
         'In ~/.zshrc, below compinit: eval "$(callboard completion zsh)". '
-        "For fish: callboard completion fish > ~/.config/fish/completions/callboard.fish",
+        "For fish: callboard completion fish > ~/.config/fish/completions/callboard.fish"
     )
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
     parser.add_argument("--line", help=argparse.SUPPRESS)

@@ -29,8 +29,7 @@ _FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
 
 
-def add_cost(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("cost", help="Sum up costs by model, day, session or tag")
+def add_cost(parser: argparse.ArgumentParser) -> None:
     add_by(parser)
     add_filters(parser)
     parser.add_argument(
@@ -158,16 +157,14 @@ def _amount(total: CostSum) -> str:
 # -- stats and errors
 
 
-def add_stats(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("stats", help="Show latency, speed, cache hits and outcomes")
+def add_stats(parser: argparse.ArgumentParser) -> None:
     add_by(parser)
     add_filters(parser)
     add_format(parser, "for each group")
     parser.set_defaults(run=run_stats)
 
 
-def add_errors(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("errors", help="Count failed attempts by error and model")
+def add_errors(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
     add_format(parser, "for each class and model")
     parser.set_defaults(run=run_errors)

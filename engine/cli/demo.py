@@ -42,12 +42,8 @@ _WATCHED = ("session.*", "llm.*", "actor.*", "tool.*", "pricing.*", "provider.*"
 _BESIDE_THE_TRACE = ("", "-wal", "-shm", ".lock")
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="Run a demo on a local model, without a key",
-        description="Shows Callboard on a small model that runs on this machine, in one or two minutes.",
-    )
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Shows Callboard on a small model that runs on this machine, in one or two minutes."
     parser.add_argument("--cassettes", action="store_true", help="replay recordings instead of running a model")
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help="keep the calls of earlier demos in the trace file")

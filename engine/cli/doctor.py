@@ -55,12 +55,9 @@ class Findings(msgspec.Struct, frozen=True):
     """The checks."""
 
 
-def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="Check configuration, keys, providers and the trace",
-        description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
-        "can't be read.",
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration can't be read."
     )
     add_models_file(parser)
     add_trace(parser, "$CALLBOARD_HOME/trace.db")
@@ -196,12 +193,10 @@ class PluginLine(msgspec.Struct, frozen=True):
     """The reason why it can't be used; None if it can be."""
 
 
-def add_plugins(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "plugins",
-        help="List adapters, tools and commands of other packages",
-        description="Lists what installed packages offer by entry points in the groups callboard.adapters, "
-        "callboard.tools and callboard.commands, and loads each of them.",
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Lists what installed packages offer by entry points in the groups callboard.adapters, "
+        "callboard.tools and callboard.commands, and loads each of them."
     )
     add_format(parser, "for each plugin")
     parser.set_defaults(run=run_plugins)

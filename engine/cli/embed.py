@@ -30,12 +30,10 @@ from .common.options import add_key, add_model, add_models_file, on_engine, posi
 from .common.table import Column, add_format, figure, json_text, write_rows
 
 
-def add_embed(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "embed",
-        help="Turn texts into vectors",
-        description="Embeds the texts that are given, or else each line of stdin. A text that can't be embedded "
-        "has an `error` in place of its `embedding`, and the exit code is then 1.",
+def add_embed(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Embeds the texts that are given, or else each line of stdin. A text that can't be embedded "
+        "has an `error` in place of its `embedding`, and the exit code is then 1."
     )
     parser.add_argument("text", nargs="*", metavar="TEXT", help="a text (default: the lines of stdin)")
     add_model(parser)
@@ -126,12 +124,8 @@ def _base64(vector: Vector) -> str:
 # -- collections
 
 
-def add_collections(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "collections",
-        help="Store texts as vectors",
-        description="Collections of vectors, in $CALLBOARD_HOME/embeddings.db.",
-    )
+def add_collections(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Collections of vectors, in $CALLBOARD_HOME/embeddings.db."
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_adding(inner)
     listing = inner.add_parser("list", help="List collections", description="Lists the collections.")
@@ -183,11 +177,9 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run=add_to_collection)
 
 
-def add_similar(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "similar",
-        help="Find similar texts in a collection",
-        description="The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's.",
+def add_similar(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's."
     )
     parser.add_argument("collection", metavar="COLLECTION", help="the collection")
     parser.add_argument("id", nargs="?", metavar="ID", help="like this item, which is left out")

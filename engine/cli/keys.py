@@ -42,12 +42,10 @@ class KeyLine(msgspec.Struct, frozen=True):
     """The types of adapters that look for it without a models.yaml."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "keys",
-        help="Store API keys in a private file",
-        description="Keeps keys in $CALLBOARD_HOME/keys.json, which only its owner may read. A variable that is "
-        "set in the environment goes before a key of its name in the file.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Keeps keys in $CALLBOARD_HOME/keys.json, which only its owner may read. A variable that is "
+        "set in the environment goes before a key of its name in the file."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     setting = inner.add_parser(

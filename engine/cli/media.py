@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 # -- images
 
 
-def add_image(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "image",
-        help="Make an image from a prompt",
-        description="Makes an image of what the prompt says; with --edit it changes an image, or composes "
-        "several. Of a provider that gives an address and no bytes, the address is printed instead.",
+def add_image(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Makes an image of what the prompt says; with --edit it changes an image, or composes "
+        "several. Of a provider that gives an address and no bytes, the address is printed instead."
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to show, or what to change")
     add_model(parser)
@@ -100,12 +98,10 @@ def _write_images(result: ImageResult, output: Path) -> None:
 # -- videos. A job continues if the command ends
 
 
-def add_video(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "video",
-        help="Make a video from a prompt",
-        description="Makes a video of what the prompt says, waits until it is done, and downloads it. Ctrl-C ends "
-        "the waiting and not the job; --resume comes back to it.",
+def add_video(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Makes a video of what the prompt says, waits until it is done, and downloads it. Ctrl-C ends "
+        "the waiting and not the job; --resume comes back to it."
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to show")
     add_model(parser)

@@ -102,13 +102,11 @@ _OF_CAPABILITIES = {
 _ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supports_"))
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "models",
-        help="List models with their features and prices",
-        description="The models that can be asked for here: those of models.yaml, and what else its keys open. "
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The models that can be asked for here: those of models.yaml, and what else its keys open. "
         "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
-        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model.",
+        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model."
     )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's; or `update`"

@@ -27,11 +27,9 @@ from .common.screen import make_console
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "prices",
-        help="Show, explain and update prices",
-        description="The price table in force: the published prices, and $CALLBOARD_HOME/prices.yaml before them.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The price table in force: the published prices, and $CALLBOARD_HOME/prices.yaml before them."
     )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="another price file than prices.yaml")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -29,13 +29,11 @@ from .conversation_setup import first_model
 FAILED = 1
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "record",
-        help="Record replies of a provider for tests and demos",
-        description="Asks the prompts, or else the lines of stdin, one after the other in one session, and writes "
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Asks the prompts, or else the lines of stdin, one after the other in one session, and writes "
         "all that goes over HTTP into a cassette. Keys are masked in it; what was said is not. Errors of the "
-        "provider are recorded as well.",
+        "provider are recorded as well."
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask (default: the lines of stdin)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the cassette")

@@ -21,11 +21,9 @@ from .common.options import add_trace, chosen_trace, moment
 from .events import describe
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "replay",
-        help="Print recorded events again",
-        description="Plays stored events through a bus again and prints them with the seconds since the first.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Plays stored events through a bus again and prints them with the seconds since the first."
     )
     add_trace(parser)
     which = parser.add_mutually_exclusive_group()

@@ -32,12 +32,10 @@ LATEST = -1
 INTERRUPTED = 130
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "reprice",
-        help="Recalculate the cost of recorded calls with another price table",
-        description="Works out what stored calls cost under a price table, and makes that their current cost. "
-        "Events and the costs at call time stay as they are, so it can be undone.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Works out what stored calls cost under a price table, and makes that their current cost. "
+        "Events and the costs at call time stay as they are, so it can be undone."
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prices", type=Path, metavar="FILE", help="price file; its newest table is taken")

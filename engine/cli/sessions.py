@@ -48,8 +48,7 @@ from .common.screen import make_console
 from .common.table import Column, FittingTable, figure, json_text
 
 
-def add_sessions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("sessions", help="Show sessions and their messages")
+def add_sessions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
     add_trace(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
@@ -225,13 +224,11 @@ _LONGEST = 2000
 """The number of characters of a message that are shown without a search."""
 
 
-def add_logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "logs",
-        help="Show and search questions and answers",
-        description='The latest messages, or those that say some words: all of them, "a phrase", begin*, -not. '
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'The latest messages, or those that say some words: all of them, "a phrase", begin*, -not. '
         "Only where content is captured: by `ask`, `chat --save`, and an Engine with capture_content=True. The "
-        "first search makes an index.",
+        "first search makes an index."
     )
     parser.add_argument("-q", "--query", metavar="WORDS", help="only messages that say this")
     add_trace(parser)

@@ -241,12 +241,10 @@ class Listed(msgspec.Struct, frozen=True):
     """The fault of its file; None if there is none."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "templates",
-        help="Store prompts with parameters for `ask -t`",
-        description="Templates are files in $CALLBOARD_HOME/templates, one NAME.yaml each. $name in prompt and "
-        "system is a parameter, and $input is what is asked.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Templates are files in $CALLBOARD_HOME/templates, one NAME.yaml each. $name in prompt and "
+        "system is a parameter, and $input is what is asked."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listing = inner.add_parser(

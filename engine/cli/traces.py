@@ -39,8 +39,7 @@ ATTEMPTS_PER_CALL = 4
 outages."""
 
 
-def add_traces(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("traces", help="Show recorded calls with tokens, latency and cost")
+def add_traces(parser: argparse.ArgumentParser) -> None:
     add_filters(parser)
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N calls (default 50)")
     add_format(parser, "for each attempt")
@@ -140,12 +139,8 @@ def _cost(call: CallSummary) -> str:
 STDOUT = "-"
 
 
-def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "export",
-        help="Export calls as CSV, JSON Lines or Parquet",
-        description="Writes one row for each attempt. Money is integer nano-USD, and exact decimal text.",
-    )
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Writes one row for each attempt. Money is integer nano-USD, and exact decimal text."
     from callboard.tracestore.export import FORMATS
 
     parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
@@ -209,12 +204,10 @@ _NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not
 """What SQLite and PostgreSQL say of a name that they don't know."""
 
 
-def add_sql(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "sql",
-        help="Run a read-only SQL statement",
-        description="Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
-        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all.",
+def add_sql(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
+        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all."
     )
     parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
     parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")

@@ -34,12 +34,10 @@ _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
-def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "prune",
-        help="Delete old calls and events",
-        description="Deletes calls with all that belongs to them, and events, in small steps: programs that write "
-        "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first.",
+def add_prune(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Deletes calls with all that belongs to them, and events, in small steps: programs that write "
+        "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first."
     )
     add_trace(parser)
     parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
@@ -51,23 +49,17 @@ def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=prune)
 
 
-def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "backup",
-        help="Copy a trace file while programs write to it",
-        description="Copies the trace file as it is at this moment. Overwrites nothing.",
-    )
+def add_backup(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Copies the trace file as it is at this moment. Overwrites nothing."
     parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
     add_trace(parser)
     parser.set_defaults(run=backup)
 
 
-def add_upgrade(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "upgrade",
-        help="Upgrade a trace file to this version",
-        description="Brings a trace file of an older version up to date, as any program does that writes to it. A "
-        "Callboard of that version refuses it afterwards; `callboard backup` copies it before.",
+def add_upgrade(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Brings a trace file of an older version up to date, as any program does that writes to it. A "
+        "Callboard of that version refuses it afterwards; `callboard backup` copies it before."
     )
     add_trace(parser)
     parser.set_defaults(run=upgrade)
@@ -186,13 +178,11 @@ def size(text: str) -> int:
 # -- ship
 
 
-def add_ship(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "ship",
-        help="Copy a trace file to a server as it grows",
-        description="Copies a trace file to a trace on a server that many hosts share, and goes on as more comes, "
+def add_ship(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copies a trace file to a trace on a server that many hosts share, and goes on as more comes, "
         "until it is interrupted. Nothing is doubled. Files of programs of this machine that died on the way are "
-        "copied, too.",
+        "copied, too."
     )
     parser.add_argument(
         "--db",

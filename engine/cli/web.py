@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 PORT = 8372
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "web",
-        help="Serve the live view to a browser",
-        description="Serves the live view on this machine, and prints an address that signs a browser in, once. "
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves the live view on this machine, and prints an address that signs a browser in, once. "
         "Without --db or --store it runs an engine of its own over the default trace; with one of them it "
-        "shows that trace, which another process may write.",
+        "shows that trace, which another process may write."
     )
     add_trace(parser)
     add_models_file(parser)

@@ -303,12 +303,10 @@ TOOL_ROUNDS = 10
 """How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "chat",
-        help="Talk to a model, and switch models on the way",
-        description="A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
-        "What is said is kept if --save, /save or the question at its end says so.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
+        "What is said is kept if --save, /save or the question at its end says so."
     )
     parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
     parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")

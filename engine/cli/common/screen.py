@@ -17,20 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
 import anyio
 
-from callboard.bus import ConfigurationError
-from callboard.bus.errors import (
-    AccessDeniedError,
-    AdapterError,
-    AuthError,
-    CapabilityError,
-    ContextOverflowError,
-    NetworkError,
-    NotFoundError,
-    PromptTooLongError,
-    QuotaExceededError,
-    RateLimitError,
-    RequestTimeoutError,
-)
+from callboard.bus import ConfigurationError, errors
 
 from .harmless import harmless, note, one_line
 
@@ -331,39 +318,41 @@ FAILED = 1
 BADLY_CONFIGURED = 2
 
 
-def exit_code(error: AdapterError) -> int:
+def exit_code(error: errors.AdapterError) -> int:
     """2 for a wrong key or model, which the person mends; 1 for any other failure."""
-    is_mine = isinstance(error, AuthError | NotFoundError) and not isinstance(error, AccessDeniedError)
+    is_mine = isinstance(error, errors.AuthError | errors.NotFoundError) and not isinstance(
+        error, errors.AccessDeniedError
+    )
     return BADLY_CONFIGURED if is_mine else FAILED
 
 
-def said(error: AdapterError) -> str:
+def said(error: errors.AdapterError) -> str:
     """The error in one line, and what to do."""
     whose = f" of {error.provider}" if error.provider else ""
     hint = advice(error)
     return f"{type(error).__name__}{whose}: {error}{f' ({hint})' if hint else ''}"
 
 
-def advice(error: AdapterError) -> str:
+def advice(error: errors.AdapterError) -> str:
     """What to do about a failure; empty where nobody knows better than the error itself."""
     match error:
-        case AccessDeniedError():
+        case errors.AccessDeniedError():
             return "the key is good, but may not do this: use another with --key, or ask for the right"
-        case AuthError():
+        case errors.AuthError():
             return f"{_new_key(error.provider)}; `callboard doctor` tries it"
-        case NotFoundError():
+        case errors.NotFoundError():
             return "`callboard models` shows the models there are, -m names one"
-        case QuotaExceededError():
+        case errors.QuotaExceededError():
             return "add credit to the account, or name a model of another provider with -m"
-        case RateLimitError():
+        case errors.RateLimitError():
             return "wait a little, or name a model of another provider with -m"
-        case ContextOverflowError() | PromptTooLongError():
+        case errors.ContextOverflowError() | errors.PromptTooLongError():
             return "ask with less, or name a model with a larger window with -m"
-        case CapabilityError():
+        case errors.CapabilityError():
             return "`callboard models` shows what each can, -m names another"
-        case RequestTimeoutError():
+        case errors.RequestTimeoutError():
             return "ask again, or give it more time: -o timeout=600"
-        case NetworkError():
+        case errors.NetworkError():
             return "`callboard doctor` shows what can be reached"
         case _:
             return ""
