@@ -219,20 +219,13 @@ DEFAULT_TOKENS = 1024
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     """One request. It has a prompt or messages."""
 
-    id: str | None = None
-    """The id, which stands in the result's line."""
+    id: str | None = None  # the id, which stands in the result's line
     prompt: str | None = None
-    """The prompt."""
-    messages: list[dict[str, object]] | None = None
-    """A whole conversation: objects with ``role`` and ``content``."""
-    system: str | None = None
-    """The system prompt."""
-    max_tokens: int | None = None
-    """The most tokens of the reply."""
-    temperature: float | None = None
-    """The temperature of sampling."""
-    output_schema: JsonObject | None = None
-    """A JSON Schema for the reply."""
+    messages: list[dict[str, object]] | None = None  # A whole conversation: objects with `role` and `content`
+    system: str | None = None  # the system prompt
+    max_tokens: int | None = None  # the most tokens of the reply
+    temperature: float | None = None  # the temperature of sampling
+    output_schema: JsonObject | None = None  # A JSON Schema for the reply
     options: dict[str, Json] = msgspec.field(default_factory=dict)
     """Options for one provider, by the name of a protocol or an adapter."""
 
@@ -270,26 +263,17 @@ def _request(line: Line, model: str, max_tokens: int) -> CanonicalRequest:
 class ResultLine(msgspec.Struct, omit_defaults=True):
     """One result. It has a text or an error."""
 
-    id: str
-    """The id of the request."""
-    text: str | None = None
-    """All text of the reply."""
-    error: str | None = None
-    """Why there is no reply."""
-    error_type: str | None = None
-    """The class of the error."""
-    stop_reason: str | None = None
-    """Why the reply ended."""
+    id: str  # the id of the request
+    text: str | None = None  # all text of the reply
+    error: str | None = None  # why there is no reply
+    error_type: str | None = None  # the class of the error
+    stop_reason: str | None = None  # why the reply ended
     tool_calls: list[JsonObject] = []
     """The calls of tools that the reply asks for, each with ``name`` and ``input``."""
     input_tokens: int | None = None
-    """The input tokens."""
     output_tokens: int | None = None
-    """The output tokens."""
-    cost_nano_usd: int | None = None
-    """The cost in nano-USD; left out if it is unknown."""
-    warnings: list[str] = []
-    """The codes of the warnings."""
+    cost_nano_usd: int | None = None  # the cost in nano-USD; left out if it is unknown
+    warnings: list[str] = []  # the codes of the warnings
 
 
 def result_line(result: BatchResult) -> ResultLine:
@@ -319,22 +303,14 @@ def _code(warning: CallWarning) -> str:
 class BatchLine(msgspec.Struct, frozen=True):
     """A line of `callboard batch list --json`."""
 
-    id: str
-    """The batch's id."""
+    id: str  # the batch's id
     model: str
-    """The model."""
-    status: str
-    """How it was last seen to stand."""
+    status: str  # how it was last seen to stand
     requests: int
-    """The number of requests."""
-    succeeded: int
-    """The number of requests that were answered, as it was last seen."""
-    failed: int
-    """The number of requests that came to nothing, as it was last seen."""
-    counted: bool
-    """Whether all results are in the trace."""
-    planned_us: int
-    """When it was planned, in microseconds since the epoch."""
+    succeeded: int  # the number of requests that were answered, as it was last seen
+    failed: int  # the number of requests that came to nothing, as it was last seen
+    counted: bool  # whether all results are in the trace
+    planned_us: int  # when it was planned, in microseconds since the epoch
 
 
 def batch_line(stored: StoredBatch) -> BatchLine:
@@ -362,16 +338,11 @@ def summary(status: str, succeeded: int, total: int) -> str:
 class ReplyLine(msgspec.Struct, frozen=True):
     """An open reply, as the command writes it."""
 
-    id: str
-    """The id of its call."""
-    model: str
-    """The model, ``provider:name``."""
-    session: str | None
-    """The id of its session; None without one."""
-    response: str
-    """The provider's id of the reply."""
-    asked_us: int
-    """When it was asked for, in microseconds since the Unix epoch."""
+    id: str  # the id of its call
+    model: str  # the model, `provider:name`
+    session: str | None  # the id of its session; None without one
+    response: str  # the provider's id of the reply
+    asked_us: int  # when it was asked for, in microseconds since the Unix epoch
 
 
 def add_background(parser: argparse.ArgumentParser) -> None:

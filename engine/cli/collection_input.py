@@ -38,12 +38,9 @@ _BY_SUFFIX: Mapping[str, Kind] = {
 class Record(msgspec.Struct, frozen=True):
     """A text that is to be in a collection."""
 
-    id: str
-    """The name of the item."""
+    id: str  # the name of the item
     text: str
-    """The text."""
-    metadata: str | None = None
-    """The other fields of its row, as a JSON object."""
+    metadata: str | None = None  # the other fields of its row, as a JSON object
 
     @property
     def hash(self) -> bytes:
@@ -55,9 +52,7 @@ class Fields(msgspec.Struct, frozen=True):
     """Which fields of a row mean what."""
 
     id: str = "id"
-    """The field of the id."""
-    texts: tuple[str, ...] = ()
-    """The fields of the text, which are joined by line breaks; empty for ``text``."""
+    texts: tuple[str, ...] = ()  # the fields of the text, which are joined by line breaks; empty for `text`
 
 
 def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record]:
@@ -134,27 +129,19 @@ Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
 class Into(msgspec.Struct, frozen=True):
     """A collection, as something is to be put into it."""
 
-    name: str
-    """The name of the collection."""
-    model: str
-    """The model of its vectors, as ``provider:name``."""
-    space: str
-    """The space in which they can be compared."""
-    dimensions: int | None
-    """The length that is asked for; None for the model's own."""
-    keep_text: bool = False
-    """Whether the texts are kept, too."""
+    name: str  # the name of the collection
+    model: str  # the model of its vectors, as `provider:name`
+    space: str  # the space in which they can be compared
+    dimensions: int | None  # the length that is asked for; None for the model's own
+    keep_text: bool = False  # whether the texts are kept, too
 
 
 class Added(msgspec.Struct):
     """What was done."""
 
-    embedded: int = 0
-    """The texts that were embedded."""
-    unchanged: int = 0
-    """The texts that the collection had already."""
-    results: list[EmbeddingResult] = []
-    """The results, with tokens and costs."""
+    embedded: int = 0  # the texts that were embedded
+    unchanged: int = 0  # the texts that the collection had already
+    results: list[EmbeddingResult] = []  # the results, with tokens and costs
 
 
 def destination(

@@ -114,10 +114,8 @@ _FILES = ("FILE", "PATH", "FOLDER")
 class Wanted(NamedTuple):
     """What may stand at the place of a word."""
 
-    words: Sequence[str] = ()
-    """The words that a parser knows: commands, options, choices."""
-    source: Source | None = None
-    """Where other values come from; None if there are none to propose."""
+    words: Sequence[str] = ()  # the words that a parser knows: commands, options, choices
+    source: Source | None = None  # where other values come from; None if there are none to propose
 
 
 def wanted(parser: argparse.ArgumentParser, before: Sequence[str], word: str) -> Wanted:

@@ -85,7 +85,6 @@ class LastSession(msgspec.Struct, frozen=True):
     """The last conversation of this person."""
 
     session_id: str
-    """The id of its session."""
     tools: tuple[str, ...] = ()
     """The tools that it was given, in the words of the command line: their code is not stored."""
 

@@ -401,10 +401,8 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_output_tokens": 48}
 class Asked(msgspec.Struct, frozen=True):
     """One turn of the conversation."""
 
-    model: str
-    """The alias of the model."""
-    text: str
-    """The user's words."""
+    model: str  # the alias of the model
+    text: str  # the user's words
 
 
 CONVERSATION = (

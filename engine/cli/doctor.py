@@ -43,16 +43,12 @@ _NAME_WIDTH = 26
 class Findings(msgspec.Struct, frozen=True):
     """The output of `--json`."""
 
-    ok: bool
-    """Whether every check is ok."""
-    readable: bool
-    """Whether there is a configuration that can be read."""
+    ok: bool  # whether every check is ok
+    readable: bool  # whether there is a configuration that can be read
     versions: dict[str, str | None]
     """The versions of programs and libraries; None for one that is not installed."""
-    places: dict[str, str]
-    """The paths of the files."""
+    places: dict[str, str]  # the paths of the files
     checks: tuple[Check, ...]
-    """The checks."""
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -181,16 +177,11 @@ def age_in_days(written: str, clock: Clock) -> int | None:
 class PluginLine(msgspec.Struct, frozen=True):
     """A line of `callboard plugins --json`."""
 
-    kind: str
-    """The kind of what it offers: ``adapters``, ``tools`` or ``commands``."""
-    name: str
-    """The name by which it is asked for."""
-    package: str
-    """The package that offers it, with its version."""
-    place: str
-    """The place of its object: ``module:name``."""
-    error: str | None
-    """The reason why it can't be used; None if it can be."""
+    kind: str  # the kind of what it offers: `adapters`, `tools` or `commands`
+    name: str  # the name by which it is asked for
+    package: str  # the package that offers it, with its version
+    place: str  # the place of its object: `module:name`
+    error: str | None  # the reason why it can't be used; None if it can be
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:

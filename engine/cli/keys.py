@@ -30,16 +30,12 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 class KeyLine(msgspec.Struct, frozen=True):
     """A line of `callboard keys list --json`."""
 
-    name: str
-    """The name of the key's variable."""
-    source: str | None
-    """The place that the key comes from: ``environment`` or ``file``; None if there is no key."""
+    name: str  # the name of the key's variable
+    source: str | None  # the place that the key comes from: `environment` or `file`; None if there is no key
     in_environment: bool
-    """Whether the environment has it."""
     in_file: bool
     """Whether the file has it. The environment's goes before it."""
-    providers: tuple[str, ...]
-    """The types of adapters that look for it without a models.yaml."""
+    providers: tuple[str, ...]  # the types of adapters that look for it without a models.yaml
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

@@ -48,42 +48,25 @@ _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "struc
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One model, as --json and --csv print it. None is not known."""
 
-    id: str
-    """The model as ``provider:name``."""
-    display_name: str | None
-    """The model's name, for people."""
+    id: str  # the model as `provider:name`
+    display_name: str | None  # the model's name, for people
     state: str
     """The state of a model that is configured here. Empty for other models."""
-    context_window: int | None
-    """The size of the window in tokens."""
-    max_output: int | None
-    """The largest number of output tokens."""
-    supports_tools: bool | None
-    """Whether the model calls tools."""
-    supports_vision: bool | None
-    """Whether the model takes images."""
-    supports_reasoning: bool | None
-    """Whether the model reasons."""
-    supports_structured_output: bool | None
-    """Whether the model follows a schema."""
-    input_cost_per_million: Decimal | None
-    """USD per million input tokens, exactly."""
-    output_cost_per_million: Decimal | None
-    """USD per million output tokens, exactly."""
-    aliases: tuple[str, ...]
-    """Other names of the model."""
-    released: str | None
-    """The day of the release, YYYY-MM-DD."""
-    deprecated: bool
-    """Whether the provider has deprecated the model."""
-    retires: str | None
-    """The day on which the model is gone, YYYY-MM-DD."""
-    reason: str = ""
-    """The reason why a configured model is not available."""
-    source: str = ""
-    """The source of the knowledge."""
-    date: str = ""
-    """The day of that source."""
+    context_window: int | None  # the size of the window in tokens
+    max_output: int | None  # the largest number of output tokens
+    supports_tools: bool | None  # whether the model calls tools
+    supports_vision: bool | None  # whether the model takes images
+    supports_reasoning: bool | None  # whether the model reasons
+    supports_structured_output: bool | None  # whether the model follows a schema
+    input_cost_per_million: Decimal | None  # USD per million input tokens, exactly
+    output_cost_per_million: Decimal | None  # USD per million output tokens, exactly
+    aliases: tuple[str, ...]  # other names of the model
+    released: str | None  # the day of the release, YYYY-MM-DD
+    deprecated: bool  # whether the provider has deprecated the model
+    retires: str | None  # the day on which the model is gone, YYYY-MM-DD
+    reason: str = ""  # the reason why a configured model is not available
+    source: str = ""  # the source of the knowledge
+    date: str = ""  # the day of that source
 
 
 _OF_INFO = tuple(name for name in Line.__struct_fields__ if name not in ("id", "state", "reason"))

@@ -173,11 +173,8 @@ class Pace(NamedTuple):
     """When a reply came, in seconds on one clock."""
 
     asked: float
-    """When it was asked for."""
-    first: float | None
-    """When its first piece came; None if it came whole."""
-    ended: float
-    """When its last piece came."""
+    first: float | None  # when its first piece came; None if it came whole
+    ended: float  # when its last piece came
 
 
 def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, replies: int = 1) -> str:

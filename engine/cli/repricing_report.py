@@ -30,8 +30,7 @@ _FIELDS = (
 class Line(msgspec.Struct, frozen=True):
     """A row of a comparison."""
 
-    name: str
-    """The model, day or session."""
+    name: str  # the model, day or session
     sums: RepriceSums
     """The sums of its calls. `before` and `after` are in nano-USD, over the calls that have a cost on both
     sides."""
@@ -156,14 +155,10 @@ _HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 class Origin(msgspec.Struct, frozen=True):
     """The words of a page about its origin."""
 
-    before: str
-    """The prices of the costs before."""
-    calls: str
-    """The calls that were repriced."""
-    source: str
-    """The trace file."""
-    now: datetime
-    """The time at which the page was made."""
+    before: str  # the prices of the costs before
+    calls: str  # the calls that were repriced
+    source: str  # the trace file
+    now: datetime  # the time at which the page was made
 
 
 def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:

@@ -37,33 +37,23 @@ INPUT = "input"
 class Filled(NamedTuple):
     """A template with a value in place of each parameter."""
 
-    prompt: str
-    """The text to ask."""
-    system: str | None
-    """The system prompt; None if the template has none."""
+    prompt: str  # the text to ask
+    system: str | None  # the system prompt; None if the template has none
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A template as its file says it. All parts may be left out."""
 
     name: str = ""
-    """The name of the template."""
-    description: str | None = None
-    """A sentence for `callboard templates list`."""
-    system: str | None = None
-    """The system prompt, with parameters."""
-    prompt: str | None = None
-    """The prompt, with parameters; None asks what the caller says and nothing else."""
-    model: str | None = None
-    """The model to ask, by any of its names."""
-    defaults: Mapping[str, str | int | float] = {}
-    """The values of parameters for which the caller gives none."""
-    options: Mapping[str, Json] = {}
-    """Options of the call, such as ``temperature``."""
+    description: str | None = None  # A sentence for `callboard templates list`
+    system: str | None = None  # the system prompt, with parameters
+    prompt: str | None = None  # the prompt, with parameters; None asks what the caller says and nothing else
+    model: str | None = None  # the model to ask, by any of its names
+    defaults: Mapping[str, str | int | float] = {}  # the values of parameters for which the caller gives none
+    options: Mapping[str, Json] = {}  # options of the call, such as `temperature`
     schema: str | JsonObject | None = None
     """The schema of the reply: a JSON Schema, or its short form such as ``name, age int``."""
-    tools: tuple[str, ...] = ()
-    """The names of tools that the model may call."""
+    tools: tuple[str, ...] = ()  # the names of tools that the model may call
     extract: Literal["first", "last"] | None = None
     """The block of code that is the answer: the ``first`` or the ``last`` one. None is the whole reply."""
 
@@ -227,18 +217,12 @@ defaults:
 class Listed(msgspec.Struct, frozen=True):
     """A line of `callboard templates list --json`."""
 
-    name: str
-    """The name of the template."""
-    path: str
-    """The path of its file."""
-    parameters: tuple[str, ...] = ()
-    """The names of its parameters, ``input`` left out."""
-    model: str | None = None
-    """The model that it asks; None is the default one."""
-    description: str | None = None
-    """The sentence that it says of itself."""
-    error: str | None = None
-    """The fault of its file; None if there is none."""
+    name: str  # the name of the template
+    path: str  # the path of its file
+    parameters: tuple[str, ...] = ()  # the names of its parameters, `input` left out
+    model: str | None = None  # the model that it asks; None is the default one
+    description: str | None = None  # the sentence that it says of itself
+    error: str | None = None  # the fault of its file; None if there is none
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

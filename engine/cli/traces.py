@@ -72,16 +72,11 @@ def show_calls(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> 
 class CallSummary(msgspec.Struct, frozen=True):
     """A call with all its attempts."""
 
-    last: CallRow
-    """The latest attempt."""
+    last: CallRow  # the latest attempt
     attempts: int
-    """The number of attempts."""
-    input_tokens: int
-    """The input tokens of all attempts."""
-    output_tokens: int
-    """The output tokens of all attempts."""
-    sum: CostSum
-    """The cost of all attempts together."""
+    input_tokens: int  # the input tokens of all attempts
+    output_tokens: int  # the output tokens of all attempts
+    sum: CostSum  # the cost of all attempts together
 
 
 def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
@@ -249,13 +244,9 @@ class SchemaColumn(msgspec.Struct, frozen=True):
     """A line of `callboard sql --schema --json`."""
 
     table: str
-    """The name of the table."""
     column: str
-    """The name of the column."""
-    in_python: str
-    """The name that it has in Python, and in the JSON of `callboard traces --json`."""
-    meaning: str
-    """What it holds."""
+    in_python: str  # the name that it has in Python, and in the JSON of `callboard traces --json`
+    meaning: str  # what it holds
 
 
 def show_schema(arguments: argparse.Namespace) -> int:

@@ -29,22 +29,14 @@ from ..conversation_setup import approver, first_model, given_tools
 class Setting(NamedTuple):
     """What the chat begins with."""
 
-    model: str | None
-    """The model; None is the default one, or that of the session that goes on."""
-    system: str | None
-    """The system prompt."""
-    key: str | None
-    """The name of the adapter's key to send."""
-    resumed: str | None
-    """The session that goes on; None is a new one."""
-    saved: bool
-    """Whether what is said is kept from the beginning."""
-    options: TurnOptions
-    """The options of each turn."""
-    tools: Sequence[str] = ()
-    """The tools, as words."""
-    asks_always: bool = False
-    """Whether the person is asked about every call of a tool."""
+    model: str | None  # the model; None is the default one, or that of the session that goes on
+    system: str | None  # the system prompt
+    key: str | None  # the name of the adapter's key to send
+    resumed: str | None  # the session that goes on; None is a new one
+    saved: bool  # whether what is said is kept from the beginning
+    options: TurnOptions  # the options of each turn
+    tools: Sequence[str] = ()  # the tools, as words
+    asks_always: bool = False  # whether the person is asked about every call of a tool
 
 
 class Backstage:

@@ -21,10 +21,8 @@ from callboard.tracestore.home import home_folder
 class SlashCommand(NamedTuple):
     """A line of a chat that is no message."""
 
-    name: str
-    """The name, without the slash."""
-    argument: str
-    """What stands behind it."""
+    name: str  # the name, without the slash
+    argument: str  # what stands behind it
 
 
 HELP: Mapping[str, str] = {

@@ -151,15 +151,12 @@ class Column(NamedTuple, Generic[R]):
     """One column of a table: its heading, and the cell of each row."""
 
     heading: str
-    cell: Callable[[R], str | Sequence[str]]
-    """The text of a row: one line, or several lines."""
-    folds: bool = False
-    """Whether it may be broken over several lines."""
+    cell: Callable[[R], str | Sequence[str]]  # the text of a row: one line, or several lines
+    folds: bool = False  # whether it may be broken over several lines
     may_go: int = 0
     """0 for a column that always stays. Of the others, the one with the greatest number goes first."""
     right: bool = False
-    footer: str = ""
-    """The text below the column, which a table of several rows shows."""
+    footer: str = ""  # the text below the column, which a table of several rows shows
 
 
 def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
