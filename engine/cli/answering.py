@@ -167,12 +167,7 @@ class _Answering:
                 key=question.key,
                 name=question.name,
             )
-        said: _Said = {
-            "system_prompt": question.system,
-            "tools": tools,
-            "approve": approve,
-            "key": question.key,
-        }
+        said: _Said = {"system_prompt": question.system, "tools": tools, "approve": approve, "key": question.key}
         if question.must_exist or await _is_stored(engine, question.session_id):
             return await engine.resume(question.session_id, model=question.model, **said)
         model = question.model or first_model(self._registry)

@@ -12,7 +12,7 @@ from callboard.engine import load_registry
 from .answering import Question, answer, name_of
 from .command_line import PAIR
 from .common.harmless import note
-from .common.options import add_key, add_models_file, short, tag
+from .common.options import add_key, add_models_file, repeated, short, tag
 from .conversation_setup import LastSession, last_session
 from .given import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
 from .templates import Template
@@ -42,53 +42,48 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
     parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument(
+    repeated(
+        parser,
         "-a",
         "--attach",
         dest="attachments",
         metavar="FILE",
-        action="append",
-        default=[],
         help="an image, a PDF, audio or text: a file, a URL, or - for the pipe; may be repeated",
     )
-    parser.add_argument(
+    repeated(
+        parser,
         "--at",
         dest="typed",
         nargs=2,
         metavar=("FILE", "TYPE"),
-        action="append",
-        default=[],
         help="an attachment whose type must be said, such as image/heic",
     )
-    parser.add_argument(
+    repeated(
+        parser,
         "-T",
         "--tool",
         dest="tools",
         metavar="TOOL",
-        action="append",
-        default=[],
         help="FILE.py, FILE.py:function, a module, a plugin's name, or an MCP server: its URL, or 'mcp:command'",
     )
     parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
-    parser.add_argument(
+    repeated(
+        parser,
         "-o",
         "--option",
         dest="options",
         nargs=2,
         metavar=PAIR,
-        action="append",
-        default=[],
         help="such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
     )
     parser.add_argument("-t", "--template", metavar="NAME", help="ask by this template")
-    parser.add_argument(
+    repeated(
+        parser,
         "-p",
         "--param",
         dest="parameters",
         nargs=2,
         metavar=PAIR,
-        action="append",
-        default=[],
         help="the value of a template's parameter",
     )
     parser.add_argument("--save", metavar="NAME", help="keep all this as a template, and ask nothing")

@@ -23,7 +23,16 @@ from callboard.tracestore import OpenReply, StoredBatch
 from ..generation.plain_messages import as_messages
 from .common.figures import plural
 from .common.harmless import note, say, write_json
-from .common.options import add_key, add_model, add_models_file, on_engine, positive, tell_warnings
+from .common.options import (
+    add_action,
+    add_key,
+    add_model,
+    add_models_file,
+    on_engine,
+    positive,
+    repeated,
+    tell_warnings,
+)
 from .common.options import tag as one_tag
 from .common.table import Column, add_format, figure, json_text, write_rows
 
@@ -37,40 +46,39 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_submit(inner)
-    listing = inner.add_parser("list", help="List the latest batches", description="Lists the latest batches.")
+    listing = add_action(inner, "list", list_batches, "List the latest batches", "Lists the latest batches.")
     listing.add_argument("--limit", type=positive, default=20, metavar="N", help="so many (default: 20)")
     add_format(listing, "for each batch")
     add_models_file(listing)
-    listing.set_defaults(run=list_batches)
-    wait = inner.add_parser(
+    wait = add_action(
+        inner,
         "wait",
-        help="Wait for a batch, and write its results",
-        description="Waits until a batch is over, and writes its results. Ctrl-C ends the waiting and not the "
-        "batch.",
+        wait_for,
+        "Wait for a batch, and write its results",
+        "Waits until a batch is over, and writes its results. Ctrl-C ends the waiting and not the batch.",
     )
     wait.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 5 to 60 seconds)")
-    results = inner.add_parser(
+    results = add_action(
+        inner,
         "results",
-        help="Write the results that are ready",
-        description="Looks at a batch once, and writes the results that are there, one JSON object a line in the "
-        "order of the requests. The exit code is 1 if some are missing, or are errors.",
+        write_results,
+        "Write the results that are ready",
+        "Looks at a batch once, and writes the results that are there, one JSON object a line in the order of the "
+        "requests. The exit code is 1 if some are missing, or are errors.",
     )
-    cancel = inner.add_parser(
-        "cancel",
-        help="Cancel a batch",
-        description="Ends a batch. What was answered by then is billed, and is among its results.",
-    )
-    for one, run in ((wait, wait_for), (results, write_results), (cancel, cancel_one)):
-        one.add_argument("id", metavar="ID", help="the batch")
-        add_models_file(one)
-        one.set_defaults(run=run)
+    answered = "Ends a batch. What was answered by then is billed, and is among its results."
+    for each in (wait, results, add_action(inner, "cancel", cancel_one, "Cancel a batch", answered)):
+        each.add_argument("id", metavar="ID", help="the batch")
+        add_models_file(each)
 
 
 def _add_submit(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    submit = inner.add_parser(
+    submit = add_action(
+        inner,
         "submit",
-        help="Send a batch, and print its id",
-        description="Sends the requests in FILE, one JSON object a line: `prompt` or `messages`, and perhaps "
+        submit_one,
+        "Send a batch, and print its id",
+        "Sends the requests in FILE, one JSON object a line: `prompt` or `messages`, and perhaps "
         "`id`, `system`, `max_tokens`, `temperature`, `output_schema` and `options`. With --id, the command can "
         "be repeated whatever became of it: nothing is sent twice.",
     )
@@ -84,12 +92,9 @@ def _add_submit(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="N",
         help=f"the longest reply, where a line says nothing (default: {DEFAULT_TOKENS})",
     )
-    submit.add_argument(
-        "--tag", type=one_tag, action="append", default=[], metavar="KEY=VALUE", help="of the calls in the trace"
-    )
+    repeated(submit, "--tag", type=one_tag, metavar="KEY=VALUE", help="of the calls in the trace")
     add_key(submit)
     add_models_file(submit)
-    submit.set_defaults(run=submit_one)
 
 
 def submit_one(arguments: argparse.Namespace) -> int:
@@ -277,7 +282,6 @@ class ResultLine(msgspec.Struct, omit_defaults=True):
 
 
 def result_line(result: BatchResult) -> ResultLine:
-    """The line of a result."""
     cost = None if result.cost is None else result.cost.nano_usd
     response = result.response
     if response is None:
@@ -314,7 +318,6 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 
 def batch_line(stored: StoredBatch) -> BatchLine:
-    """The line of a batch."""
     return BatchLine(
         id=stored.batch_id,
         model=stored.model,
@@ -351,20 +354,20 @@ def add_background(parser: argparse.ArgumentParser) -> None:
         "program ends. Here it is found again."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = inner.add_parser(
-        "list", help="List replies that are not read yet", description="Lists the replies that nobody has read."
-    )
+    unread = "Lists the replies that nobody has read."
+    listing = add_action(inner, "list", list_replies, "List replies that are not read yet", unread)
     add_format(listing, "for each reply")
-    read = inner.add_parser(
+    add_models_file(listing)
+    read = add_action(
+        inner,
         "read",
-        help="Wait for a reply, and write its text",
-        description="Waits for a reply and writes its text. Nothing is asked for again. A session that is stored "
-        "gets the reply into its history.",
+        read_reply,
+        "Wait for a reply, and write its text",
+        "Waits for a reply and writes its text. Nothing is asked for again. A session that is stored gets the reply "
+        "into its history.",
     )
     read.add_argument("id", metavar="ID", nargs="?", help="the reply (default: the latest one)")
-    for one, run in ((listing, list_replies), (read, read_reply)):
-        add_models_file(one)
-        one.set_defaults(run=run)
+    add_models_file(read)
 
 
 def list_replies(arguments: argparse.Namespace) -> int:
@@ -409,7 +412,6 @@ def read_reply(arguments: argparse.Namespace) -> int:
 
 
 async def _read_reply(engine: Engine, reply: OpenReply) -> tuple[str, Cost | None]:
-    """The text of a reply, and its cost."""
     if reply.session_id is not None:
         try:
             session = await engine.resume(reply.session_id)

@@ -44,7 +44,6 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def hash(self) -> bytes:
-        """The hash of the text."""
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -258,10 +258,7 @@ def _keys() -> Iterable[str]:
 
     from ..keys.key_file import keys_file, read_keys
 
-    return (
-        *(provider.name for provider in providers() if provider.key_variables),
-        *read_keys(keys_file()).keys,
-    )
+    return (*(provider.name for provider in providers() if provider.key_variables), *read_keys(keys_file()).keys)
 
 
 def _collections() -> Iterable[str]:

@@ -189,10 +189,7 @@ class Demo:
             await self._turn(session, asked.text)
 
     async def _structured_object(self) -> None:
-        self._heading(
-            "A structured object",
-            "The reply is held to a JSON Schema and decoded into a typed Struct.",
-        )
+        self._heading("A structured object", "The reply is held to a JSON Schema and decoded into a typed Struct.")
         session = self._session(PERSON_MODEL)
         text = await self._turn(session, PERSON_TEXT, output_schema=PERSON_SCHEMA)
         self._screen.line()

@@ -26,7 +26,16 @@ from callboard.tracestore.home import home_folder
 from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
 from .common.figures import cost_text, plural, sum_text
 from .common.harmless import note, one_line, say, write_json
-from .common.options import add_key, add_model, add_models_file, on_engine, positive, tell_warnings
+from .common.options import (
+    add_action,
+    add_key,
+    add_model,
+    add_models_file,
+    on_engine,
+    positive,
+    repeated,
+    tell_warnings,
+)
 from .common.table import Column, add_format, figure, json_text, write_rows
 
 
@@ -128,24 +137,27 @@ def add_collections(parser: argparse.ArgumentParser) -> None:
     parser.description = "Collections of vectors, in $CALLBOARD_HOME/embeddings.db."
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_adding(inner)
-    listing = inner.add_parser("list", help="List collections", description="Lists the collections.")
+    listing = add_action(inner, "list", list_collections, "List collections", "Lists the collections.")
     add_format(listing, "for each collection")
-    listing.set_defaults(run=list_collections)
-    delete = inner.add_parser(
-        "delete", help="Delete a collection, or items of it", description="Deletes a collection, or items of it."
+    delete = add_action(
+        inner,
+        "delete",
+        delete_collection,
+        "Delete a collection, or items of it",
+        "Deletes a collection, or items of it.",
     )
     delete.add_argument("collection", metavar="COLLECTION", help="the collection")
     delete.add_argument("id", nargs="*", metavar="ID", help="only these items")
-    delete.set_defaults(run=delete_collection)
-    path = inner.add_parser("path", help="Print the path of the file", description="Writes the path of the file.")
-    path.set_defaults(run=show_path)
+    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
 
 
 def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = inner.add_parser(
+    parser = add_action(
+        inner,
         "add",
-        help="Embed new and changed texts",
-        description="Embeds texts into a collection, and skips those that it has already. A file is one text "
+        add_to_collection,
+        "Embed new and changed texts",
+        "Embeds texts into a collection, and skips those that it has already. A file is one text "
         "under its path, but for .csv, .tsv, .json and .jsonl, whose rows have a text and an id each; the other "
         "fields are kept beside the vector.",
     )
@@ -163,18 +175,11 @@ def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("-m", "--model", metavar="NAME", help="of a new collection; it keeps its model")
     parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, whatever they are called")
     parser.add_argument("--id", default="id", metavar="FIELD", help="the field of a row's id (default: id)")
-    parser.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="a field of its text (default: text); repeatable",
-    )
+    repeated(parser, "--text", metavar="FIELD", help="a field of its text (default: text); repeatable")
     parser.add_argument("--keep-text", action="store_true", help="keep the texts, too, and show them in `similar`")
     parser.add_argument("--dimensions", type=positive, metavar="N", help="of a new collection's vectors")
     add_key(parser)
     add_models_file(parser)
-    parser.set_defaults(run=add_to_collection)
 
 
 def add_similar(parser: argparse.ArgumentParser) -> None:

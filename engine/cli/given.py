@@ -88,7 +88,6 @@ PIPE = "-"
 
 
 def attachment(source: str, media_type: str | None, read_pipe: Callable[[], bytes]) -> ContentBlock:
-    """The block of one attachment."""
     if source.lower().startswith(("http://", "https://")):
         return of_address(source, media_type)
     if source == PIPE:

@@ -22,6 +22,7 @@ from ..keys.key_file import keys_file, read_keys
 from ..keys.writing import remove_key, set_key
 from ..models.nearest_names import nearest
 from .common.harmless import note, say
+from .common.options import add_action
 from .common.table import Column, write_rows
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -44,29 +45,20 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "set in the environment goes before a key of its name in the file."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    setting = inner.add_parser(
-        "set",
-        help="Store a key",
-        description="Asks for the key without showing it, or reads it from a pipe.",
+    setting = add_action(
+        inner, "set", set_one, "Store a key", "Asks for the key without showing it, or reads it from a pipe."
     )
     setting.add_argument("name", metavar="NAME", help="a provider such as openai, or a variable: OPENAI_API_KEY")
     setting.add_argument("value", nargs="*", help=argparse.SUPPRESS)
-    setting.set_defaults(run=set_one)
-    listing = inner.add_parser(
-        "list", help="List the names of the keys", description="Lists names, and never a key."
-    )
+    listing = add_action(inner, "list", list_keys, "List the names of the keys", "Lists names, and never a key.")
     listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
-    listing.set_defaults(run=list_keys)
-    get = inner.add_parser(
-        "get", help="Write a key to a pipe", description="Writes the key that calls would use, but to no terminal."
+    get = add_action(
+        inner, "get", get_one, "Write a key to a pipe", "Writes the key that calls would use, but to no terminal."
     )
     get.add_argument("name", metavar="NAME", help="a provider, or a variable")
-    get.set_defaults(run=get_one)
-    remove = inner.add_parser("remove", help="Remove a key", description="Removes a key from the file.")
+    remove = add_action(inner, "remove", remove_one, "Remove a key", "Removes a key from the file.")
     remove.add_argument("name", metavar="NAME", help="a provider, or a variable")
-    remove.set_defaults(run=remove_one)
-    path = inner.add_parser("path", help="Print the path of the file", description="Writes the path of the file.")
-    path.set_defaults(run=show_path)
+    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
 
 
 def set_one(arguments: argparse.Namespace) -> int:

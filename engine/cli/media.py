@@ -15,7 +15,7 @@ from callboard.engine.media.images import ImageOptions
 
 from .common.figures import cost_text
 from .common.harmless import note, say
-from .common.options import add_key, add_model, add_models_file, on_engine, tell_warnings
+from .common.options import add_key, add_model, add_models_file, on_engine, repeated, tell_warnings
 from .common.screen import progress_bar
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, type=Path, metavar="FILE", help="several get a number each"
     )
-    parser.add_argument("--edit", type=Path, action="append", default=[], metavar="FILE", help="may be repeated")
+    repeated(parser, "--edit", type=Path, metavar="FILE", help="may be repeated")
     parser.add_argument("--mask", type=Path, metavar="FILE", help="a PNG; what is transparent in it may change")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument("--size", metavar="SIZE", help="such as 1024x1024, or as the provider calls it")

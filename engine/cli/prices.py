@@ -22,6 +22,7 @@ from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from callboard.tracestore.prices.source import convert, parse
 
 from .common.figures import plural
+from .common.options import add_action
 from .common.screen import make_console
 
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
@@ -34,12 +35,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", type=Path, metavar="FILE", help="another price file than prices.yaml")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    listing = actions.add_parser("list", help="List models that have a price")
+    listing = add_action(actions, "list", run_list, "List models that have a price")
     listing.add_argument("text", nargs="?", default="", help="only those with this in their name")
-    listing.set_defaults(run=run_list)
 
-    show = actions.add_parser("show", help="Show all rows that can price a model")
-    explain = actions.add_parser("explain", help="Explain how a call is priced")
+    show = add_action(actions, "show", run_show, "Show all rows that can price a model")
+    explain = add_action(actions, "explain", run_explain, "Explain how a call is priced")
     for action in (show, explain):
         action.add_argument("model", help="a name from models.yaml, or provider:name")
         action.add_argument("--served", metavar="NAME", help="the model that the provider said it ran")
@@ -49,28 +49,28 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     explain.add_argument("--output", type=int, default=1000, metavar="N", help="tokens, reasoning included")
     for name, what in (("cache-read", "read from a cache"), ("cache-write", "written to a cache for 5 minutes")):
         explain.add_argument(f"--{name}", type=int, default=0, metavar="N", help=f"tokens {what}")
-    show.set_defaults(run=run_show)
-    explain.set_defaults(run=run_explain)
 
-    use = actions.add_parser(
+    use = add_action(
+        actions,
         "use",
-        help="Price new calls with another price file",
-        description="Makes a price file the prices.yaml of $CALLBOARD_HOME: its rows go before the published "
+        run_use,
+        "Price new calls with another price file",
+        "Makes a price file the prices.yaml of $CALLBOARD_HOME: its rows go before the published "
         "prices. Engines that start from then on price their calls by it; what earlier calls cost stays as it is.",
     )
     which = use.add_mutually_exclusive_group(required=True)
     which.add_argument("file", nargs="?", type=Path, help="price file; its newest table counts")
     which.add_argument("--published", action="store_true", help="only the published prices, without a file")
-    use.set_defaults(run=run_use)
 
-    update = actions.add_parser(
+    update = add_action(
+        actions,
         "update",
-        help="Update the published prices",
-        description="Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
+        run_update,
+        "Update the published prices",
+        "Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
         "is valid. Calls are priced by it from then on; what earlier calls cost stays as it is.",
     )
     add_update_options(update, UPSTREAM, "the prices that came with Callboard")
-    update.set_defaults(run=run_update)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -318,7 +318,6 @@ MOST_SHOWN = 20
 
 
 def add_update_options(parser: argparse._ActionsContainer, upstream: str, shipped: str) -> None:
-    """The options of an update."""
     parser.add_argument("--from", dest="source", default=upstream, metavar="FILE|URL", help="https only")
     parser.add_argument("--dry-run", action="store_true", help="only show the difference")
     parser.add_argument("--shipped", action="store_true", help=f"go back to {shipped}")

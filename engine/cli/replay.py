@@ -17,7 +17,7 @@ from ..opening import store_to_read
 from ..store_address import TracePlace
 from .common.figures import plural
 from .common.harmless import say, write_json
-from .common.options import add_trace, chosen_trace, moment
+from .common.options import add_trace, chosen_trace, moment, repeated
 from .events import describe
 
 
@@ -30,10 +30,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--session", metavar="ID", help="only of this session")
     which.add_argument("--run", metavar="ID", dest="run_id", help="only of this run of an engine")
     which.add_argument("--call", metavar="ID", help="only of this call")
-    parser.add_argument(
+    repeated(
+        parser,
         "--topic",
-        action="append",
-        default=[],
         metavar="T",
         help="only these topics: llm.call_started, llm.*, or session.>; may be given more than once",
     )

@@ -178,7 +178,6 @@ class Pace(NamedTuple):
 
 
 def usage_line(model: str, usage: TokenUsage, cost: Cost | None, pace: Pace, *, replies: int = 1) -> str:
-    """The line."""
     parts = [f"{usage.total_input_tokens:,} in{_cached(usage)}", f"{usage.output_tokens:,} out"]
     if (rate := per_second(usage.output_tokens, pace, replies)) is not None:
         parts.append(f"{rate:,.0f} tokens a second" if rate >= 10 else f"{rate:.1f} tokens a second")

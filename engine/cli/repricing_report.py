@@ -162,7 +162,6 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
-    """The page, as one string."""
     everything = total(report)
     models, days, sessions = (lines_of(report, by) for by in ("model", "day", "session"))
     digits = max(
@@ -253,11 +252,7 @@ def _totals(line: Line) -> str:
         sign = {1: "+", -1: "−", 0: ""}[(line.after > line.before) - (line.after < line.before)]
         change = f"{sign}{rounded(abs(line.after - line.before))}"
         per_cent = percent(line.before, line.after).replace("-", "−")
-    cards = (
-        ("Before", before, ""),
-        ("After", after, ""),
-        ("Difference", change, per_cent),
-    )
+    cards = (("Before", before, ""), ("After", after, ""), ("Difference", change, per_cent))
     inside = "".join(
         f"<div><span>{name}</span><b>{value} <small>{note}</small></b></div>" for name, value, note in cards
     )

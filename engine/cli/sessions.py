@@ -43,7 +43,7 @@ from ..store_address import TracePlace
 from .chat.lines import forget_lines
 from .common.figures import moment_text, plural, sum_text
 from .common.harmless import note, say, write_json
-from .common.options import add_trace, chosen_trace, from_trace, moment, positive, tag
+from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
 from .common.screen import make_console
 from .common.table import Column, FittingTable, figure, json_text
 
@@ -57,9 +57,7 @@ def add_sessions(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete SESSION with its name, tags and errors; tokens and costs stay",
     )
-    parser.add_argument(
-        "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
-    )
+    add_tag(parser)
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object a line for each session, or each message of one"
@@ -129,8 +127,7 @@ def show_sessions(trace: TracePlace, rows: list[SessionRow]) -> None:
     resumable = sum(row.resumable for row in rows)
     total = sum_text(reduce(add, map(session_sum, rows)))
     console.print(
-        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {trace}",
-        style="dim",
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {trace}", style="dim"
     )
 
 
@@ -214,7 +211,6 @@ def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
 
 
 def session_sum(row: SessionRow) -> CostSum:
-    """What a session cost, as a sum."""
     return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
 
 
@@ -233,10 +229,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--query", metavar="WORDS", help="only messages that say this")
     add_trace(parser)
     parser.add_argument("--session", metavar="ID", help="only of this session")
-    parser.add_argument(
-        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
-    )
-    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+    add_period(parser)
     parser.add_argument("-n", "--limit", type=positive, default=20, metavar="N", help="at most N (default 20)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each message")
     parser.set_defaults(run=run_logs)

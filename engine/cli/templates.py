@@ -27,7 +27,7 @@ from callboard.tracestore.home import home_folder
 
 from .common.figures import plural
 from .common.harmless import harmless, note, say, write_json
-from .common.options import command_name, short
+from .common.options import add_action, command_name, short
 from .common.table import Column, json_text, write_rows
 
 INPUT = "input"
@@ -129,7 +129,6 @@ def path_of(name: str) -> Path:
 
 
 def load(name: str) -> Template:
-    """The template of a name."""
     path = path_of(name)
     try:
         text = path.read_text(encoding="utf-8")
@@ -231,30 +230,29 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "system is a parameter, and $input is what is asked."
     )
     inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = inner.add_parser(
-        "list", help="List templates with their parameters", description="Lists all templates."
+    listing = add_action(
+        inner, "list", list_templates, "List templates with their parameters", "Lists all templates."
     )
     listing.add_argument("--json", action="store_true", help="one JSON object a line for each template")
-    listing.set_defaults(run=list_templates)
-    show = inner.add_parser("show", help="Show a template", description="Writes the text of a template.")
+    show = add_action(inner, "show", show_template, "Show a template", "Writes the text of a template.")
     show.add_argument("name", metavar="NAME", help="the template")
     show.add_argument("--json", action="store_true", help="one JSON object")
-    show.set_defaults(run=show_template)
-    edit = inner.add_parser(
+    edit = add_action(
+        inner,
         "edit",
-        help="Edit a template",
-        description="Opens a template in $VISUAL or $EDITOR, and checks it afterwards. A new one begins with an "
-        "example.",
+        edit_template,
+        "Edit a template",
+        "Opens a template in $VISUAL or $EDITOR, and checks it afterwards. A new one begins with an example.",
     )
     edit.add_argument("name", metavar="NAME", help="the template")
-    edit.set_defaults(run=edit_template)
-    path = inner.add_parser(
+    path = add_action(
+        inner,
         "path",
-        help="Print the path of the folder, or of a template",
-        description="Writes the path of the folder, or a file.",
+        show_path,
+        "Print the path of the folder, or of a template",
+        "Writes the path of the folder, or a file.",
     )
     path.add_argument("name", nargs="?", metavar="NAME", help="the template (default: the folder)")
-    path.set_defaults(run=show_path)
 
 
 def list_templates(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from callboard.engine import Engine, load_registry
 
 from ..opening import store_to_read
 from ..store_address import TracePlace
-from .common.options import add_models_file, add_trace, chosen_trace, named_trace
+from .common.options import add_models_file, add_trace, chosen_trace, named_trace, repeated
 from .common.screen import make_console
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-network", action="store_true", help="serve other machines: --bind may be any address of this one"
     )
-    parser.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="a name by which browsers reach it; repeatable"
-    )
+    repeated(parser, "--host", metavar="NAME", help="a name by which browsers reach it; repeatable")
     parser.add_argument("--view-only", action="store_true", help="nobody may cancel, reprice or undo")
     parser.set_defaults(run=run)
 

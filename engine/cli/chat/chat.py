@@ -28,7 +28,7 @@ from callboard.engine.watching.preview import RequestPreview
 from ..command_line import PAIR
 from ..common.figures import cost_text, plural, seconds, sum_text, usd
 from ..common.harmless import note, say
-from ..common.options import add_key, add_models_file, command_name
+from ..common.options import add_key, add_models_file, command_name, repeated
 from ..common.screen import Screen, complain, make_console, said
 from ..conversation_setup import LastSession, last_session, remember
 from ..given import attachment, content_of, options_of
@@ -322,24 +322,22 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the last conversation that is kept",
     )
-    parser.add_argument(
+    repeated(
+        parser,
         "-T",
         "--tool",
         dest="tools",
         metavar="TOOL",
-        action="append",
-        default=[],
         help="functions of a FILE.py or a module, or an MCP server, as `callboard ask` takes them",
     )
     parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
-    parser.add_argument(
+    repeated(
+        parser,
         "-o",
         "--option",
         dest="options",
         nargs=2,
         metavar=PAIR,
-        action="append",
-        default=[],
         help="such as temperature=0.2 or temperature 0.2, for every message",
     )
     add_key(parser)

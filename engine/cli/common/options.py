@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import anyio
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def add_models_file(parser: argparse.ArgumentParser) -> None:
-    """``--models-file``."""
     parser.add_argument(
         "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
     )
@@ -47,6 +46,24 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", metavar="NAME", help="send the adapter's key of this name (default: the adapter's own)"
     )
+
+
+def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
+    """An option that may be given more than once; its value is a list."""
+    parser.add_argument(*flags, action="append", default=[], **how)
+
+
+def add_action(
+    inner: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str | None = None,
+) -> argparse.ArgumentParser:
+    """A command below a command, such as ``keys set``."""
+    parser = inner.add_parser(name, help=help, description=description)
+    parser.set_defaults(run=run)
+    return parser
 
 
 STORE_VARIABLE = "CALLBOARD_STORE"
@@ -74,19 +91,25 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
     parser.add_argument("--provider", metavar="P", help="only of this provider")
     parser.add_argument("--status", choices=get_args(CallStatus), help="only calls that ended so")
-    parser.add_argument(
-        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
-    )
-    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+    add_period(parser)
     parser.add_argument("--turn", metavar="ID", help="only of this turn")
-    parser.add_argument(
-        "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
-    )
+    add_tag(parser)
     parser.add_argument("--key", metavar="NAME", help="only with the key of this name")
     parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
     parser.add_argument("--unpriced", action="store_true", help="only calls that have usage and no price")
     parser.add_argument("--unknown", action="store_true", help="only attempts whose usage is not known")
     parser.add_argument("--min-cost", metavar="USD", type=amount, help="only calls that cost at least this much")
+
+
+def add_period(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
+    )
+    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+
+
+def add_tag(parser: argparse.ArgumentParser, help: str = "only with this tag; may be repeated") -> None:
+    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help=help)
 
 
 def call_filter(arguments: argparse.Namespace) -> CallFilter:
@@ -135,7 +158,6 @@ def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
 
 
 def trace_file(text: str) -> Path:
-    """The path of a trace file."""
     if is_address(text):
         raise argparse.ArgumentTypeError("a database on a server is named by --store, not by --db")
     return Path(text)
