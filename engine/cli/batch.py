@@ -363,8 +363,8 @@ def add_background(parser: argparse.ArgumentParser) -> None:
         "read",
         read_reply,
         "Wait for a reply, and write its text",
-        "Waits for a reply and writes its text. Nothing is asked for again. A session that is stored gets the reply "
-        "into its history.",
+        "Waits for a reply and writes its text. Nothing is asked for again. A session that is stored gets the "
+        "reply into its history.",
     )
     read.add_argument("id", metavar="ID", nargs="?", help="the reply (default: the latest one)")
     add_models_file(read)
