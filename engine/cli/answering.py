@@ -31,6 +31,7 @@ from callboard.bus.values.json import Json, JsonObject
 from callboard.engine import Engine, ModelRegistry, Reply, Session, Tool, TurnOptions
 from callboard.engine.tools import Approve
 
+from .command_line import FAILED
 from .common.figures import cost_text
 from .common.harmless import harmless, note
 from .common.options import tell_warnings
@@ -74,7 +75,6 @@ def name_of(prompt: str, longest: int = 60) -> str | None:
 
 # -- answering
 
-FAILED = 1
 SIGNALLED = 128
 """What is added to a signal's number, as shells do it."""
 
@@ -89,11 +89,7 @@ class _Said(TypedDict):
 
 
 def answer(question: Question, registry: ModelRegistry) -> int:
-    """Ask, and write the reply.
-
-    Returns:
-        The exit code.
-    """
+    """Ask, and write the reply. Returns the exit code."""
     answering = _Answering(question, registry)
     try:
         return anyio.run(answering.run)

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from callboard.adapters import CanonicalRequest, Message
-from callboard.adapters.contract import CallWarning
 from callboard.adapters.videos import PollPolicy
 from callboard.bus import CallboardError, ConfigurationError, Cost
 from callboard.bus.values.cost_sum import CostSum
@@ -21,6 +20,7 @@ from callboard.engine import BatchHandle, BatchResult, BatchState, Engine, load_
 from callboard.tracestore import OpenReply, StoredBatch
 
 from ..generation.plain_messages import as_messages
+from .command_line import FAILED
 from .common.figures import plural
 from .common.harmless import note, say, write_json
 from .common.options import (
@@ -35,8 +35,6 @@ from .common.options import (
 )
 from .common.options import tag as one_tag
 from .common.table import Column, add_format, figure, json_text, write_rows
-
-FAILED = 1
 
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
@@ -296,12 +294,8 @@ def result_line(result: BatchResult) -> ResultLine:
         input_tokens=response.usage.total_input_tokens,
         output_tokens=response.usage.output_tokens,
         cost_nano_usd=cost,
-        warnings=[_code(warning) for warning in response.warnings],
+        warnings=[str(warning.code) for warning in response.warnings],
     )
-
-
-def _code(warning: CallWarning) -> str:
-    return str(warning.code)
 
 
 class BatchLine(msgspec.Struct, frozen=True):

@@ -132,11 +132,7 @@ _QUESTION_MARKS = ("?", "？", "؟")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. An error of Callboard is reported in one line on stderr, without a traceback.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command. An error of Callboard is reported in one line on stderr, without a traceback."""
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:

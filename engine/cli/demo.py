@@ -256,11 +256,7 @@ class Demo:
         )
 
     async def _turn(self, session: Session, text: str, **options: Any) -> str:
-        """Show one turn on the screen.
-
-        Returns:
-            The text of the reply.
-        """
+        """Show one turn on the screen. Returns the text of the reply."""
         self._said("you", text)
         shown = len(session.messages) + 1
 

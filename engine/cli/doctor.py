@@ -26,15 +26,12 @@ from callboard.tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_tabl
 from ..nodes.health import check_broker
 from ..opening import store_to_write
 from ..store_address import TracePlace, is_address
-from .command_line import COMMANDS
+from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
 from .common.figures import plural
 from .common.harmless import one_line, write_json
 from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
 from .common.screen import folded, make_console
 from .common.table import Column, add_format, json_text, write_rows
-
-FAILED = 1
-UNREADABLE = 2
 
 _PACKAGES = ("callboard", "httptools", "httpx", "xllamacpp")
 _NAME_WIDTH = 26
@@ -88,7 +85,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             text = folded(one_line(line), sys.stdout, indent=_NAME_WIDTH + 3)
             console.print(text, style=style, soft_wrap=True)
     if not readable:
-        return UNREADABLE
+        return BADLY_CONFIGURED
     return 0 if report.ok else FAILED
 
 

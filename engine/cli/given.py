@@ -20,6 +20,8 @@ from callboard.bus.values.json import Json, JsonObject
 from callboard.engine import TurnOptions
 from callboard.engine.models.nearest_names import nearest
 
+from .common.options import failing_as
+
 # -- the prompt
 
 NOTHING = "there is nothing to ask: say it, or pipe it in, such as: git diff | callboard ask 'What is new?'"
@@ -93,10 +95,8 @@ def attachment(source: str, media_type: str | None, read_pipe: Callable[[], byte
     if source == PIPE:
         return of_bytes(read_pipe(), "stdin", media_type)
     path = Path(source).expanduser()
-    try:
+    with failing_as(ConfigurationError, source):
         return of_bytes(path.read_bytes(), path.name, media_type)
-    except OSError as error:
-        raise ConfigurationError(f"{source}: {error.strerror or error}") from error
 
 
 def of_address(url: str, media_type: str | None) -> ContentBlock:

@@ -15,7 +15,7 @@ from callboard.engine.media.images import ImageOptions
 
 from .common.figures import cost_text
 from .common.harmless import note, say
-from .common.options import add_key, add_model, add_models_file, on_engine, repeated, tell_warnings
+from .common.options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
 from .common.screen import progress_bar
 
 if TYPE_CHECKING:
@@ -151,10 +151,8 @@ class _Waiting:
         with progress_bar() as drawn:
             bar = Bar(drawn)
             result = await handle.wait(on_progress=bar.looked)
-            try:
+            with failing_as(CallboardError, output):
                 await handle.download(self._arguments.variant, to=output, on_progress=bar.loaded)
-            except OSError as error:
-                raise CallboardError(f"{output}: {error.strerror or error}") from error
         length = "" if result.job.terms.seconds is None else f"{result.job.terms.seconds} s, "
         note(f"Written: {output}, {length}{result.job.model}: {cost_text(result.cost)}")
 

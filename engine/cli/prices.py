@@ -22,7 +22,7 @@ from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from callboard.tracestore.prices.source import convert, parse
 
 from .common.figures import plural
-from .common.options import add_action
+from .common.options import add_action, failing_as
 from .common.screen import make_console
 
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
@@ -187,10 +187,8 @@ def run_use(arguments: argparse.Namespace) -> int:
 def _checked(file: Path) -> bytes:
     """What a price file says, if it is one. Raises ConfigurationError."""
     PriceTable.from_yaml(file)
-    try:
+    with failing_as(ConfigurationError, file):
         return file.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror or error}") from error
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:

@@ -19,14 +19,13 @@ from callboard.engine import Engine, ModelRegistry, Session, load_registry
 from callboard.engine.models.entries import AdapterEntry
 
 from .chat.backstage import ReplyWriter
+from .command_line import FAILED
 from .common.figures import plural
 from .common.harmless import note
-from .common.options import add_model, add_models_file
+from .common.options import add_model, add_models_file, failing_as
 from .common.screen import Screen, complain, make_console
 from .common.table import json_text
 from .conversation_setup import first_model
-
-FAILED = 1
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             session = engine.session(name, system_prompt=arguments.system)
             return await _ask(session, prompts, screen, arguments.whole)
 
-    try:
+    with failing_as(CallboardError, file):
         answered = screen.run(work)
-    except OSError as error:
-        raise CallboardError(f"{file}: {error.strerror or error}") from error
     if not file.exists():
         raise CallboardError(f"nothing went over HTTP to {entry.name}, so nothing was recorded")
     count = len(load_cassette(file).exchanges)

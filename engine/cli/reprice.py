@@ -20,16 +20,16 @@ from callboard.tracestore.reports import OnProgress
 from ..opening import existing_store, store_to_read
 from ..pricing.pricing import load_prices
 from ..store_address import TracePlace
+from .command_line import INTERRUPTED
 from .common.figures import moment_text, plural, tell_beside, usd
 from .common.harmless import note
-from .common.options import add_filters, call_filter, chosen_trace, command_name, from_trace, option_of
+from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
 from .common.screen import make_console, progress_bar
 from .common.table import Column, add_format, figure, write_records, write_rows
 from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
-INTERRUPTED = 130
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -176,10 +176,8 @@ def _write_page(
     where = call_filter(arguments)
     chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
     text = page(report, table, Origin(before, chosen, trace.name, datetime.now(UTC)))
-    try:
+    with failing_as(ConfigurationError, file):
         write_private(file, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror or error}") from error
     if arguments.format == "table":
         make_console().print(f"Written: {file}", style="dim", soft_wrap=True)
 

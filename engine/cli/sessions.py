@@ -12,20 +12,7 @@ from typing import assert_never
 import anyio
 import msgspec
 
-from callboard.adapters import (
-    AudioBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    Message,
-    OpaqueBlock,
-    RedactedThinkingBlock,
-    Role,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from callboard import adapters
 from callboard.adapters.requests.surrogates import mend_json
 from callboard.bus import CallboardError
 from callboard.bus.private_file import write_private
@@ -113,7 +100,9 @@ async def _delete(trace: TracePlace, session_id: str) -> None:
     async with store_to_write(trace) as store:
         saved = await store.saved_session(session_id)
         if saved is not None:
-            forget_lines({message.text.strip() for message in saved.messages if message.role is Role.USER})
+            forget_lines(
+                {message.text.strip() for message in saved.messages if message.role is adapters.Role.USER}
+            )
         if not await store.delete_session(session_id):
             raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
 
@@ -148,7 +137,7 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
         note(f"callboard: {missing}")
 
 
-def as_json_line(message: Message) -> str:
+def as_json_line(message: adapters.Message) -> str:
     written = encode_json(
         {
             "id": message.id,
@@ -161,33 +150,35 @@ def as_json_line(message: Message) -> str:
     return mend_json(written).decode()
 
 
-def _speaker(message: Message) -> str:
+def _speaker(message: adapters.Message) -> str:
     metadata = message.metadata
-    return metadata.model if metadata is not None and message.role is Role.ASSISTANT else str(message.role)
+    return (
+        metadata.model if metadata is not None and message.role is adapters.Role.ASSISTANT else str(message.role)
+    )
 
 
-def _words(message: Message) -> str:
+def _words(message: adapters.Message) -> str:
     return "\n".join(_of_block(block) for block in message.content)
 
 
-def _of_block(block: ContentBlock) -> str:
+def _of_block(block: adapters.ContentBlock) -> str:
     match block:
-        case TextBlock():
+        case adapters.TextBlock():
             return block.text
-        case ThinkingBlock():
+        case adapters.ThinkingBlock():
             return f"(thought: {block.text})"
-        case RedactedThinkingBlock():
+        case adapters.RedactedThinkingBlock():
             return "(thought, hidden by the provider)"
-        case ImageBlock() | AudioBlock() | DocumentBlock():
+        case adapters.ImageBlock() | adapters.AudioBlock() | adapters.DocumentBlock():
             kind = block.media_type or type(block).__name__.removesuffix("Block").lower()
             size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
             return f"({kind}, {size})"
-        case ToolUseBlock():
+        case adapters.ToolUseBlock():
             arguments = encode_json(block.input).decode()
             return f"(calls {block.name} with {arguments}{', cut off' if block.incomplete else ''})"
-        case ToolResultBlock():
+        case adapters.ToolResultBlock():
             return f"({'error' if block.is_error else 'result'}: {block.text})"
-        case OpaqueBlock():
+        case adapters.OpaqueBlock():
             return f"({block.kind}, of {block.provider_raw.provider})"
         case _:
             assert_never(block)

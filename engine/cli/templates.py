@@ -25,6 +25,7 @@ from callboard.engine.models.nearest_names import nearest
 from callboard.engine.models.yaml_text import read_yaml, write_yaml
 from callboard.tracestore.home import home_folder
 
+from .command_line import FAILED
 from .common.figures import plural
 from .common.harmless import harmless, note, say, write_json
 from .common.options import add_action, command_name, short
@@ -158,11 +159,7 @@ def read(name: str, text: str) -> Template:
 
 
 def save(template: Template, *, replace: bool = False) -> Path:
-    """Write a template into the folder, under its name.
-
-    Returns:
-        The path of the file.
-    """
+    """Write a template into the folder, under its name. Returns the path of its file."""
     path = path_of(template.name)
     template.check()
     if path.exists() and not replace:
@@ -194,7 +191,6 @@ def _fields_said(template: Template) -> Iterator[tuple[str, object]]:
 
 # -- the command
 
-FAILED = 1
 
 NEW = """\
 # system: You are a translator.

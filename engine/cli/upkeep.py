@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 import shlex
 import sys
@@ -26,6 +25,7 @@ from .common.options import (
     default_trace,
     short,
     store_address,
+    store_of_environment,
     trace_file,
 )
 from .common.screen import make_console
@@ -229,13 +229,7 @@ def ship(arguments: argparse.Namespace) -> int:
 
 
 def _target(arguments: argparse.Namespace) -> StoreAddress:
-    named: StoreAddress | None = arguments.store
-    if named is not None:
-        return named
-    text = os.environ.get(STORE_VARIABLE)
-    if not text:
+    target: StoreAddress | None = arguments.store or store_of_environment()
+    if target is None:
         raise ConfigurationError(f"say where to: --store URL, or {STORE_VARIABLE}")
-    try:
-        return StoreAddress(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{STORE_VARIABLE}: {error}") from None
+    return target

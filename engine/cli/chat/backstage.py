@@ -8,16 +8,7 @@ from contextlib import AsyncExitStack, contextmanager
 from types import FrameType
 from typing import NamedTuple, Self
 
-from callboard.adapters import (
-    ContentBlock,
-    MessageComplete,
-    MessageStart,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
+from callboard import adapters
 from callboard.bus import StepFinish, StreamReset, TurnComplete
 from callboard.bus.streams.events import TurnEvent
 from callboard.engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
@@ -99,7 +90,7 @@ class Backstage:
         self._require(name)
         self.session.model = name
 
-    async def preview(self, name: str, content: Sequence[ContentBlock]) -> RequestPreview:
+    async def preview(self, name: str, content: Sequence[adapters.ContentBlock]) -> RequestPreview:
         """The request that a model would be sent, if the person said that."""
         said = content or "…"
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
@@ -125,7 +116,11 @@ class ReplyUnderWay:
     """One turn, from the loop's side, that the main thread may cancel at any time."""
 
     def __init__(
-        self, session: Session, content: str | Sequence[ContentBlock], options: TurnOptions, writer: ReplyWriter
+        self,
+        session: Session,
+        content: str | Sequence[adapters.ContentBlock],
+        options: TurnOptions,
+        writer: ReplyWriter,
     ) -> None:
         self._session = session
         self._content = content
@@ -167,20 +162,20 @@ class ReplyWriter:
 
     def feed(self, event: TurnEvent | StreamReset[TurnEvent]) -> None:
         match event:
-            case MessageStart():
+            case adapters.MessageStart():
                 self._before()
-            case ThinkingDelta():
+            case adapters.ThinkingDelta():
                 if self._screen.console.is_terminal:
                     self._write(event.text, "dim")
-            case TextDelta():
+            case adapters.TextDelta():
                 self._write(event.text)
-            case ToolUseStart():
+            case adapters.ToolUseStart():
                 self._write(f"calls {event.tool_name} with ")
-            case ToolUseInputDelta():
+            case adapters.ToolUseInputDelta():
                 self._write(event.partial_json)
-            case ToolUseEnd():
+            case adapters.ToolUseEnd():
                 self._write(" (cut off)" if event.incomplete else "")
-            case MessageComplete() | StepFinish() | TurnComplete():
+            case adapters.MessageComplete() | StepFinish() | TurnComplete():
                 self.end()
             case _:
                 pass

@@ -163,11 +163,7 @@ def history_path() -> Path:
 
 
 def forget_lines(said: set[str]) -> bool:
-    """Delete the entries of the file that were said in a session which is deleted.
-
-    Returns:
-        Whether any were there.
-    """
+    """Delete the entries that were said in a deleted session. Returns whether there were any."""
     path = history_path()
     try:
         lines = path.read_text("utf-8", "replace").splitlines(keepends=True)

@@ -7,7 +7,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -136,12 +137,15 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
 def named_trace(arguments: argparse.Namespace) -> TracePlace | None:
     """The trace that ``--db``, ``--store`` or else CALLBOARD_STORE names."""
     named: TracePlace | None = arguments.db or arguments.store
-    if named is None and (text := os.environ.get(STORE_VARIABLE)):
-        try:
-            return StoreAddress(text)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{STORE_VARIABLE}: {error}") from None
-    return named
+    return named if named is not None else store_of_environment()
+
+
+def store_of_environment() -> StoreAddress | None:
+    text = os.environ.get(STORE_VARIABLE)
+    try:
+        return StoreAddress(text) if text else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{STORE_VARIABLE}: {error}") from None
 
 
 def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
@@ -210,6 +214,15 @@ def amount(text: str) -> int:
 
 TRACE_NAME = "trace.db"
 DEMO_TRACE_NAME = "demo-trace.db"
+
+
+@contextmanager
+def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None]:
+    """Turn an OSError into an error of Callboard that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{place}: {error.strerror or error}") from error
 
 
 def default_trace() -> Path:

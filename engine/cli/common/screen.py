@@ -182,11 +182,7 @@ class Screen:
             return self.serve(portal.start_task_soon(function))
 
     def serve(self, future: Future[T]) -> T:
-        """Draw until a task of an event loop is done. This belongs to the main thread.
-
-        Returns:
-            The task's result.
-        """
+        """Draw until a task of an event loop is done, on the main thread. Returns its result."""
         future.add_done_callback(lambda _: self._actions.put(None))
         with shown_by(self._log):
             try:
@@ -314,16 +310,13 @@ def _is_wrong_configuration(record: logging.LogRecord) -> bool:
 
 # -- failed calls
 
-FAILED = 1
-BADLY_CONFIGURED = 2
-
 
 def exit_code(error: errors.AdapterError) -> int:
     """2 for a wrong key or model, which the person mends; 1 for any other failure."""
     is_mine = isinstance(error, errors.AuthError | errors.NotFoundError) and not isinstance(
         error, errors.AccessDeniedError
     )
-    return BADLY_CONFIGURED if is_mine else FAILED
+    return 2 if is_mine else 1
 
 
 def said(error: errors.AdapterError) -> str:
