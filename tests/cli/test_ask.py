@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import signal
 import stat
 import subprocess
@@ -19,7 +17,7 @@ import pytest
 from tests.support.provider_server import provider_server, refusing_url
 from tests.support.reply_server import reply_server
 
-from .running import CHECKOUT, call, environment, read_until, start
+from .running import CHECKOUT, at_terminal, call, environment, read_until, start
 
 ASK = (sys.executable, "-m", "callboard", "ask")
 
@@ -297,58 +295,11 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     assert row["status"] == "cancelled"
 
 
-@pytest.mark.parametrize("command", ["traces", "sessions", "cost", "stats", "models", "budget"])
-def test_a_table_whose_reader_has_gone_ends_with_141(talkative: Path, command: str) -> None:
-    """As plain output does, without a word."""
-    call("ask", "Hello", home=talkative, exits=0)
-    reads, writes = os.pipe()
-    os.close(reads)
-    words = (*ASK[:-1], command)
-    done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
-    os.close(writes)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.parametrize("options", [(), ("--json",), ("--csv",)])
-def test_a_full_disk_is_one_line(talkative: Path, options: tuple[str, ...]) -> None:
-    """The command fails with 1, and shows no traceback."""
-    call("ask", "Hello", home=talkative, exits=0)
-    with open("/dev/full", "wb") as full:
-        words = (*ASK[:-1], "traces", *options)
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines() == ["callboard: stdout: No space left on device"]
-
-
-def test_a_question_alone_is_asked(talkative: Path) -> None:
-    """A first word with a space in it is a question."""
-    asked = call("ask", "How are you?", home=talkative, exits=0)
-    assert call("How are you?", home=talkative, exits=0).stdout == asked.stdout
-
-
-def test_help_names_a_command(talkative: Path) -> None:
-    """`help` is the whole help, and `help ask` is that of `ask`."""
-    assert call("help", home=talkative, exits=0).stdout == call("--help", home=talkative, exits=0).stdout
-    assert (
-        call("help", "ask", home=talkative, exits=0).stdout
-        == call("ask", "--help", home=talkative, exits=0).stdout
-    )
-
-
 def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:
     """The reply ends with a line break in both; at a terminal nothing is read from the keyboard."""
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
-    ours, theirs = pty.openpty()
-    words = (*ASK, "-m", "rude:m", "hi")
-    with subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT
-    ) as process:
-        _, err = process.communicate(timeout=40)
-    shown = os.read(ours, 1000)
-    os.close(ours)
-    os.close(theirs)
-    assert (process.returncode, err) == (0, b"")
-    assert shown == b"a[2Jbc31md\r\n"
+    code, shown, err = at_terminal("ask", "-m", "rude:m", "hi", home=talkative, on="stdin stdout")
+    assert (code, err, shown) == (0, "", "a[2Jbc31md\r\n")
 
 
 @pytest.mark.parametrize("hidden", [(), ("-R",)])
@@ -359,25 +310,9 @@ def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path
         adapters: {{toy: {{type: scripted, options: {{repeat: true, replies: [{reply}]}}}}}}
         models: {{"toy:m": {{adapter: toy}}}}
     """)
-    ours, theirs = pty.openpty()
-    words = (*ASK, "-m", "toy:m", *hidden, "hi")
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**environment(home), "NO_COLOR": "1"},
-        cwd=CHECKOUT,
-        check=True,
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # at its end
-        while piece := os.read(ours, 1000):
-            shown += piece
-    os.close(ours)
-    assert done.stdout == b"Yes.\n"
-    assert shown == (b"" if hidden else b"Hm[2J, well.\r\n")
+    code, shown, out = at_terminal("ask", "-m", "toy:m", *hidden, "hi", home=home, on="stderr", NO_COLOR="1")
+    assert (code, out) == (0, "Yes.\n")
+    assert shown == ("" if hidden else "Hm[2J, well.\r\n")
     assert call("ask", "-m", "toy:m", "hi", home=home, exits=0).stderr == ""
 
 
@@ -408,12 +343,6 @@ def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
     for missing in ("rich", "prompt_toolkit"):
         done = call("ask", "-u", "hi", home=talkative, without=missing, exits=0)
         assert done.stdout == "one heard 1 messages, last: hi\n"
-
-
-def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
-    """In one line below the usage, exit code 2."""
-    done = call("aks", "hi", home=talkative, exits=2)
-    assert done.stderr.splitlines()[-1] == "callboard: error: there is no command 'aks': did you mean ask?"
 
 
 # -- `callboard ask` over HTTP: real providers' protocols, served by a process of its own, or refused.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from tests.support.virtual_time import FakeClock
 
 from ..support.plugins import install_plugins
 from ..support.provider_server import provider_server, refusing_url
-from .running import CHECKOUT, call, environment, start
+from .running import at_terminal, call, start
 
 KEY = "sk-a-key-that-nobody-may-see"
 ADAPTERS = "adapters:\n  here: {{type: openai_compatible, api_key: {key}, base_url: {url}}}\n"
@@ -190,29 +188,11 @@ def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> N
 def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
     """Signs for people, words for pipes."""
     configure(home, refusing_url())
-    ours, theirs = pty.openpty()
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-m", "callboard", "doctor"],
-            cwd=CHECKOUT,
-            env={**environment(home), "TERM": "xterm"},
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-        ) as process:
-            os.close(theirs)
-            shown = b""
-            try:
-                while piece := os.read(ours, 65536):
-                    shown += piece
-            except OSError:  # how a terminal ends on Linux
-                pass
-            assert process.wait(40) == 1
-    finally:
-        os.close(ours)
-    assert "✓" in shown.decode()
-    assert "✗" in shown.decode()
-    assert "FAIL" not in shown.decode()
+    code, shown, _ = at_terminal("doctor", home=home, on="stdout stderr")
+    assert code == 1
+    assert "✓" in shown
+    assert "✗" in shown
+    assert "FAIL" not in shown
 
 
 def test_it_says_which_prices_there_are_and_how_old(home: Path) -> None:

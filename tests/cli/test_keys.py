@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +27,7 @@ from tests.support.media_server import media_server
 
 from ..support.provider_server import provider_server
 from .faulty_day import make_faulty_day
-from .running import CHECKOUT, PRICES, call, environment
+from .running import PRICES, at_terminal, call
 from .test_every_command import MODELS_YAML
 
 KEY = "sk-a-key-that-nobody-may-see"
@@ -56,33 +53,9 @@ def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
 
 def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
     """What is typed never appears."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "callboard", "keys", "set", "MY_KEY"]
-    with subprocess.Popen(
-        command,
-        cwd=CHECKOUT,
-        env=environment(home),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-    ) as process:
-        os.close(follower)
-        seen = b""
-        while b"MY_KEY:" not in seen:
-            seen += os.read(leader, 1000)
-        os.write(leader, f"{KEY}\n".encode())
-        while True:
-            try:
-                piece = os.read(leader, 1000)
-            except OSError:
-                break
-            if not piece:
-                break
-            seen += piece
-        assert process.wait() == 0
-    os.close(leader)
-    assert KEY.encode() not in seen
+    code, seen, _ = at_terminal("keys", "set", "MY_KEY", home=home, typed=f"{KEY}\n", after="MY_KEY:")
+    assert code == 0
+    assert KEY not in seen
     assert read_keys(home / "keys.json").keys == {"MY_KEY": KEY}
 
 
