@@ -16,7 +16,7 @@ from callboard.adapters.videos import PollPolicy
 from callboard.bus import CallboardError, ConfigurationError, Cost
 from callboard.bus.values.cost_sum import CostSum
 from callboard.bus.values.json import Json, JsonObject
-from callboard.engine import BatchHandle, BatchResult, BatchState, Engine, load_registry
+from callboard.engine import BatchResult, BatchState, Engine, load_registry
 from callboard.tracestore import OpenReply, StoredBatch
 
 from ..generation.plain_messages import as_messages
@@ -100,12 +100,12 @@ def submit_one(arguments: argparse.Namespace) -> int:
     model = load_registry(arguments.models_file).resolve(arguments.model).model.id
     requests = requests_in(lines, model=model, max_tokens=arguments.max_tokens)
 
-    async def work(engine: Engine) -> BatchHandle:
-        return await engine.create_batch(
+    batch = on_engine(
+        arguments,
+        lambda engine: engine.create_batch(
             requests, model=model, batch_id=arguments.id, key=arguments.key, tags=dict(arguments.tag)
-        )
-
-    batch = on_engine(arguments, work)
+        ),
+    )
     tell_warnings(batch.warnings)
     say(batch.id)
     note(f"{plural(len(requests), 'request')} for {batch.model} in {plural(len(batch.jobs), 'job')}")
@@ -125,26 +125,20 @@ def _say_how_to_wait(batch_id: str) -> None:
     note(f"for its results: {shlex.join(['callboard', 'batch', 'wait', batch_id])}")
 
 
+_BATCHES: list[Column[BatchLine]] = [
+    Column("batch", lambda line: line.id, folds=True),
+    Column("model", lambda line: line.model),
+    Column("status", lambda line: line.status),
+    figure("requests", lambda line: f"{line.requests}"),
+    figure("answered", lambda line: f"{line.succeeded}"),
+    figure("failed", lambda line: f"{line.failed}"),
+    Column("planned", lambda line: _minute(line.planned_us), may_go=1),
+]
+
+
 def list_batches(arguments: argparse.Namespace) -> int:
-
-    async def work(engine: Engine) -> list[BatchLine]:
-        return [batch_line(stored) for stored in await engine.batches(arguments.limit)]
-
-    found = on_engine(arguments, work)
-    return write_rows(
-        arguments.format,
-        BatchLine,
-        found,
-        [
-            Column("batch", lambda line: line.id, folds=True),
-            Column("model", lambda line: line.model),
-            Column("status", lambda line: line.status),
-            figure("requests", lambda line: f"{line.requests}"),
-            figure("answered", lambda line: f"{line.succeeded}"),
-            figure("failed", lambda line: f"{line.failed}"),
-            Column("planned", lambda line: _minute(line.planned_us), may_go=1),
-        ],
-    )
+    found = on_engine(arguments, lambda engine: engine.batches(arguments.limit))
+    return write_rows(arguments.format, BatchLine, [*map(batch_line, found)], _BATCHES)
 
 
 def _minute(ts_us: int) -> str:
@@ -178,7 +172,6 @@ def wait_for(arguments: argparse.Namespace) -> int:
 
 
 def write_results(arguments: argparse.Namespace) -> int:
-
     async def work(engine: Engine) -> tuple[BatchResult | None, ...]:
         batch = await engine.resume_batch(arguments.id)
         note(summary(batch.status, batch.state.succeeded, batch.state.total))
@@ -202,7 +195,6 @@ def _write(results: Iterable[BatchResult], *, missing: int) -> int:
 
 
 def cancel_one(arguments: argparse.Namespace) -> int:
-
     async def work(engine: Engine) -> bool:
         batch = await engine.resume_batch(arguments.id)
         return await batch.cancel()
@@ -364,27 +356,21 @@ def add_background(parser: argparse.ArgumentParser) -> None:
     add_models_file(read)
 
 
+_REPLIES: list[Column[ReplyLine]] = [
+    Column("reply", lambda line: line.id, folds=True),
+    Column("model", lambda line: line.model, folds=True),
+    Column("session", lambda line: line.session or "", folds=True),
+    Column("asked", lambda line: _minute(line.asked_us), may_go=1),
+]
+
+
 def list_replies(arguments: argparse.Namespace) -> int:
-
-    async def work(engine: Engine) -> list[OpenReply]:
-        return await engine.open_replies()
-
-    found = on_engine(arguments, work)
+    found = on_engine(arguments, lambda engine: engine.open_replies())
     lines = [
         ReplyLine(each.request_id, each.model, each.session_id, each.response_id, each.started_us)
         for each in found
     ]
-    return write_rows(
-        arguments.format,
-        ReplyLine,
-        lines,
-        [
-            Column("reply", lambda line: line.id, folds=True),
-            Column("model", lambda line: line.model, folds=True),
-            Column("session", lambda line: line.session or "", folds=True),
-            Column("asked", lambda line: _minute(line.asked_us), may_go=1),
-        ],
-    )
+    return write_rows(arguments.format, ReplyLine, lines, _REPLIES)
 
 
 def read_reply(arguments: argparse.Namespace) -> int:

@@ -260,6 +260,17 @@ def _speed(row: StatisticsRow) -> str:
     return "-" if p50 is None else f"{p50:,.1f}"
 
 
+_ERRORS: list[Column[ErrorRow]] = [
+    Column("error", lambda row: row.error_class, folds=True),
+    Column("model", lambda row: row.model, folds=True),
+    figure("attempts", lambda row: f"{row.attempts:,}"),
+    figure("final", lambda row: f"{row.ended:,}", may_go=2),
+    figure("status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3),
+    figure("last", lambda row: moment_text(row.last_us), may_go=4),
+    Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),
+]
+
+
 def run_errors(arguments: argparse.Namespace) -> int:
     rows = from_trace(arguments, lambda store: store.errors(call_filter(arguments)))
     ended = sum(row.ended for row in rows)
@@ -268,17 +279,7 @@ def run_errors(arguments: argparse.Namespace) -> int:
         arguments.format,
         ErrorRow,
         rows,
-        [
-            Column("error", lambda row: row.error_class, folds=True),
-            Column("model", lambda row: row.model, folds=True),
-            figure("attempts", lambda row: f"{row.attempts:,}"),
-            figure("final", lambda row: f"{row.ended:,}", may_go=2),
-            figure(
-                "status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3
-            ),
-            figure("last", lambda row: moment_text(row.last_us), may_go=4),
-            Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),
-        ],
+        _ERRORS,
         empty="No failed attempts.",
         below=f"{total}; {plural(ended, 'call')} ended so.",
     )

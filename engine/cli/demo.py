@@ -346,7 +346,7 @@ def demo_registry(source: Source) -> ModelRegistry:
 
 
 def shared_server() -> SharedServer:
-    """A claim on the server that all four adapters use. Raises ConfigurationError if there are no weights."""
+    """A claim on the server that all four adapters use."""
     return LocalServer.shared(LocalServerSettings(choose_model(None)))
 
 

@@ -190,6 +190,15 @@ def add_plugins(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_plugins)
 
 
+_PLUGINS: list[Column[PluginLine]] = [
+    Column("kind", lambda line: line.kind),
+    Column("name", lambda line: line.name),
+    Column("package", lambda line: line.package, may_go=1),
+    Column("place", lambda line: line.place, may_go=3),
+    Column("state", lambda line: line.error or "ok", folds=True),
+]
+
+
 def run_plugins(arguments: argparse.Namespace) -> int:
     """A plugin that is broken is listed with its fault, which is no failure of the list."""
     logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # what it warns of stands in the list
@@ -198,13 +207,7 @@ def run_plugins(arguments: argparse.Namespace) -> int:
         arguments.format,
         PluginLine,
         found,
-        [
-            Column("kind", lambda line: line.kind),
-            Column("name", lambda line: line.name),
-            Column("package", lambda line: line.package, may_go=1),
-            Column("place", lambda line: line.place, may_go=3),
-            Column("state", lambda line: line.error or "ok", folds=True),
-        ],
+        _PLUGINS,
         empty="No plugins are installed.",
         below=plural(len(found), "plugin"),
     )

@@ -199,7 +199,7 @@ def add_similar(parser: argparse.ArgumentParser) -> None:
 
 
 def add_to_collection(arguments: argparse.Namespace) -> int:
-    """Raises CallboardError. Whatever was embedded before an error is kept."""
+    """Embed records into a collection. Texts that were embedded before an error are kept."""
     records = _records(arguments)
     name: str = arguments.collection
 
@@ -241,6 +241,13 @@ def _records(arguments: argparse.Namespace) -> list[Record]:
     return list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
 
 
+_SIMILAR: list[Column[Similar]] = [
+    figure("score", lambda each: f"{each.score:.4f}"),
+    Column("id", lambda each: each.id, folds=True),
+    Column("text", lambda each: one_line(_text_beside(each))[:200], folds=True, may_go=1),
+]
+
+
 def similar(arguments: argparse.Namespace) -> int:
     name: str = arguments.collection
     with CollectionFile(collections_file(), readonly=True) as file:
@@ -248,16 +255,7 @@ def similar(arguments: argparse.Namespace) -> int:
         if known is None:
             raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
         found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
-    return write_rows(
-        arguments.format,
-        Similar,
-        found,
-        [
-            figure("score", lambda each: f"{each.score:.4f}"),
-            Column("id", lambda each: each.id, folds=True),
-            Column("text", lambda each: one_line(_text_beside(each))[:200], folds=True, may_go=1),
-        ],
-    )
+    return write_rows(arguments.format, Similar, found, _SIMILAR)
 
 
 def _text_beside(found: Similar) -> str:
@@ -291,6 +289,14 @@ def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collecti
     return vector
 
 
+_COLLECTIONS: list[Column[Collection]] = [
+    Column("collection", lambda each: each.name),
+    Column("model", lambda each: each.model, folds=True, may_go=1),
+    figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
+    figure("items", lambda each: f"{each.items:,}"),
+]
+
+
 def list_collections(arguments: argparse.Namespace) -> int:
     with CollectionFile(collections_file(), readonly=True) as file:
         found = file.collections()
@@ -298,12 +304,7 @@ def list_collections(arguments: argparse.Namespace) -> int:
         arguments.format,
         Collection,
         found,
-        [
-            Column("collection", lambda each: each.name),
-            Column("model", lambda each: each.model, folds=True, may_go=1),
-            figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
-            figure("items", lambda each: f"{each.items:,}"),
-        ],
+        _COLLECTIONS,
         empty=f"No collections in {collections_file()}.",
         whole=True,
     )

@@ -49,7 +49,6 @@ def add_image(parser: argparse.ArgumentParser) -> None:
 
 
 def run_image(arguments: argparse.Namespace) -> int:
-
     async def work(engine: Engine) -> ImageResult:
         edited: list[Path] = arguments.edit
         model, options = arguments.model, _image_options(arguments)

@@ -292,7 +292,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_update(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError, CallboardError if the network fails."""
     home, tell = home_folder(), say if arguments.format == "table" else note  # there are no rows to tell
     path = home / FILE_NAME
     if arguments.shipped:
@@ -313,7 +312,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 
 def read_source(data: bytes, source: str) -> KnownModels:
-    """A file of ours, or LiteLLM's list made into one. Raises ConfigurationError."""
+    """A file of ours, or LiteLLM's list made into one."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return decode(data, source)

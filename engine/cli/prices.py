@@ -185,14 +185,14 @@ def run_use(arguments: argparse.Namespace) -> int:
 
 
 def _checked(file: Path) -> bytes:
-    """What a price file says, if it is one. Raises ConfigurationError."""
+    """What a price file says, if it is one."""
     PriceTable.from_yaml(file)
     with failing_as(ConfigurationError, file):
         return file.read_bytes()
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
-    """A snapshot, or genai-prices' data made into one. Raises ConfigurationError."""
+    """A snapshot, or genai-prices' data made into one."""
     value = parse(data, source)
     if isinstance(value, dict) and "format" in value:
         return price_snapshot.decode(data, source)
@@ -221,7 +221,7 @@ def _table(arguments: argparse.Namespace) -> PriceTable:
 
 
 def _names(name: str) -> tuple[str, str | None]:
-    """The ``provider:name`` that is meant, and whose published prices it has. Raises ConfigurationError."""
+    """The ``provider:name`` that is meant, and whose published prices it has."""
     registry = load_registry(None)
     try:
         entry = registry.resolve(name).model

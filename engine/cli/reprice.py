@@ -199,7 +199,7 @@ def _in_words(where: CallFilter) -> str:
 
 
 def choose_table(prices: Path, version: str | None, label: str | None) -> PriceTable:
-    """The one table of a price file that is meant. Raises ConfigurationError, naming those that there are."""
+    """The one table of a price file that is meant."""
     tables = PriceTable.all_from_yaml(prices)
     fitting = [
         table
@@ -252,7 +252,7 @@ async def _reprice(
 
 
 async def _opened(trace: TracePlace, arguments: argparse.Namespace) -> Store:
-    """The store, not open yet. Raises StoreError if there is none."""
+    """The store, not open yet."""
     return store_to_read(trace) if _only_looks(arguments) else await existing_store(trace)
 
 

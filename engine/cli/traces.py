@@ -161,7 +161,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _stdout(format: Format) -> IO[bytes]:
-    """Raises ConfigurationError for a terminal that would be sent what is no text."""
+    """Standard output, or what shows text at a terminal. Parquet is refused there."""
     if not sys.stdout.isatty():
         return sys.stdout.buffer
     if format == "parquet":
@@ -250,7 +250,6 @@ class SchemaColumn(msgspec.Struct, frozen=True):
 
 
 def show_schema(arguments: argparse.Namespace) -> int:
-    """Raises ConfigurationError, if there is no such table."""
     from callboard.tracestore.described import BOOKKEEPING, TABLES
 
     named: str | None = arguments.statement

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_open_binds(arguments: argparse.Namespace) -> None:
-    """Raises ConfigurationError for an address that others reach, unless that was asked for."""
+    """Refuse an address that others can reach, unless that was asked for."""
     try:
         local = ipaddress.ip_address(arguments.bind).is_loopback
     except ValueError:
