@@ -1,6 +1,7 @@
-"""From arguments to an exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.
+"""From arguments to an exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted.
 
-Help is shown before anything of the library is imported. What one command needs is imported for that command.
+Help is shown before anything of the library is imported: the commands are a table, and each
+imports its needs itself.
 """
 
 from __future__ import annotations
@@ -9,15 +10,114 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, TextIO, cast
-
-from .commands import COMMANDS, GROUPS, PAIR
-from .plugin_commands import AddCommand, plugin_command
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeAlias, cast
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+
+class CommandEntry(NamedTuple):
+    """Where a command is, and its line in ``--help``."""
+
+    place: str  # `module:function` of the function that adds the command to a parser, relative to this package
+    help: str  # what it does, in a few words that begin with a verb
+
+
+GROUPS: Mapping[str, Mapping[str, CommandEntry]] = {
+    "Ask and chat": {
+        "ask": CommandEntry("ask:add_command", "Ask a model a question"),
+        "chat": CommandEntry("chat.chat:add_command", "Talk to a model, and switch models on the way"),
+        "image": CommandEntry("media:add_image", "Make an image from a prompt"),
+        "video": CommandEntry("media:add_video", "Make a video from a prompt"),
+        "batch": CommandEntry("batch:add_batch", "Send many requests at a lower price"),
+        "background": CommandEntry(
+            "batch:add_background", "Read replies that a provider completes in the background"
+        ),
+        "templates": CommandEntry("templates:add_command", "Store prompts with parameters for `ask -t`"),
+    },
+    "Embed and search": {
+        "embed": CommandEntry("embed:add_embed", "Turn texts into vectors"),
+        "collections": CommandEntry("embed:add_collections", "Store texts as vectors"),
+        "similar": CommandEntry("embed:add_similar", "Find similar texts in a collection"),
+    },
+    "Look at calls": {
+        "traces": CommandEntry("traces:add_traces", "Show recorded calls with tokens, latency and cost"),
+        "sessions": CommandEntry("sessions:add_sessions", "Show sessions and their messages"),
+        "logs": CommandEntry("sessions:add_logs", "Show and search questions and answers"),
+        "stats": CommandEntry("cost:add_stats", "Show latency, speed, cache hits and outcomes"),
+        "errors": CommandEntry("cost:add_errors", "Count failed attempts by error and model"),
+        "replay": CommandEntry("replay:add_command", "Print recorded events again"),
+        "sql": CommandEntry("traces:add_sql", "Run a read-only SQL statement"),
+    },
+    "Costs and prices": {
+        "cost": CommandEntry("cost:add_cost", "Sum up costs by model, day, session or tag"),
+        "budget": CommandEntry("budget:add_command", "Show what a budget has spent and left"),
+        "prices": CommandEntry("prices:add_command", "Show, explain and update prices"),
+        "reprice": CommandEntry(
+            "reprice:add_command", "Recalculate the cost of recorded calls with another price table"
+        ),
+    },
+    "Manage the trace": {
+        "export": CommandEntry("traces:add_export", "Export calls as CSV, JSON Lines or Parquet"),
+        "prune": CommandEntry("upkeep:add_prune", "Delete old calls and events"),
+        "backup": CommandEntry("upkeep:add_backup", "Copy a trace file while programs write to it"),
+        "upgrade": CommandEntry("upkeep:add_upgrade", "Upgrade a trace file to this version"),
+        "ship": CommandEntry("upkeep:add_ship", "Copy a trace file to a server as it grows"),
+    },
+    "Serve": {"web": CommandEntry("web:add_command", "Serve the live view to a browser")},
+    "Set up": {
+        "demo": CommandEntry("demo:add_command", "Run a demo on a local model, without a key"),
+        "doctor": CommandEntry("doctor:add_doctor", "Check configuration, keys, providers and the trace"),
+        "models": CommandEntry("models:add_command", "List models with their features and prices"),
+        "keys": CommandEntry("keys:add_command", "Store API keys in a private file"),
+        "plugins": CommandEntry("doctor:add_plugins", "List adapters, tools and commands of other packages"),
+        "completion": CommandEntry("completion:add_command", "Set up Tab completion for bash, zsh and fish"),
+        "record": CommandEntry("record:add_command", "Record replies of a provider for tests and demos"),
+    },
+}
+"""The commands by group and name, in the order of ``--help``."""
+
+COMMANDS: Mapping[str, CommandEntry] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+"""The commands by name, in the same order."""
+
+PAIR = ("NAME", "VALUE")
+"""The metavar of a flag that takes a name and a value. The parser also takes them as one word, ``NAME=VALUE``."""
+
+
+# -- commands of other packages
+
+AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
+
+GROUP: Final = "callboard.commands"
+
+
+def plugin_names() -> list[str]:
+    """The names of all commands of plugins, whether they can be loaded or not."""
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=GROUP).names)
+
+
+def plugin_command(name: str) -> AddCommand | None:
+    """The function that adds a plugin's command; None if there is no such plugin, or it can't be loaded."""
+    from importlib.metadata import entry_points
+
+    if not entry_points(group=GROUP, name=name):  # so that a misspelt command imports nothing of the library
+        return None
+    from callboard.adapters.plugins import plugin_named
+
+    from .common.screen import configure
+
+    configure()  # else the warning of a broken one is not shown
+    plugin = plugin_named(GROUP, name)
+    assert plugin is not None
+    offered, fault = plugin.load()
+    return cast("AddCommand", offered) if fault is None and callable(offered) else None
+
+
+# -- running a command
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -32,11 +132,7 @@ _QUESTION_MARKS = ("?", "？", "؟")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. An error of Callboard is reported in one line on stderr, without a traceback.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command. An error of Callboard is reported in one line on stderr, without a traceback."""
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
@@ -82,8 +178,8 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run the command that was asked for. Its own errors become exit codes."""
     from callboard.bus.errors import AdapterError, CallboardError, ConfigurationError
 
-    from .common.logs import configure as configure_logs
     from .common.screen import complain
+    from .common.screen import configure as configure_logs
 
     configure_logs()
     try:
@@ -94,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
         complain(str(error))
         return BADLY_CONFIGURED
     except AdapterError as error:
-        from .advice import exit_code, said
+        from .common.screen import exit_code, said
 
         complain(said(error))
         return exit_code(error)
@@ -145,13 +241,7 @@ def _unknown(word: str, more: Sequence[str]) -> str:
 def build_parser(
     names: Collection[str] = tuple(COMMANDS), plugins: Collection[AddCommand] = ()
 ) -> argparse.ArgumentParser:
-    """The parser of the command line.
-
-    Args:
-        names: The commands that add their own part. If there are none, the parser knows all commands by name and
-            by their line of help.
-        plugins: The functions that add the commands of plugins.
-    """
+    """The parser of the command line. Without names, it knows each command only by its line of help."""
     parser: argparse.ArgumentParser = _MainParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
@@ -173,11 +263,11 @@ def build_parser(
         title="commands", metavar="COMMAND", required=True, parser_class=_Parser
     )
     for name in names:
-        module, _, function = COMMANDS[name].place.partition(":")
-        add_command: AddCommand = getattr(import_module(f".{module}", __package__), function)
-        add_command(commands)
-        if not commands.choices[name].description:
-            commands.choices[name].description = f"{COMMANDS[name].help}."
+        place, help = COMMANDS[name]
+        module, _, function = place.partition(":")
+        add_arguments: Callable[[argparse.ArgumentParser], None]
+        add_arguments = getattr(import_module(f".{module}", __package__), function)
+        add_arguments(commands.add_parser(name, help=help, description=f"{help}."))
     if not names:
         for name, entry in COMMANDS.items():
             commands.add_parser(name, help=entry.help)

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.engine.cli.command_line import build_parser
-from callboard.engine.cli.commands import COMMANDS
+from callboard.engine.cli.command_line import COMMANDS, build_parser
 from scripts.make_stubs import faces, stub, table, whole
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,8 +32,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/nats/",),
-    "starlette": ("engine/web_view/", "engine/cli/look/web.py"),
-    "uvicorn": ("engine/cli/look/web.py",),
+    "starlette": ("engine/web_view/", "engine/cli/web.py"),
+    "uvicorn": ("engine/cli/web.py",),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
@@ -414,8 +413,8 @@ def test_help_imports_nothing_of_the_library() -> None:
     )
     loaded = set(json.loads(run.stdout))
     assert {name for name in loaded if name.partition(".")[0] in PACKAGES} == {
-        *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.command_line", "engine.cli.commands"),
-        *("engine.cli.plugin_commands", "engine.cli.common", "engine.cli.common.harmless"),
+        *("bus", "bus._lazy_names", "engine", "engine.cli", "engine.cli.command_line"),
+        *("engine.cli.common", "engine.cli.common.harmless"),
     }
     assert loaded & {"anyio", "asyncio", "msgspec", "rich"} == set()
 
@@ -431,7 +430,7 @@ def test_a_command_imports_no_other_command() -> None:
         "print(json.dumps(found))"
     )
     places = {entry.place.partition(":")[0] for entry in COMMANDS.values()}
-    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"look.cost"}, {"look.cost"}]
+    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"cost"}, {"cost"}]
 
 
 def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:

@@ -50,12 +50,7 @@ MODELS = (
 
 
 def make_faulty_day(store: Store, prices: Path) -> None:
-    """Write the day into a store.
-
-    Args:
-        store: The store, which is not open.
-        prices: A file of two price tables, for the repricings.
-    """
+    """Write the day into a store."""
     anyio.run(_make, store, prices)
 
 

@@ -73,17 +73,7 @@ class Forking:
     def call(
         self, command: Command, said: bytes, *, timeout: float, stdout: int | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run one command.
-
-        Args:
-            command: The command.
-            said: The command's input.
-            timeout: The seconds after which the command is killed.
-            stdout: The file that gets the command's output. By default the result has it.
-
-        Raises:
-            subprocess.TimeoutExpired: The command did not end in time.
-        """
+        """Run one command."""
         assert len(said) < 65536, "more than a pipe takes"
         heard, speaks = os.pipe()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

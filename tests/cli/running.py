@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import pty
 import selectors
 import subprocess
 import sys
@@ -50,13 +52,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:
-    """A command under way, with all three streams piped.
-
-    Args:
-        arguments: The command's words.
-        home: The folder of the user's configuration.
-        without: A module that is not installed there.
-    """
+    """A command under way, with all three streams piped."""
     hide = f"import sys; sys.modules[{without!r}] = None; from callboard.__main__ import main; sys.exit(main())"
     program = ["-m", "callboard"] if without is None else ["-c", hide]
     return subprocess.Popen(
@@ -77,29 +73,14 @@ def call(
     more: Mapping[str, str] | None = None,
     exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command from start to end.
-
-    Args:
-        arguments: The command's words.
-        home: The folder of the user's configuration.
-        said: The command's input.
-        without: A module that is not installed there.
-        more: More variables of its environment.
-        exits: Its exit code; None if that is not known.
-    """
+    """A command from start to end."""
     done = _called(arguments, home, said, without, more)
     assert exits in (None, done.returncode), done.stdout + done.stderr
     return done
 
 
 def call_into(stdout: int, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """A command that writes to an open file, such as a pipe or a device.
-
-    Args:
-        stdout: The number of the file.
-        arguments: The command's words.
-        home: The folder of the user's configuration.
-    """
+    """A command that writes to an open file, such as a pipe or a device."""
     command = Command(arguments, environment(home), str(CHECKOUT))
     ended = _forking().call(command, b"", timeout=PATIENCE_SECONDS * 4, stdout=stdout)
     return subprocess.CompletedProcess(ended.args, ended.returncode, "", ended.stderr.decode())
@@ -128,6 +109,38 @@ def _forking() -> Forking:
         _started.append(Forking(environment(CHECKOUT), CHECKOUT))
         atexit.register(_started[-1].close)
     return _started[-1]
+
+
+def at_terminal(
+    *arguments: str, home: Path, on: str = "stdin stdout stderr", typed: str = "", after: str = "", **more: str
+) -> tuple[int, str, str]:
+    """A command with these streams at a terminal: its exit code, what the terminal shows, and its other output.
+
+    `typed` is typed when the text `after` is there. `more` are variables of its environment.
+    """
+    ours, theirs = pty.openpty()
+    streams = {name: theirs if name in on.split() else subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "callboard", *arguments],
+        cwd=CHECKOUT,
+        env={**environment(home), "TERM": "xterm", **more},
+        start_new_session=True,
+        **streams,  # type: ignore[call-overload]
+    ) as process:
+        os.close(theirs)
+        if process.stdin is not None:
+            process.stdin.close()
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends on Linux
+            while piece := os.read(ours, 65536):
+                shown += piece
+                if typed and after.encode() in shown:
+                    os.write(ours, typed.encode())
+                    typed = ""
+        other = b"".join(pipe.read() for pipe in (process.stdout, process.stderr) if pipe is not None)
+        code = process.wait(PATIENCE_SECONDS)
+    os.close(ours)
+    return code, shown.decode(), other.decode()
 
 
 def read_until(process: subprocess.Popen[bytes], text: str) -> str:

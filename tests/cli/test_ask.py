@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import pty
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from .running import CHECKOUT, call, environment, read_until, start
+from tests.support.provider_server import provider_server, refusing_url
+from tests.support.reply_server import reply_server
+
+from .running import CHECKOUT, at_terminal, call, environment, read_until, start
 
 ASK = (sys.executable, "-m", "callboard", "ask")
 
@@ -292,58 +295,11 @@ def test_a_reader_that_goes_ends_it_quietly(talkative: Path) -> None:
     assert row["status"] == "cancelled"
 
 
-@pytest.mark.parametrize("command", ["traces", "sessions", "cost", "stats", "models", "budget"])
-def test_a_table_whose_reader_has_gone_ends_with_141(talkative: Path, command: str) -> None:
-    """As plain output does, without a word."""
-    call("ask", "Hello", home=talkative, exits=0)
-    reads, writes = os.pipe()
-    os.close(reads)
-    words = (*ASK[:-1], command)
-    done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
-    os.close(writes)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
-@pytest.mark.parametrize("options", [(), ("--json",), ("--csv",)])
-def test_a_full_disk_is_one_line(talkative: Path, options: tuple[str, ...]) -> None:
-    """The command fails with 1, and shows no traceback."""
-    call("ask", "Hello", home=talkative, exits=0)
-    with open("/dev/full", "wb") as full:
-        words = (*ASK[:-1], "traces", *options)
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT)
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines() == ["callboard: stdout: No space left on device"]
-
-
-def test_a_question_alone_is_asked(talkative: Path) -> None:
-    """A first word with a space in it is a question."""
-    asked = call("ask", "How are you?", home=talkative, exits=0)
-    assert call("How are you?", home=talkative, exits=0).stdout == asked.stdout
-
-
-def test_help_names_a_command(talkative: Path) -> None:
-    """`help` is the whole help, and `help ask` is that of `ask`."""
-    assert call("help", home=talkative, exits=0).stdout == call("--help", home=talkative, exits=0).stdout
-    assert (
-        call("help", "ask", home=talkative, exits=0).stdout
-        == call("ask", "--help", home=talkative, exits=0).stdout
-    )
-
-
 def test_a_pipe_gets_the_reply_as_it_came_and_a_terminal_what_cannot_steer_it(talkative: Path) -> None:
     """The reply ends with a line break in both; at a terminal nothing is read from the keyboard."""
     assert call("ask", "-m", "rude:m", "hi", home=talkative, exits=0).stdout == "a\x1b[2Jb\x07c\x9b31md\n"
-    ours, theirs = pty.openpty()
-    words = (*ASK, "-m", "rude:m", "hi")
-    with subprocess.Popen(
-        words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment(talkative), cwd=CHECKOUT
-    ) as process:
-        _, err = process.communicate(timeout=40)
-    shown = os.read(ours, 1000)
-    os.close(ours)
-    os.close(theirs)
-    assert (process.returncode, err) == (0, b"")
-    assert shown == b"a[2Jbc31md\r\n"
+    code, shown, err = at_terminal("ask", "-m", "rude:m", "hi", home=talkative, on="stdin stdout")
+    assert (code, err, shown) == (0, "", "a[2Jbc31md\r\n")
 
 
 @pytest.mark.parametrize("hidden", [(), ("-R",)])
@@ -354,25 +310,9 @@ def test_a_terminal_shows_what_the_model_thinks_and_stdout_never_does(home: Path
         adapters: {{toy: {{type: scripted, options: {{repeat: true, replies: [{reply}]}}}}}}
         models: {{"toy:m": {{adapter: toy}}}}
     """)
-    ours, theirs = pty.openpty()
-    words = (*ASK, "-m", "toy:m", *hidden, "hi")
-    done = subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**environment(home), "NO_COLOR": "1"},
-        cwd=CHECKOUT,
-        check=True,
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # at its end
-        while piece := os.read(ours, 1000):
-            shown += piece
-    os.close(ours)
-    assert done.stdout == b"Yes.\n"
-    assert shown == (b"" if hidden else b"Hm[2J, well.\r\n")
+    code, shown, out = at_terminal("ask", "-m", "toy:m", *hidden, "hi", home=home, on="stderr", NO_COLOR="1")
+    assert (code, out) == (0, "Yes.\n")
+    assert shown == ("" if hidden else "Hm[2J, well.\r\n")
     assert call("ask", "-m", "toy:m", "hi", home=home, exits=0).stderr == ""
 
 
@@ -405,7 +345,83 @@ def test_it_needs_no_library_for_terminals(talkative: Path) -> None:
         assert done.stdout == "one heard 1 messages, last: hi\n"
 
 
-def test_a_command_that_does_not_exist_is_corrected(talkative: Path) -> None:
-    """In one line below the usage, exit code 2."""
-    done = call("aks", "hi", home=talkative, exits=2)
-    assert done.stderr.splitlines()[-1] == "callboard: error: there is no command 'aks': did you mean ask?"
+# -- `callboard ask` over HTTP: real providers' protocols, served by a process of its own, or refused.
+
+KEY = {"ANTHROPIC_API_KEY": "sk-wrong"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with reply_server(20) as url:
+        yield url
+
+
+@pytest.mark.parametrize("adapter", ["openai", "anthropic"])
+@pytest.mark.parametrize("stream", [(), ("--no-stream",)])
+def test_a_reply_comes_over_http(home: Path, server: str, adapter: str, stream: tuple[str, ...]) -> None:
+    """Streamed or whole; without a models.yaml a key is enough, and the model is the provider's latest."""
+    more = {f"{adapter.upper()}_API_KEY": "x", f"{adapter.upper()}_BASE_URL": server}
+    if adapter == "openai":
+        more["OPENAI_BASE_URL"] = f"{server}/v1"
+    done = call("ask", "-u", *stream, "hi", home=home, more=more, exits=0)
+    assert len(done.stdout) > 20
+    assert done.stdout.endswith("\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{adapter}:")
+    assert ("tokens a second" in line) is (stream == ())
+
+
+def test_the_environment_may_name_the_model(home: Path, server: str) -> None:
+    """For all who name none."""
+    more = {"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": f"{server}/v1", "ANTHROPIC_API_KEY": "x"}
+    for model in ("anthropic:claude-opus-5-5", "openai:gpt-5.4"):
+        chosen = {"ANTHROPIC_BASE_URL": server, "CALLBOARD_MODEL": model}
+        done = call("ask", "--json", "hi", home=home, more={**more, **chosen}, exits=0)
+        assert json.loads(done.stdout)["model"].partition(":")[0] == model.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "said"),
+    [
+        (
+            401,
+            '{"error": {"type": "authentication_error", "message": "invalid x-api-key"}}',
+            2,
+            "ANTHROPIC_API_KEY",
+        ),
+        (404, '{"error": {"type": "not_found_error", "message": "model: nope"}}', 2, "callboard models"),
+        (403, '{"error": {"type": "permission_error", "message": "no"}}', 1, "--key"),
+        (400, '{"error": {"type": "invalid_request_error", "message": "bad"}}', 1, "bad"),
+    ],
+)
+def test_a_refusal_is_one_line_that_says_what_to_do(
+    home: Path, status: int, body: str, code: int, said: str
+) -> None:
+    """No key in it, no frames; 2 for what the person mends."""
+    with provider_server(status, body.encode()) as server:
+        more = {**KEY, "ANTHROPIC_BASE_URL": server.url}
+        done = call("ask", "-m", "anthropic:claude-nope", "hi", home=home, more=more, exits=code)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert "sk-wrong" not in line
+
+
+def test_a_kept_key_that_is_wrong_is_mended_where_it_is_kept(home: Path) -> None:
+    """Not by the environment, which doesn't have it."""
+    call("keys", "set", "anthropic", home=home, said="sk-kept", exits=0)
+    with provider_server(401, b'{"error": {"type": "authentication_error", "message": "no"}}') as server:
+        done = call("ask", "hi", home=home, more={"ANTHROPIC_BASE_URL": server.url}, exits=2)
+    assert "callboard keys set anthropic" in done.stderr
+
+
+def test_a_provider_that_cannot_be_reached_is_one_line(home: Path) -> None:
+    """With what to do; the exit code is that of a failure."""
+    file = home / "models.yaml"
+    file.write_text(
+        f'adapters: {{openai: {{type: openai, base_url: "{refusing_url()}", api_key_env: K, max_retries: 0}}}}\n'
+        'default_model: "openai:m"\n'
+    )
+    done = call("ask", "hi", home=home, more={"K": "x"}, exits=1)
+    (line,) = done.stderr.splitlines()
+    assert "callboard doctor" in line

@@ -331,14 +331,7 @@ def rounded(value: object) -> object:
 def check(
     words: tuple[str, ...], home: Path, tmp_path: Path, more: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """A command, which keeps what is promised of all of them.
-
-    Args:
-        words: The command's name, and its words.
-        home: The folder of the user's configuration.
-        tmp_path: The folder of its files.
-        more: More variables of its environment.
-    """
+    """A command, which keeps what is promised of all of them."""
     name, *rest = words
     arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
     done = call(*arguments, home=home, said=f"{harmless(HOSTILE)}\n", more=more)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from callboard.engine.cli import main
-from callboard.engine.cli.commands import COMMANDS, GROUPS
-from callboard.engine.cli.manage.completion import proposals
+from callboard.engine.cli.command_line import COMMANDS, GROUPS
+from callboard.engine.cli.completion import SCRIPTS, in_words, proposals, without_break
 
-from .running import call
+from .running import MODELS, call, environment
 
 QUESTIONS = (
     *(("What is a monad?",), ("What?",), ("tell me",), ("多少？",), ("--", "tell me")),
@@ -119,3 +122,161 @@ def test_help_is_completed_with_the_commands() -> None:
     assert proposals(["callboard", "hel"]) == ["help"]
     assert proposals(["callboard", "help", "trac"]) == ["traces"]
     assert "add" in proposals(["callboard", "help", "collections", ""])
+
+
+# -- Completion: what is proposed at each place, and that the shells themselves take it.
+
+
+@pytest.fixture
+def known(traced: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with models, a session, a template and a key in it, which is this process's own."""
+    (traced / "models.yaml").write_text(MODELS)
+    (traced / "templates").mkdir()
+    (traced / "templates" / "translate.yaml").write_text("prompt: $input")
+    call("keys", "set", "MY_KEY", home=traced, said="sk-1", exits=0)
+    monkeypatch.setenv("CALLBOARD_HOME", str(traced))
+    return traced
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("callboard ", {"ask", "chat", "templates"}),
+        ("callboard tra", {"traces"}),
+        ("callboard templates ", {"list", "show", "edit", "path"}),
+        ("callboard traces --st", {"--status", "--store"}),
+        ("callboard traces --status ", {"completed", "failed"}),
+        ("callboard traces --status=fa", {"--status=failed"}),
+        ("callboard traces --json --session ", {"ses_under_test"}),
+        ("callboard sessions ses_", {"ses_under_test"}),
+        ("callboard ask -m fi", {"first"}),
+        ("callboard ask --model one:", {"one:parrot"}),
+        ("callboard ask -t ", {"translate"}),
+        ("callboard templates show t", {"translate"}),
+        ("callboard keys set open", {"openai"}),
+        ("callboard keys remove MY", {"MY_KEY"}),
+        ("callboard ask -o temperature 0.5 -m se", {"second"}),
+        ("callboard -", {"--help", "--version"}),
+    ],
+)
+def test_what_may_come_is_proposed(line: str, some: set[str], known: Path) -> None:
+    """And nothing that begins otherwise."""
+    words = in_words(line)
+    found = proposals(words)
+    assert some <= set(found)
+    assert all(each.startswith(words[-1]) for each in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["callboard ask -s ", "callboard ask -o temperature ", "callboard nonsense ", "callboard traces --limit "],
+)
+def test_where_anything_may_come_nothing_is_proposed(line: str, known: Path) -> None:
+    """The shell then proposes files."""
+    assert proposals(in_words(line)) == []
+
+
+def test_a_value_is_not_taken_for_a_command(known: Path) -> None:
+    """Behind the value of an option the command goes on."""
+    assert "list" in proposals(["callboard", "templates", ""])
+    assert "--json" in proposals(["callboard", "traces", "--session", "--status", "--js"])
+
+
+def test_without_a_home_there_is_nothing_to_propose(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error, and nothing is made."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    assert proposals(["callboard", "traces", "--session", ""]) == []
+    (home / "models.yaml").write_text("adapters: [")
+    assert proposals(["callboard", "ask", "-m", ""]) == []
+    assert [path.name for path in home.iterdir()] == ["models.yaml"]
+
+
+def test_a_value_that_a_shell_could_run_is_not_proposed(known: Path) -> None:
+    """Names come from elsewhere."""
+    (known / "models.yaml").write_text(MODELS.replace("[first]", '[first, "fi;rm -rf x", "fi$(x)", "fi x"]'))
+    assert proposals(["callboard", "ask", "-m", "fi"]) == ["first"]
+
+
+def test_every_command_can_be_completed(known: Path) -> None:
+    """Each has at least its help."""
+    for command in COMMANDS:
+        assert "--help" in proposals(["callboard", command, "--he"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("callboard", ["callboard"]),
+        ("callboard ", ["callboard", ""]),
+        ('callboard ask "two wo', ["callboard", "ask", "two wo"]),
+        ("callboard ask it's", ["callboard", "ask", "its"]),
+        ("", [""]),
+    ],
+)
+def test_a_line_under_way_is_read_as_words(line: str, words: list[str]) -> None:
+    """Also while a quotation is open."""
+    assert in_words(line) == words
+
+
+def test_bash_gets_what_stands_behind_its_own_break() -> None:
+    """It takes a colon for the end of a word."""
+    assert without_break("one:parrot", "one:p", " \t\n:=") == "parrot"
+    assert without_break("one:parrot", "one:p", " \t\n") == "one:parrot"
+    assert without_break("one:parrot", "on", " \t\n:=") == "one:parrot"
+
+
+ASK = {
+    "bash": """
+        eval "$(callboard completion bash)"
+        ask() { COMP_LINE="$1" COMP_POINT=${#1}; _callboard_completion; printf '%s\\n' "${COMPREPLY[*]}"; }
+        ask 'callboard templates s'; ask 'callboard ask -m one:'; ask 'callboard traces --session '
+    """,
+    "fish": """
+        callboard completion fish | source
+        for line in 'callboard templates s' 'callboard ask -m one:' 'callboard traces --session '
+            echo (complete -C $line)
+        end
+    """,
+    "zsh": """
+        compdef() { :; }; compadd() { shift; print -r -- "$@"; }; _files() { print; }
+        eval "$(callboard completion zsh)"
+        for line in 'templates s' 'ask -m one:' 'traces --session '; do
+            words=(callboard "${(@s: :)line}") CURRENT=${#words}; _callboard
+        done
+    """,
+}
+
+
+def test_words_are_taken_as_they_are(known: Path) -> None:
+    """As zsh and fish say them: the program first, and last the word under way, perhaps an option or empty."""
+    assert all("callboard completion --words " in SCRIPTS[shell] for shell in ("zsh", "fish"))
+    assert not any("--words --" in script for script in SCRIPTS.values()), "the parser takes that away"
+
+    def proposed(*words: str) -> list[str]:
+        return call("completion", "--words", *words, home=known, exits=0).stdout.splitlines()
+
+    assert proposed("callboard", "traces", "--session", "") == ["ses_under_test"]
+    assert "--status" in proposed("callboard", "traces", "--st")
+    assert "templates" in proposed()
+
+
+@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+def test_a_shell_takes_it(shell: str, known: Path, tmp_path: Path) -> None:
+    """The shell itself reads the script and asks for a command, a model and a session."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "callboard"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m callboard "$@"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{environment(known)['PATH']}"
+    done = subprocess.run(
+        [shell, "-c", ASK[shell]],
+        env={**environment(known), "PATH": path},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    model = "parrot" if shell == "bash" else "one:parrot"
+    assert (done.stdout.split(), done.stderr) == (["show", model, "ses_under_test"], "")

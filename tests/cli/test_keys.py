@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import stat
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,14 +13,22 @@ import anyio
 import pytest
 
 from callboard import Engine
+from callboard.adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
+from callboard.adapters.images import GeneratedImage
+from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus import ConfigurationError
 from callboard.bus.private_file import write_private
 from callboard.engine.keys.key_file import Variables, read_keys
 from callboard.engine.keys.writing import remove_key, set_key
 from callboard.engine.models.config import load_registry
+from callboard.tracestore import SavedReplies, TraceStore
+from callboard.tracestore.export import export_calls
+from tests.support.media_server import media_server
 
 from ..support.provider_server import provider_server
-from .running import CHECKOUT, call, environment
+from .faulty_day import make_faulty_day
+from .running import PRICES, at_terminal, call
+from .test_every_command import MODELS_YAML
 
 KEY = "sk-a-key-that-nobody-may-see"
 MODELS = """
@@ -47,33 +53,9 @@ def test_a_key_from_a_pipe_is_kept_in_a_private_file(home: Path) -> None:
 
 def test_at_a_terminal_the_key_is_asked_for_without_echo(home: Path) -> None:
     """What is typed never appears."""
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "callboard", "keys", "set", "MY_KEY"]
-    with subprocess.Popen(
-        command,
-        cwd=CHECKOUT,
-        env=environment(home),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-    ) as process:
-        os.close(follower)
-        seen = b""
-        while b"MY_KEY:" not in seen:
-            seen += os.read(leader, 1000)
-        os.write(leader, f"{KEY}\n".encode())
-        while True:
-            try:
-                piece = os.read(leader, 1000)
-            except OSError:
-                break
-            if not piece:
-                break
-            seen += piece
-        assert process.wait() == 0
-    os.close(leader)
-    assert KEY.encode() not in seen
+    code, seen, _ = at_terminal("keys", "set", "MY_KEY", home=home, typed=f"{KEY}\n", after="MY_KEY:")
+    assert code == 0
+    assert KEY not in seen
     assert read_keys(home / "keys.json").keys == {"MY_KEY": KEY}
 
 
@@ -226,3 +208,108 @@ def test_a_provider_is_asked_with_a_key_of_the_file(home: Path, monkeypatch: pyt
         assert engine.registry.adapters["here"].config.api_key == KEY
         assert anyio.run(engine.health).ok
         assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+# -- Every file that a command or the library writes content to is for its owner alone, and never behind a link.
+
+Writes = Callable[[Path, Path], object]
+"""Writes to the second path, with a home folder that has a trace file and models."""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("home")
+    make_faulty_day(TraceStore(home / "trace.db"), PRICES)
+    with media_server() as server:
+        (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile="x"))
+        yield home
+
+
+@pytest.fixture(autouse=True)
+def generous_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def command(*words: str) -> Writes:
+    """A command of these words, with the path in the place of FILE. Raises OSError if it failed."""
+
+    def run(home: Path, file: Path) -> None:
+        done = call(*(str(file) if word == "FILE" else word for word in words), home=home)
+        if done.returncode:
+            raise OSError(done.stderr)
+
+    return run
+
+
+class NoTransport:
+    async def send(self, request: HttpRequest) -> HttpReply:
+        raise AssertionError("nothing is asked")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def recorded(home: Path, file: Path) -> None:
+    anyio.run(RecordingTransport(NoTransport(), file).aclose)
+
+
+def exported(home: Path, file: Path) -> None:
+    async def export() -> None:
+        async with TraceStore.open_readonly(home / "trace.db") as store:
+            await export_calls(store, file, "csv")
+
+    anyio.run(export)
+
+
+def replies(home: Path, file: Path) -> None:
+    async def keep() -> None:
+        kept = SavedReplies(file)
+        await kept.put("key", b"reply", 0, 1)
+        await kept.aclose()
+
+    anyio.run(keep)
+
+
+SURFACES: dict[str, Writes] = {
+    "a session": command("sessions", "ses_captured", "--export", "FILE"),
+    "a report": command("reprice", "--prices", str(PRICES), "--dry-run", "--html", "FILE"),
+    "calls as CSV": command("export", "--format", "csv", "FILE"),
+    "calls as JSON": command("export", "--format", "jsonl", "FILE"),
+    "calls as Parquet": command("export", "--format", "parquet", "FILE"),
+    "a backup": command("backup", "FILE"),
+    "an image": command("image", "--model", "draw", "-o", "FILE", "a boat"),
+    "a video": command("video", "--model", "film", "--every", "0.01", "-o", "FILE", "a boat"),
+    "a cassette": lambda _, file: save_cassette(file, Cassette(FORMAT, "", ())),
+    "a recording": recorded,
+    "an export": exported,
+    "an image's bytes": lambda _, file: GeneratedImage(data=b"x").save(file),
+    "kept replies": replies,
+}
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_its_owner_alone_can_read_it(name: str, faulty: Path, tmp_path: Path) -> None:
+    """Under the usual umask; and nothing is left beside it."""
+    if name == "calls as Parquet":
+        pytest.importorskip("pyarrow")
+    file = tmp_path / "written.png"
+    SURFACES[name](faulty, file)
+    beside = {f"{file.name}{ending}" for ending in ("", ".lock", "-wal", "-shm")}
+    assert {path.name for path in tmp_path.iterdir()} - {"home"} <= beside
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_nothing_is_written_through_a_link(name: str, faulty: Path, tmp_path: Path) -> None:
+    """It is refused, and the file behind it stays as it is."""
+    if name == "calls as Parquet":
+        pytest.importorskip("pyarrow")
+    behind, file = tmp_path / "behind", tmp_path / "written.png"
+    behind.write_text("another's")
+    file.symlink_to(behind)
+    with pytest.raises(Exception, match=r"symbolic link|is there already"):
+        SURFACES[name](faulty, file)
+    assert behind.read_text() == "another's"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.engine import Engine
+from tests.support.disks import medium
+from tests.support.provider_server import ProviderServer, provider_server
+
 from ..support.media_server import MediaServer, media_server, png
-from .running import PATIENCE_SECONDS, call, start
+from .running import PATIENCE_SECONDS, PRICES, call, make_trace, start
 
 
 @pytest.fixture
@@ -167,3 +175,155 @@ def test_a_key_that_nobody_has_is_refused_by_name(home: Path, tmp_path: Path, co
     )
     done = call(*command, "--model", f"openai:{command[0]}", "--key", "nobody", home=home, said="Hi\n")
     assert "openai has no key 'nobody'" in done.stdout + done.stderr
+
+
+# -- Every command that only reads works on a closed trace on read-only media, as it does elsewhere.
+
+READING = (
+    ("traces",),
+    ("traces", "--json"),
+    ("sessions",),
+    ("sessions", "ses_under_test"),
+    ("cost",),
+    ("cost", "--csv"),
+    ("stats",),
+    ("errors",),
+    ("sql", "select count(*) from calls"),
+    ("reprice", "--prices", str(PRICES), "--dry-run"),
+    ("reprice", "--history"),
+    ("replay",),
+    ("replay", "--json"),
+    ("prune", "--older-than", "1d", "--dry-run"),
+    ("export", "--format", "csv", "-"),
+)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """The same trace twice: where it can be written, and on read-only media."""
+    folder = tmp_path_factory.mktemp("both")
+    writable = folder / "home" / "trace.db"
+    make_trace(writable)
+    with medium(folder / "media") as media:
+        readable = media.folder / "trace.db"
+        shutil.copy(writable, readable)
+        media.make_writable(False)
+        yield writable, readable
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_it_says_the_same_on_read_only_media(words: tuple[str, ...], both: tuple[Path, Path], home: Path) -> None:
+    """Word for word, but for where the file is."""
+    said = [call(*words, "--db", str(path), home=home) for path in both]
+    assert said[1].returncode == said[0].returncode, said[1].stderr
+    shown = [(each.stdout + each.stderr).replace(str(path), "") for each, path in zip(said, both, strict=True)]
+    assert shown[0] == shown[1]
+
+
+def test_it_is_copied_from_read_only_media(both: tuple[Path, Path], home: Path, tmp_path: Path) -> None:
+    """By `backup`, into a file that can be written again."""
+    call("backup", str(tmp_path / "copy.db"), "--db", str(both[1]), home=home, exits=0)
+    assert "3 calls" in call("traces", "--db", str(tmp_path / "copy.db"), home=home).stdout
+
+
+# -- `callboard record`: a provider's answers as a cassette, which replays them.
+
+REPLY = {
+    "id": "c_1",
+    "object": "chat.completion",
+    "model": "m",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hello."}}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+}
+
+
+@pytest.fixture
+def provider() -> Iterator[ProviderServer]:
+    with provider_server(body=json.dumps(REPLY).encode()) as running:
+        yield running
+
+
+@pytest.fixture
+def provided(home: Path, provider: ProviderServer) -> Path:
+    """A home folder with a model of that server."""
+    (home / "models.yaml").write_text(
+        "adapters:\n"
+        f"  near: {{type: openai_compatible, base_url: '{provider.url}', api_key_env: NEAR_KEY, max_retries: 0}}\n"
+        "models:\n  'near:m': {adapter: near, aliases: [near]}\n"
+    )
+    return home
+
+
+def record(*arguments: str, home: Path, said: str = "") -> subprocess.CompletedProcess[str]:
+    return call("record", *arguments, home=home, said=said, more={"NEAR_KEY": "sk-very-secret"})
+
+
+async def replayed(models: Path) -> list[str]:
+    """What the recorded session says, asked by an engine that has only the cassette."""
+    async with Engine(models=models, trace=False) as engine:
+        session = engine.session("near")
+        return [(await session.send(prompt)).text for prompt in ("Hi", "And?")]
+
+
+def test_what_was_recorded_replays(provided: Path, tmp_path: Path) -> None:
+    """The line that it shows, in models.yaml, answers the same session without a network, and holds no key."""
+    file = tmp_path / "near.json"
+    done = record("Hi", "And?", "--whole", "--model", "near", "-o", str(file), home=provided)
+    assert (done.returncode, done.stdout.split()) == (0, ["Hello.", "Hello."]), done.stderr
+    written, shown = done.stderr.splitlines()
+    assert written == f"2 exchanges written to {file}"
+    assert "sk-very-secret" not in file.read_text()
+    adapter = shown.partition("models.yaml: ")[2]
+    (provided / "models.yaml").write_text(
+        f"adapters:\n  {adapter}\nmodels:\n  'near:m': {{adapter: near, aliases: [near]}}\n"
+    )
+    assert anyio.run(replayed, provided / "models.yaml") == ["Hello.", "Hello."]
+    again = record("Hi", "--whole", "--model", "near", "-o", str(tmp_path / "x"), home=provided)
+    assert again.returncode == 2
+    assert "replays a cassette itself" in again.stderr
+
+
+def test_the_prompts_are_those_of_stdin_and_streams_by_default(provided: Path, tmp_path: Path) -> None:
+    """In one session: the second request has the first reply."""
+    file = tmp_path / "near.json"
+    done = record("--model", "near", "-o", str(file), home=provided, said="Hi\n\n")
+    (exchange, *_) = load_cassette(file).exchanges
+    assert isinstance(exchange.request.body, dict)
+    assert exchange.request.body["stream"] is True
+    assert done.stderr.splitlines()[-2] == f"1 exchange written to {file}"
+
+
+def test_an_error_of_the_provider_is_recorded(provided: Path, tmp_path: Path, home: Path) -> None:
+    """And the command fails, in one line."""
+    file = tmp_path / "down.json"
+    with provider_server(status=500, body=b'{"error": {"message": "down"}}') as broken:
+        models = (provided / "models.yaml").read_text()
+        url = models.partition("base_url: '")[2].partition("'")[0]
+        (provided / "models.yaml").write_text(models.replace(url, broken.url))
+        done = record("Hi", "--whole", "--model", "near", "-o", str(file), home=provided)
+    assert done.returncode == 1
+    assert done.stderr.startswith("callboard: ServerError")
+    (exchange,) = load_cassette(file).exchanges
+    assert exchange.reply.status == 500
+
+
+def test_nothing_is_replaced_unless_asked(provided: Path, tmp_path: Path) -> None:
+    """A file that is there stays, and nobody is asked."""
+    file = tmp_path / "mine.json"
+    file.write_text("mine")
+    done = record("Hi", "--whole", "--model", "near", "-o", str(file), home=provided)
+    assert (done.returncode, file.read_text()) == (1, "mine")
+    assert "--replace" in done.stderr
+    done = record("Hi", "--whole", "--replace", "--model", "near", "-o", str(file), home=provided)
+    assert done.returncode == 0, done.stderr
+    assert len(load_cassette(file).exchanges) == 1
+
+
+@pytest.mark.parametrize(("arguments", "said"), [((), "nothing to ask"), (("Hi",), "goes over no HTTP")])
+def test_what_can_not_be_recorded_is_said(
+    talkative: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """No prompt, or an adapter without HTTP."""
+    done = record(*arguments, "--model", "first", "-o", str(tmp_path / "x.json"), home=talkative)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr

@@ -8,13 +8,19 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from callboard.engine import get_latest_model, get_model_info, list_models
 from callboard.engine.cli import main
+from callboard.engine.models.known_models import FILE_NAME, convert, decode, encode
+from callboard.tracestore.prices import snapshot as price_snapshot
+from callboard.tracestore.prices.home import SNAPSHOT_NAME
+from tests.support.present import present
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "300")
     for name in ("OPENAI", "ANTHROPIC", "GEMINI", "GOOGLE"):
@@ -43,7 +49,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[
     return {row["id"]: row for row in found}
 
 
-def test_it_lists_what_can_be_asked_for_here(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_lists_what_can_be_asked_for_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys).splitlines()
     mine = next(line for line in lines if line.startswith("work:claude-opus-4-6 "))
     assert " ".join(mine.split()[1:]) == "1,000,000 128,000 5 25 tools, vision, reasoning, schema mine"
@@ -54,15 +60,15 @@ def test_it_lists_what_can_be_asked_for_here(home: Path, capsys: pytest.CaptureF
     assert re.search(r"as known on \d{4}-\d\d-\d\d\. Prices are of a small prompt\.", lines[-1])
 
 
-def test_a_model_that_embeds_calls_no_tools(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_embeds_calls_no_tools(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever else its adapter's models can do."""
-    (home / "models.yaml").unlink()
+    (here / "models.yaml").unlink()
     found = rows(capsys)
     assert found["local-chat:smollm2"]["supports_structured_output"] is True
     assert found["local-embed:smollm2"]["supports_structured_output"] is False
 
 
-def test_it_is_narrowed_by_provider_and_by_capability(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_narrowed_by_provider_and_by_capability(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(rows(capsys, "--provider", "locked")) == {"locked:gpt-5.2"}
     thinking = rows(capsys, "--provider", "openai", "--capability", "reasoning")
     assert "openai:gpt-6.2-sol" in thinking, "no adapter is called so: the catalogue's"
@@ -70,7 +76,7 @@ def test_it_is_narrowed_by_provider_and_by_capability(home: Path, capsys: pytest
     assert all(row["supports_reasoning"] for row in thinking.values())
 
 
-def test_all_are_all_that_are_known(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_are_all_that_are_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     everything = rows(capsys, "--all")
     assert len(everything) > 1000
     unknown = everything["groq:llama-3.3-70b-versatile"]
@@ -81,7 +87,7 @@ def test_all_are_all_that_are_known(home: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "name", ["mine", "claude-opus-4-6", "work:claude-opus-4-6", "work:claude-opus-4-6-20260205"]
 )
-def test_one_model_is_told_in_full(home: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_one_model_is_told_in_full(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text = told(capsys, name)
     assert text.startswith("work:claude-opus-4-6 (Claude Opus 4.6)\n")
     assert "1,000,000 tokens" in text
@@ -90,7 +96,7 @@ def test_one_model_is_told_in_full(home: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_model_that_isnt_configured_is_told_as_it_is_known(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = told(capsys, "gemini-3-pro-preview")
     assert text.startswith("gemini:gemini-3-pro-preview (Gemini 3 Pro (Preview))\n")
@@ -101,7 +107,7 @@ def test_a_model_that_isnt_configured_is_told_as_it_is_known(
 
 
 def test_a_model_that_nobody_knows_is_told_with_the_nearest(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "claud-opus-4-6"]) == 1
     error = capsys.readouterr().err
@@ -111,13 +117,246 @@ def test_a_model_that_nobody_knows_is_told_with_the_nearest(
     assert "did you mean 'vision'?" in capsys.readouterr().err
 
 
-def test_no_models_are_no_empty_table(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_models_are_no_empty_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--provider", "nobody").startswith("No such models.")
 
 
-def test_csv_has_every_field_in_every_row(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_every_field_in_every_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = list(csv.DictReader(io.StringIO(told(capsys, "--csv"))))
     mine = next(row for row in table if row["id"] == "work:claude-opus-4-6")
     assert (mine["context_window"], mine["input_cost_per_million"]) == ("1000000", "5")
     assert json.loads(mine["aliases"]) == ["mine"]
     assert mine["retires"] == ""
+
+
+# -- `callboard models update`: newer knowledge of models, and where it is from.
+
+LIST = {
+    "sample_spec": {"mode": "one of: chat, …", "litellm_provider": "one of …", "max_input_tokens": "max input"},
+    "gpt-9": {
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "max_input_tokens": 2_000_000,
+        "max_output_tokens": 99_000,
+        "supports_function_calling": True,
+        "supports_vision": False,
+        "deprecation_date": "2099-01-31",
+    },
+    "groq/llama-3.3-70b-versatile": {
+        "litellm_provider": "groq",
+        "mode": "chat",
+        "max_output_tokens": 32_768,
+        "supports_function_calling": True,
+        "supports_response_schema": False,
+    },
+    "newcomer/m-1": {"litellm_provider": "newcomer", "mode": "responses", "max_input_tokens": -1},
+    "gpt-5.2": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 7, "supports_vision": False},
+    "dall-e-9": {"litellm_provider": "openai", "mode": "image_generation"},
+    "broken": {"litellm_provider": 5, "mode": "chat"},
+}
+
+
+@pytest.fixture
+def updated(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home folder after the update from a file, which the fixture returns."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(home))
+    file = tmp_path / "list.json"
+    file.write_text(json.dumps(LIST))
+    assert main(["models", "update", "--from", str(file)]) == 0
+    return file
+
+
+def test_a_new_model_is_known_with_its_source_and_date(updated: Path) -> None:
+    """With what it can do; what the list doesn't say is not known."""
+    info = get_model_info("openai:gpt-9")
+    assert info is not None
+    assert (info.context_window, info.max_output, info.retires) == (2_000_000, 99_000, "2099-01-31")
+    assert (info.supports_tools, info.supports_vision, info.supports_reasoning) == (True, False, None)
+    assert info.source == f"LiteLLM, {updated}"
+    assert len(info.date) == len("2026-11-22")
+    assert "gpt-9" in [each.id for each in list_models("openai")]
+    newcomer = get_model_info("newcomer:m-1")
+    assert present(newcomer).context_window is None
+
+
+def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
+    """Beside its name and its price."""
+    info = get_model_info("groq:llama-3.3-70b-versatile")
+    assert info is not None
+    assert (info.supports_tools, info.supports_structured_output, info.max_output) == (True, False, 32_768)
+    assert info.display_name != info.id
+    assert info.input_cost_per_million is not None
+    assert info in list_models("groq", "tools")
+
+
+def test_an_adapters_own_table_stands_before_it(updated: Path) -> None:
+    """It is what the adapter goes by; and what nobody has judged is never the one to take."""
+    info = get_model_info("gpt-5.2")
+    assert info is not None
+    assert info.context_window != 7
+    assert info.supports_vision is True
+    latest = get_latest_model("openai")
+    assert present(latest).id != "gpt-9"
+
+
+def test_what_does_not_chat_or_is_no_model_is_left_out(updated: Path, home: Path) -> None:
+    """And the file has each model once, sorted."""
+    known = decode((home / FILE_NAME).read_bytes(), "x")
+    ids = [model.id for model in known.models]
+    assert ids == ["groq:llama-3.3-70b-versatile", "newcomer:m-1", "openai:gpt-5.2", "openai:gpt-9"]
+    assert decode(encode(known), "x") == known
+    assert convert(LIST, source=known.source, day=known.date) == known
+
+
+def test_the_difference_is_shown_and_a_dry_run_changes_nothing(
+    updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By model: new, gone, changed."""
+    before = (home / FILE_NAME).read_bytes()
+    changed = {name: facts for name, facts in LIST.items() if name != "newcomer/m-1"}
+    changed["gpt-9"] = {**LIST["gpt-9"], "supports_vision": True}
+    changed["gpt-10"] = LIST["gpt-9"]
+    updated.write_text(json.dumps(changed))
+    capsys.readouterr()
+    assert main(["models", "update", "--from", str(updated), "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "new: openai:gpt-10 2,000,000 tokens; tools",
+        "gone: newcomer:m-1 ? tokens; no more known",
+        "changed: openai:gpt-9 2,000,000 tokens; tools, vision",
+        "Nothing was changed.",
+    ]
+    assert (home / FILE_NAME).read_bytes() == before
+    assert main(["models", "update", "--from", str(updated)]) == 0
+    assert get_model_info("openai:gpt-10") is not None
+    assert main(["models", "update", "--shipped"]) == 0
+    assert get_model_info("openai:gpt-10") is None
+    assert not (home / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"format": 9}', b"no json", b'{"a": {"mode": "chat"}}'])
+def test_what_is_no_such_list_changes_nothing(
+    updated: Path, home: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Badly asked, in one line that names the source."""
+    before = (home / FILE_NAME).read_bytes()
+    updated.write_bytes(content)
+    assert main(["models", "update", "--from", str(updated)]) == 2
+    assert str(updated) in capsys.readouterr().err
+    assert (home / FILE_NAME).read_bytes() == before
+    assert main(["models", "update", "--from", "http://x.test/list.json"]) == 2
+    assert "https only" in capsys.readouterr().err
+
+
+def test_a_broken_file_in_the_home_folder_is_named(
+    updated: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As that of the prices is."""
+    (home / FILE_NAME).write_text("{")
+    assert main(["models", "--all"]) == 2
+    assert FILE_NAME in capsys.readouterr().err
+
+
+# -- `callboard prices`: lists, says why, and takes newer prices only when they are valid.
+
+
+@pytest.fixture
+def wide_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+    return tmp_path
+
+
+def new_prices(path: Path, rate: int = 1000) -> Path:
+    models = (price_snapshot.SnapshotModel("p:m", ({"input": rate, "output": 0},)),)
+    old = price_snapshot.read(price_snapshot.SHIPPED)
+    path.write_bytes(price_snapshot.encode(msgspec.structs.replace(old, models=models, source="mine")))
+    return path
+
+
+def test_explain_names_the_rows_the_rule_and_the_bill(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which row was taken, which were not and why, and each product."""
+    (wide_home / "models.yaml").write_text("adapters: {work: {type: anthropic, api_key: k}}")
+    code = main(["prices", "explain", "work:claude-sonnet-4-5-20250929", "--cache-read", "5000"])
+    told = capsys.readouterr().out
+    assert code == 0
+    assert "in price lists anthropic:claude-sonnet-4-5-20250929" in told
+    assert "for more input tokens" in told
+    assert "alias anthropic:claude-sonnet-4-5* is anthropic:claude-sonnet-4-5): taken" in told
+    assert "cache_read: 5000 x 300000 pico-USD = 1500000000 pico-USD" in told
+    assert "$0.019500000" in told
+
+
+def test_what_has_no_price_is_said_to_be_unpriced(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an exit code that a script can see."""
+    assert main(["prices", "explain", "nobody:x"]) == 1
+    assert "Unpriced: no price for nobody:x." in capsys.readouterr().out
+    assert main(["prices", "show", "nobody:x"]) == 1
+
+
+def test_list_and_show_know_ones_own_rows(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A user's rows stand before the published ones."""
+    (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
+    assert main(["prices", "show", "openai:gpt-5"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("openai:* (your own; pattern)") < shown.index("openai:gpt-5 (published; this name)")
+    assert main(["prices", "list", "openai:*"]) == 0
+    assert "openai:* input 7 $/M" in capsys.readouterr().out
+
+
+def test_use_prices_new_calls_by_another_file_and_keeps_the_one_before(
+    wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the published prices; a bad file changes nothing, and one goes back to the published prices alone."""
+    (wide_home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
+    mine = tmp_path_factory.mktemp("mine") / "mine.yaml"
+    mine.write_text("{label: mine, prices: [{model: 'a:b', input: 3}]}")
+    assert main(["prices", "use", str(mine)]) == 0
+    assert "New calls are priced by mine (" in capsys.readouterr().out
+    assert (wide_home / "prices.yaml").read_text() == mine.read_text()
+    assert "openai:*" in (wide_home / "prices.yaml.before").read_text()
+    assert main(["prices", "explain", "a:b"]) == 1, "no output rate"
+    assert main(["prices", "explain", "openai:gpt-5"]) == 0, "the published rows are below"
+    mine.write_text("prices: 3")
+    assert main(["prices", "use", str(mine)]) == 2
+    assert "a:b" in (wide_home / "prices.yaml").read_text()
+    assert main(["prices", "use", "--published"]) == 0
+    assert not (wide_home / "prices.yaml").exists()
+
+
+def test_update_shows_the_difference_and_keeps_what_is_valid(
+    wide_home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run keeps nothing; afterwards the new prices are in force, until one goes back."""
+    source = new_prices(tmp_path_factory.mktemp("new") / "new.json")
+    assert main(["prices", "update", "--from", str(source), "--dry-run"]) == 0
+    assert "new: p:m input 0.001, output 0 $/M" in capsys.readouterr().out
+    assert not (wide_home / SNAPSHOT_NAME).exists()
+    assert main(["prices", "update", "--from", str(source)]) == 0
+    new_prices(source, 2000)
+    capsys.readouterr()
+    assert main(["prices", "update", "--from", str(source)]) == 0
+    assert "changed: p:m input 0.001, output 0 $/M -> input 0.002, output 0 $/M" in capsys.readouterr().out
+    assert main(["prices", "explain", "p:m"]) == 0
+    assert main(["prices", "update", "--shipped"]) == 0
+    assert main(["prices", "explain", "p:m"]) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1]", b'{"format": 1}', b"<html>", b'[{"id": "p", "models": [{"id": "m"}]}]']
+)
+def test_a_bad_update_replaces_nothing(
+    wide_home: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused with its name, and the prices in force stay."""
+    kept = new_prices(wide_home / SNAPSHOT_NAME).read_bytes()
+    source = tmp_path_factory.mktemp("bad") / "bad.json"
+    source.write_bytes(content)
+    assert main(["prices", "update", "--from", str(source)]) == 2
+    assert "bad.json" in capsys.readouterr().err
+    assert (wide_home / SNAPSHOT_NAME).read_bytes() == kept
+
+
+def test_prices_come_over_https_only(wide_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain http is refused before anything is sent."""
+    assert main(["prices", "update", "--from", "http://127.0.0.1:9/prices.json"]) == 2
+    assert "https only" in capsys.readouterr().err

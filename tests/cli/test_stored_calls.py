@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import re
 import sqlite3
+from html.parser import HTMLParser
 from pathlib import Path
 
+import anyio
+import msgspec
 import pytest
 
-from tests.support.present import present
+from callboard.bus.values.usage import TokenUsage
+from callboard.tracestore import TraceStore
 
-from .running import PRICES, call, start
+from ..tracestore.trace_making import Maker
+from .running import PRICES, call
 
 LABELS = ("example prices, first version", "example prices, second version")
 
@@ -207,15 +213,6 @@ def test_without_a_trace_file_of_its_own_the_demos_is_taken(traced: Path) -> Non
     assert "demo-trace.db" in done.stdout
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(traced: Path) -> None:
-    """`callboard traces | head` ends quietly."""
-    with start("traces", "--json", home=traced) as process:
-        present(process.stdout).close()
-        _, err = process.communicate(timeout=40)
-    assert process.returncode in (0, 141)  # 0 if all was written before the pipe was closed
-    assert err == b""
-
-
 @pytest.mark.parametrize("wrong", [(), ("nonsense",), ("traces", "--limit", "0"), ("traces", "--since", "soon")])
 def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[str, ...]) -> None:
     """argparse says what was expected, and the exit code is 2."""
@@ -248,3 +245,248 @@ def costs(home: Path) -> list[int | None]:
     done = call("traces", "--json", home=home)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return [None if row["cost"] is None else row["cost"]["nano_usd"] for row in rows]
+
+
+# -- `callboard export`, on files that a real engine left.
+
+
+def test_export_writes_every_attempt_and_needs_no_rich(traced: Path, tmp_path: Path) -> None:
+    """CSV to a file, JSON lines to stdout: the same rows."""
+    target = tmp_path / "calls.csv"
+    done = call("export", "--format", "csv", str(target), home=traced, without="rich", exits=0)
+    assert "3 rows written to" in done.stderr
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["completed", "completed", "failed"]
+    assert [row["cost_usd"] for row in rows] == ["0.000003000", "0.000003600", ""]
+    done = call("export", "--format", "jsonl", "-", home=traced)
+    objects = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["cost_nano_usd"] for row in objects] == [3000, 3600, None]
+    assert [row["call_id"] for row in objects] == [int(row["call_id"]) for row in rows]
+    assert done.stderr == ""
+
+
+def test_export_takes_filters_and_price_versions(traced: Path) -> None:
+    """An unknown version is refused, because the current costs would be the wrong answer."""
+    done = call("export", "--format", "jsonl", "--status", "failed", "-", home=traced)
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["failed"]
+    refused = call("export", "--format", "jsonl", "--under", "ffffffffffff", "-", home=traced)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "ffffffffffff" in refused.stderr
+    call("reprice", "--prices", str(PRICES), home=traced, exits=0)
+    done = call("export", "--format", "jsonl", "--model", "local-chat:m", "-", home=traced)
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (row["cost_nano_usd"], row["at_call_time_nano_usd"]) == (2400, 3000)
+    under = ("--under", row["cost_pricing_version"], "--model", "local-chat:m")
+    assert call("export", "--format", "jsonl", *under, "-", home=traced).stdout == done.stdout
+
+
+@pytest.mark.parametrize(("path", "code"), [("{home}/no/such/folder/x.csv", 1), ("{home}/trace.db", 2)])
+def test_export_to_where_it_cannot_write_says_so(traced: Path, path: str, code: int) -> None:
+    """In one line, and the trace file stays what it is."""
+    before = (traced / "trace.db").read_bytes()
+    done = call("export", "--format", "csv", path.format(home=traced), home=traced)
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == 1
+    assert (traced / "trace.db").read_bytes() == before
+
+
+# -- `callboard cost`, `stats`, `errors`, `sql`, and what `reprice` writes for others.
+
+
+def test_cost_for_programs_is_exact(traced: Path) -> None:
+    """CSV has a head and USD beside nano-USD; JSON the same figures."""
+    done = call("cost", "--by", "model,day", "--csv", home=traced, exits=0)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {(row["model"], row["cost_usd"]) for row in rows} == {
+        ("local-chat:m", "0.000003000"),
+        ("local-messages:m", "0.000003600"),
+    }
+    found = [json.loads(line) for line in call("cost", "--by", "total", "--json", home=traced).stdout.splitlines()]
+    assert [(row["calls"], row["cost_nano_usd"]) for row in found] == [(3, 6_600)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cost", "--by", "colour"), "there are session"),
+        (("cost", "--since", "yesterdayish"), "24h or 7d ago"),
+        (("cost", "--min-cost", "much"), "no amount"),
+        (("traces", "--tag", "team"), "team=search"),
+        (("sql", "DELETE FROM calls"), "only reading is allowed"),
+    ],
+)
+def test_what_means_nothing_is_answered_with_what_would(
+    traced: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """The error names what there is."""
+    done = call(*arguments, home=traced)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
+    """As a table, as JSON and as CSV."""
+    for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
+        for form in ((), ("--json",), ("--csv",)):
+            done = call(*command, *form, home=traced, exits=0)
+            assert "local-messages:m" in done.stdout
+    recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
+    assert json.loads(recent.stdout)["attempts"] == 3
+
+
+def test_stats_tell_what_prompt_caches_saved_and_traces_which_key_was_sent(home: Path) -> None:
+    """Under the prices in force; the key by its name, also as a filter and as a dimension."""
+
+    async def make() -> None:
+        maker = Maker()
+        started = maker.started(model="openai:gpt-5")
+        started = msgspec.structs.replace(started, data=msgspec.structs.replace(started.data, key="acme"))
+        usage = TokenUsage(50, 10, cached_input_tokens=100_000)
+        async with TraceStore(home / "trace.db") as store:
+            await store.write([started, maker.completed(model="openai:gpt-5", usage=usage)])
+
+    anyio.run(make)
+    said = " ".join(call("stats", home=home, exits=0).stdout.split())
+    assert "Prompt caches saved $0.112500: 100,000 tokens were read from them in 1 call." in said
+    assert "acme" in call("traces", home=home, exits=0).stdout
+    assert "acme" in call("cost", "--by", "key", home=home, exits=0).stdout
+    assert "No such calls" in call("traces", "--key", "beta", home=home, exits=0).stdout
+
+
+def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
+    """Nothing is fetched or run; totals, days and versions are there; a second undo finds nothing."""
+    file = tmp_path / "page.html"
+    call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced, exits=0)
+    text = file.read_text()
+    tags: list[str] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+            assert not {name for name, _ in attrs} & {"src", "href", "onload"}
+
+    Tags().feed(text)
+    assert "figure" in tags
+    assert not {"script", "link", "img", "iframe"} & set(tags)
+    assert "$0.0000066" in text
+    assert "$0.0000069" in text
+    assert "example prices, second version" in text
+    assert "These are the current costs now." in text
+    history = call("reprice", "--history", "--json", home=traced)
+    (run,) = [json.loads(line) for line in history.stdout.splitlines()]
+    assert (run["calls"], run["sum_before_nano_usd"], run["sum_after_nano_usd"]) == (2, 6_600, 6_900)
+    call("reprice", "--undo", home=traced, exits=0)
+    call("reprice", "--undo", home=traced, exits=1)
+
+
+def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
+    """One a model, with the difference; nothing else is on stdout."""
+    trial = ("reprice", "--prices", str(PRICES), "--dry-run")
+    rows = [json.loads(line) for line in call(*trial, "--json", home=traced).stdout.splitlines()]
+    assert {row["model"] for row in rows} == {"local-chat:m", "local-messages:m"}
+    assert sum(row["difference_nano_usd"] for row in rows) == 6_900 - 6_600
+    days = list(csv.DictReader(io.StringIO(call(*trial, "--by", "day", "--csv", home=traced).stdout)))
+    assert [(row["calls"], row["after_usd"]) for row in days] == [("2", "0.000006900")]
+
+
+@pytest.mark.parametrize("page", ["missing/page.html", "."])
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_repriced(
+    traced: Path, tmp_path: Path, page: str
+) -> None:
+    """The costs stay, and there is nothing to undo."""
+    done = call("reprice", "--prices", str(PRICES), "--html", str(tmp_path / page), home=traced, exits=2)
+    assert "folder" in done.stderr
+    call("reprice", "--undo", home=traced, exits=1)
+
+
+# -- `callboard sessions`, and chats that are saved and resumed.
+
+
+def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
+    """Each command says what the next one needs."""
+    saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n", exits=0)
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+
+    listed = call("sessions", home=talkative, exits=0)
+    (line,) = [line for line in listed.stdout.splitlines() if session in line]
+    assert re.search(r"first +2 +2 +.* 4 +yes$", line.rstrip()), line
+
+    shown = call("sessions", session, home=talkative)
+    assert shown.stdout.splitlines() == [
+        "system> Be kind.",
+        "user> hello",
+        "one:parrot> one heard 1 messages, last: hello",
+        "user> again",
+        "one:parrot> one heard 3 messages, last: again",
+    ]
+
+    resumed = call(
+        "chat", "--resume", session, "--model", "second", home=talkative, said="still there?\n", exits=0
+    )
+    assert resumed.stdout.splitlines() == ["two heard 5 messages, last: still there?"]
+    assert "4 messages so far" in resumed.stderr
+    again = call("sessions", session, "--json", home=talkative)
+    messages = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert messages[-1]["metadata"]["model"] == "two:parrot"
+
+
+def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
+    """Its session is listed, as one that can't be resumed; to print or resume it is one line of error."""
+    call("chat", home=talkative, said="a secret\n")
+    listed = call("sessions", "--json", home=talkative)
+    (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert (row["turns"], row["messages"], row["resumable"]) == (1, 0, False)
+    for command in (("sessions", row["session_id"]), ("chat", "--resume", row["session_id"])):
+        refused = call(*command, home=talkative, exits=1)
+        assert "capture_content=True" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    assert b"a secret" not in (talkative / "trace.db").read_bytes()
+
+
+def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
+    """What a model wrote is shown without control characters."""
+    saved = call("chat", "--save", "--model", "rude:m", home=talkative, said="hello\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    shown = call("sessions", session, home=talkative)
+    assert shown.stdout.splitlines()[-1] == "rude:m> a[2Jbc31md"
+
+
+def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
+    """The document has what was said; afterwards the trace has not, but still what it cost."""
+    saved = call("chat", "--save", home=talkative, said="a secret\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    document = tmp_path / "session.json"
+    call("sessions", session, "--export", str(document), home=talkative, exits=0)
+    assert json.loads(document.read_bytes())["messages"][0]["content"][0]["text"] == "a secret"
+    deleted = call("sessions", session, "--delete", home=talkative, exits=0)
+    assert "costs of its calls stay" in deleted.stdout
+    call("sessions", session, home=talkative, exits=1)
+    assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
+    call("sessions", session, "--delete", home=talkative, exits=1)
+
+
+def test_what_to_export_or_delete_must_be_named(talkative: Path) -> None:
+    """The error shows how."""
+    refused = call("sessions", "--delete", home=talkative, exits=1)
+    assert "callboard sessions SESSION" in refused.stderr
+
+
+def test_a_session_that_there_isnt_and_one_whose_words_were_not_kept_are_told_apart(
+    talkative: Path, tmp_path: Path
+) -> None:
+    """And an export that can't be written is one line."""
+    call("chat", home=talkative, said="hello\n")
+    (known,) = [
+        json.loads(line)["session_id"] for line in call("sessions", "--json", home=talkative).stdout.splitlines()
+    ]
+    unknown, unkept = call("sessions", "ses_x", home=talkative), call("sessions", known, home=talkative)
+    assert (unknown.returncode, unkept.returncode) == (1, 1)
+    assert "has no session 'ses_x'" in unknown.stderr
+    assert "chat --save" in unkept.stderr
+    saved = call("chat", "--save", home=talkative, said="hello\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    refused = call("sessions", session, "--export", str(tmp_path / "no" / "file"), home=talkative, exits=1)
+    assert "Traceback" not in refused.stderr

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from callboard import CapabilityError, Engine, ImageBlock, Message, generate_object
-from callboard.engine.cli.demo.model import demo_registry
-from callboard.engine.cli.demo.script import TOOL_TEXT, WEATHER
+from callboard.engine.cli.demo import TOOL_TEXT, WEATHER, demo_registry
 from tests.support.virtual_time import runs_on
 
 from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)

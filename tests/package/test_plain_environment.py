@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 from callboard.adapters.providers.local.settings import find_model
-from callboard.engine.cli import commands
+from callboard.engine.cli.command_line import COMMANDS as ALL_COMMANDS
 from tests.book.snippets import blocks
 from tests.support.media_server import mp4
 from tests.support.wheel import PIP, ROOT
@@ -203,7 +203,7 @@ def test_each_program_of_the_first_pages_runs(program: str, host: Host) -> None:
 
 def test_the_commands_work(host: Host) -> None:
     """One after the other, with what the extras `cli`, `postgres` and `web` bring and no more."""
-    assert {words[0] for words in COMMANDS} | TYPED_ALONE == set(commands.COMMANDS), "each command is typed once"
+    assert {words[0] for words in COMMANDS} | TYPED_ALONE == set(ALL_COMMANDS), "each command is typed once"
     for words in COMMANDS:
         host.run("callboard", *words, said=SAID.get(words, ""))
     assert "chat" in host.run("python", "-m", "callboard", "--help")

@@ -1,47 +1,37 @@
-"""The parts of a chat that live on the event loop: the engine, the session, and the reply under way."""
+"""The engine's side of a chat: the session, the reply in progress, how it is shown, and how Ctrl-C cancels it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import NamedTuple
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from types import FrameType
+from typing import NamedTuple, Self
 
-from callboard.adapters import ContentBlock
+from callboard import adapters
+from callboard.bus import StepFinish, StreamReset, TurnComplete
+from callboard.bus.streams.events import TurnEvent
 from callboard.engine import Engine, ModelRegistry, Reply, RequestPreview, Session, Tool, TurnOptions, TurnStream
 
-from ..answer.approving import approver
-from ..given.model import first_model
-from ..given.tools import given_tools
-from .replies import ReplyWriter
+from ..common.screen import Screen
+from ..conversation_setup import approver, first_model, given_tools
 
 
 class Setting(NamedTuple):
     """What the chat begins with."""
 
-    model: str | None
-    """The model; None is the default one, or that of the session that goes on."""
-    system: str | None
-    """The system prompt."""
-    key: str | None
-    """The name of the adapter's key to send."""
-    resumed: str | None
-    """The session that goes on; None is a new one."""
-    saved: bool
-    """Whether what is said is kept from the beginning."""
-    options: TurnOptions
-    """The options of each turn."""
-    tools: Sequence[str] = ()
-    """The tools, as words."""
-    asks_always: bool = False
-    """Whether the person is asked about every call of a tool."""
+    model: str | None  # the model; None is the default one, or that of the session that goes on
+    system: str | None  # the system prompt
+    key: str | None  # the name of the adapter's key to send
+    resumed: str | None  # the session that goes on; None is a new one
+    saved: bool  # whether what is said is kept from the beginning
+    options: TurnOptions  # the options of each turn
+    tools: Sequence[str] = ()  # the tools, as words
+    asks_always: bool = False  # whether the person is asked about every call of a tool
 
 
 class Backstage:
-    """The engine and the session. They are made, used and ended on the event loop, in one task.
-
-    Raises:
-        CallboardError: There can be no chat: the model, its key, a tool or the session can't be had.
-    """
+    """The engine and the session. They are made, used and ended on the event loop, in one task."""
 
     engine: Engine
     session: Session
@@ -96,20 +86,12 @@ class Backstage:
         registry.adapter_of(registry.resolve(model).model)
 
     def swap(self, name: str) -> None:
-        """Give the session another model.
-
-        Raises:
-            ConfigurationError: There is no such model, or its key is missing.
-        """
+        """Give the session another model."""
         self._require(name)
         self.session.model = name
 
-    async def preview(self, name: str, content: Sequence[ContentBlock]) -> RequestPreview:
-        """The request that a model would be sent, if the person said that.
-
-        Raises:
-            ConfigurationError: There is no such model.
-        """
+    async def preview(self, name: str, content: Sequence[adapters.ContentBlock]) -> RequestPreview:
+        """The request that a model would be sent, if the person said that."""
         said = content or "…"
         return await self.engine.preview(self.session, said, model=name or None, **self._setting.options)
 
@@ -119,11 +101,7 @@ class Backstage:
             self.session = self.session.fork(at=count)
 
     async def save(self) -> None:
-        """Keep what was said, and what will be. A second call does nothing.
-
-        Raises:
-            CallboardError: It can't be kept.
-        """
+        """Keep what was said, and what will be. A second call does nothing."""
         if self.saved:
             return
         document = self.session.export()
@@ -138,7 +116,11 @@ class ReplyUnderWay:
     """One turn, from the loop's side, that the main thread may cancel at any time."""
 
     def __init__(
-        self, session: Session, content: str | Sequence[ContentBlock], options: TurnOptions, writer: ReplyWriter
+        self,
+        session: Session,
+        content: str | Sequence[adapters.ContentBlock],
+        options: TurnOptions,
+        writer: ReplyWriter,
     ) -> None:
         self._session = session
         self._content = content
@@ -164,3 +146,105 @@ class ReplyUnderWay:
         self._cancelled = True
         if self._turn is not None:
             await self._turn.cancel()
+
+
+# -- replies on the screen
+
+
+class ReplyWriter:
+    """Shows a turn's events on a screen."""
+
+    def __init__(self, screen: Screen, label: str, *, before: Callable[[], None] = lambda: None) -> None:
+        self._screen = screen
+        self._label = label
+        self._before = before
+        self._writing: str | None = None  # the style of the line
+
+    def feed(self, event: TurnEvent | StreamReset[TurnEvent]) -> None:
+        match event:
+            case adapters.MessageStart():
+                self._before()
+            case adapters.ThinkingDelta():
+                if self._screen.console.is_terminal:
+                    self._write(event.text, "dim")
+            case adapters.TextDelta():
+                self._write(event.text)
+            case adapters.ToolUseStart():
+                self._write(f"calls {event.tool_name} with ")
+            case adapters.ToolUseInputDelta():
+                self._write(event.partial_json)
+            case adapters.ToolUseEnd():
+                self._write(" (cut off)" if event.incomplete else "")
+            case adapters.MessageComplete() | StepFinish() | TurnComplete():
+                self.end()
+            case _:
+                pass
+
+    def end(self) -> None:
+        """End the line that is being written, if one is. Idempotent."""
+        if self._writing is not None:
+            self._writing = None
+            self._screen.end_reply()
+
+    def _write(self, text: str, style: str = "green") -> None:
+        if text and self._writing != style:
+            self.end()
+            self._writing = style
+            self._screen.begin_reply("thinks> " if style == "dim" else self._label, style)
+        self._screen.text(text)
+
+
+# -- Ctrl-C in a chat. What it does depends on what the chat is doing.
+#
+#     idle       nothing at once: the next reading begins with KeyboardInterrupt, and the chat ends
+#     reading    KeyboardInterrupt, in the middle of reading
+#     replying   the reply is cancelled; a second one raises KeyboardInterrupt
+#
+# Between these, Python would raise KeyboardInterrupt wherever the main thread happens to be: in a callback of the
+# garbage collector, too, where it is shown and lost.
+
+
+class Interrupts:
+    """What Ctrl-C means, as long as the context lasts. On the main thread only."""
+
+    def __init__(self) -> None:
+        self._reading = False
+        self._waiting = False
+        self._cancel: Callable[[], object] | None = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The person is writing."""
+        try:
+            self._reading = True
+            if self._waiting:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._reading = self._waiting = False
+
+    @contextmanager
+    def replying(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """A reply is coming."""
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel, self._reading = None, False
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            self._reading = True  # a second one means it
+            cancel()
+        elif self._reading:
+            raise KeyboardInterrupt
+        else:
+            self._waiting = True

@@ -7,30 +7,306 @@ in a thread of its own, so that neither ever waits for the other.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from callboard.engine import load_registry
+from callboard.adapters import CancelledError, ContentBlock, Role, StopReason
+from callboard.bus import CallboardError, ConfigurationError, Message, MessageMetadata
+from callboard.bus.errors import AdapterError
+from callboard.bus.values.cost_sum import CostSum
+from callboard.engine import Reply, Session, load_registry
+from callboard.engine.calls.outcome import NOT_KNOWN
+from callboard.engine.routing.model_choice import in_words
+from callboard.engine.watching.losses import RequestLoss
+from callboard.engine.watching.preview import RequestPreview
 
-from ..answer.last_session import LastSession, last_session
-from ..commands import PAIR
-from ..common.arguments import add_key, add_models_file
-from ..common.screen import Screen, make_console
-from ..given.options import options_of
-from .backstage import Backstage, Setting
-from .conversation import Chat
-from .interrupts import Interrupts
+from ..command_line import PAIR
+from ..common.figures import cost_text, plural, seconds, sum_text, usd
+from ..common.harmless import note, say
+from ..common.options import add_key, add_models_file, command_name, repeated
+from ..common.screen import Screen, complain, make_console, said
+from ..conversation_setup import LastSession, last_session, remember
+from ..given import attachment, content_of, options_of
+from .backstage import Backstage, Interrupts, ReplyUnderWay, ReplyWriter, Setting
+from .lines import HELP, SHORT_HELP, PlainReader, Reader, SlashCommand, command_of, edited, unknown, unwrapped
+
+
+class Chat:
+    """One conversation with a person. It is for the main thread."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        portal: BlockingPortal,
+        backstage: Backstage,
+        interrupts: Interrupts,
+        setting: Setting,
+    ) -> None:
+        self.backstage = backstage
+        self._screen = screen
+        self._portal = portal
+        self._interrupts = interrupts
+        self._setting = setting
+        self._at_terminal = sys.stdin.isatty() and screen.console.is_terminal
+        self._reader = self._make_reader()
+        self._attached: list[tuple[str, ContentBlock]] = []
+        self._last: tuple[int, str | Sequence[ContentBlock]] | None = None
+
+    @property
+    def _session(self) -> Session:
+        return self.backstage.session
+
+    # -- the person
+
+    def talk(self) -> None:
+        """Until the person leaves."""
+        if self._session.messages:
+            self._say(f"{plural(len(self._session.messages), 'message')} so far")
+        self._say(f"{in_words(self._session.model)}. {SHORT_HELP}")
+        while (text := self._read()) is not None:
+            command = command_of(text)
+            if command is not None and command.name == "quit":
+                break
+            if command is not None:
+                self._obey(command)
+            elif message := unwrapped(text):
+                self._send(message)
+        self._leave()
+
+    def _make_reader(self) -> Reader:
+        if self._at_terminal:
+            with contextlib.suppress(ImportError):
+                from .terminal import TerminalReader
+
+                return TerminalReader("you> ", self._names)
+        return PlainReader("you> " if self._at_terminal else "")
+
+    def _names(self) -> Iterator[str]:
+        for model in self.backstage.engine.registry.models.values():
+            yield model.id
+            yield from model.aliases
+
+    def _read(self) -> str | None:
+        """What the person says; None at the end of the input and after Ctrl-C, when the chat ends."""
+        try:
+            with self._interrupts.reading():
+                text = self._reader.read()
+        except KeyboardInterrupt:
+            text = None
+        if text is None and self._at_terminal:
+            say()
+        return text
+
+    def _leave(self) -> None:
+        if not self._session.messages:
+            return
+        if not self.backstage.saved and self._at_terminal and self._wants_to_save():
+            self._save()
+        if self.backstage.saved:
+            remember(self._session.id, self._setting.tools)
+            self._say(f"To go on: {command_name()} chat --resume {self._session.id}")
+
+    def _wants_to_save(self) -> bool:
+        try:
+            with self._interrupts.reading():
+                answer = self._reader.ask("Keep this conversation, to go on with it later? [y/N] ")
+        except KeyboardInterrupt:
+            return False
+        return answer.strip().lower() in ("y", "yes")
+
+    # -- commands
+
+    def _obey(self, command: SlashCommand) -> None:
+        name, argument = command
+        try:
+            match name, argument:
+                case "model", "":
+                    self._list_models()
+                case "model", _:
+                    self._swap(argument)
+                case "preview", _:
+                    self._preview(argument)
+                case "attach", _:
+                    self._attach(argument)
+                case "edit", _:
+                    self._edit(argument)
+                case "retry", _:
+                    self._retry(argument)
+                case "cost", "":
+                    self._say(replies_text(self._session.messages))
+                case "save", "":
+                    self._save()
+                case "help", _:
+                    for line in HELP.values():
+                        self._say(line)
+                case _:
+                    complain(unknown(name))
+        except CallboardError as error:
+            complain(str(error))
+
+    def _swap(self, name: str) -> None:
+        self._portal.call(self.backstage.swap, name)
+        self._say(f"now {name}; the conversation goes on")
+
+    def _preview(self, name: str) -> None:
+        attached = [block for _, block in self._attached]
+        preview = self._portal.call(self.backstage.preview, name, attached)
+        for line in preview_lines(preview, len(self._session.messages)):
+            self._say(line)
+
+    def _list_models(self) -> None:
+        registry = self.backstage.engine.registry
+        current = None
+        with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
+            current = registry.resolve(in_words(self._session.model)).model.id
+        for model in registry.models.values():
+            key = registry.adapters[model.adapter].missing_key
+            names = ", ".join(model.aliases)
+            note = f"needs {key}" if key else names
+            self._say(f"{'*' if model.id == current else ' '} {model.id:<32} {note}".rstrip())
+
+    def _attach(self, source: str) -> None:
+        if source:
+            self._attached.append((source, attachment(source, None, lambda: b"")))
+        goes = ", ".join(name for name, _ in self._attached)
+        self._say(f"with the next message: {goes}" if goes else "nothing goes with the next message")
+
+    def _edit(self, text: str) -> None:
+        if not self._at_terminal:
+            raise CallboardError("/edit needs a terminal")
+        if message := edited(text):
+            self._say(message)
+            self._send(message)
+        else:
+            self._say("nothing was written, so nothing was sent")
+
+    def _retry(self, model: str) -> None:
+        last = self._last or self._last_of_history()
+        if last is None:
+            raise CallboardError("there is nothing to ask again yet")
+        if model:
+            self._swap(model)
+        before, content = last
+        self._portal.call(self.backstage.back_to, before)
+        self._reply(content)
+
+    def _last_of_history(self) -> tuple[int, Sequence[ContentBlock]] | None:
+        """The place and the content of the person's last message, in a session that goes on."""
+        messages = self._session.messages
+        for place in reversed(range(len(messages))):
+            if messages[place].role is Role.USER and not messages[place].steers:
+                return place, messages[place].content
+        return None
+
+    def _save(self) -> None:
+        self._portal.call(self.backstage.save)
+        remember(self._session.id, self._setting.tools)
+        self._say(f"kept, as {self._session.id}, and so is what follows")
+
+    # -- replies
+
+    def _send(self, message: str) -> None:
+        content = content_of(message, [block for _, block in self._attached])
+        self._attached.clear()
+        self._reply(content)
+
+    def _reply(self, content: str | Sequence[ContentBlock]) -> None:
+        self._last = (len(self._session.messages), content)
+        label = f"{in_words(self._session.model)}> " if self._at_terminal else ""
+        writer = ReplyWriter(self._screen, label, before=self._screen.idle)
+        reply = ReplyUnderWay(self._session, content, self._setting.options, writer)
+        if self._at_terminal:
+            self._screen.busy(f"{in_words(self._session.model)} ...")
+        with self._interrupts.replying(lambda: self._portal.start_task_soon(reply.cancel)):
+            try:
+                message = self._screen.serve(self._portal.start_task_soon(reply.run))
+            except CancelledError:
+                complain("cancelled; what had arrived is kept")
+            except AdapterError as error:
+                complain(said(error))
+            except CallboardError as error:
+                complain(f"{type(error).__name__}: {error}")
+            else:
+                self._after(message)
+
+    def _after(self, message: Reply) -> None:
+        metadata = message.metadata
+        if metadata.stop_reason is StopReason.MAX_TOKENS:
+            self._say("(cut off at the output limit)")
+        if self._at_terminal:
+            used = f"{metadata.usage.total_input_tokens} in, {metadata.usage.output_tokens} out"
+            self._say(f"{used}, {cost_text(metadata.cost)}, {seconds(metadata.latency_ms)}")
+
+    def _say(self, text: str) -> None:
+        """A message of the chat itself. It is dim on a terminal, and goes to stderr if the conversation is
+        piped."""
+        if self._at_terminal:
+            self._screen.console.print(text, style="dim")
+        else:
+            note(text)
+
+
+# -- previews
+
+
+def preview_lines(preview: RequestPreview, said: int) -> Iterator[str]:
+    """The lines about a request that would be sent."""
+    if preview.refused is not None:
+        yield f"{preview.model} can't be asked: {preview.refused}"
+        return
+    tokens = "?" if preview.input_tokens is None else str(preview.input_tokens)
+    cost = "unpriced" if preview.input_nano_usd is None else usd(preview.input_nano_usd)
+    yield f"{preview.model} would be sent about {tokens} tokens, {cost}"
+    counted: dict[str, int] = {}
+    for loss in preview.losses:
+        line = f"{_loss_place(loss, said)}{loss.reason}"
+        counted[line] = counted.get(line, 0) + 1
+    for line, times in counted.items():
+        yield line if times == 1 else f"{line} ({times} times)"
+    yield "nothing would be lost" if not preview.losses else f"{len(preview.losses)} in all"
+
+
+def _loss_place(loss: RequestLoss, said: int) -> str:
+    """What is lost, and where. A warning about a setting names the setting itself."""
+    if loss.message is not None:
+        return f"{f'message {loss.message + 1}' if loss.message < said else 'the next message'}, {loss.what}: "
+    if loss.tool is not None:
+        return f"tool {loss.tool}, {loss.what}: "
+    return f"{loss.what}: " if "." in loss.what else ""
+
+
+# -- its cost
+
+
+def replies_text(history: Iterable[Message]) -> str:
+    """What the replies of a conversation cost, and how far that is known."""
+    costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
+    total = reduce(add, costs, CostSum())
+    replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
+    estimated = f", {total.estimated:,} counted by estimate" if total.estimated else ""
+    return f"{sum_text(total)} for {replies}{estimated}"
+
+
+def _cost_of(reply: MessageMetadata) -> CostSum:
+    unknown = reply.cost == NOT_KNOWN
+    return CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
+
+
+# -- the command
 
 TOOL_ROUNDS = 10
 """How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "chat",
-        help="Talk to a model, and switch models on the way",
-        description="A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
-        "What is said is kept if --save, /save or the question at its end says so.",
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A conversation at a terminal, or of the lines of a pipe. /help in it shows its commands. "
+        "What is said is kept if --save, /save or the question at its end says so."
     )
     parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
     parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")
@@ -46,24 +322,22 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="go on with the last conversation that is kept",
     )
-    parser.add_argument(
+    repeated(
+        parser,
         "-T",
         "--tool",
         dest="tools",
         metavar="TOOL",
-        action="append",
-        default=[],
         help="functions of a FILE.py or a module, or an MCP server, as `callboard ask` takes them",
     )
     parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
-    parser.add_argument(
+    repeated(
+        parser,
         "-o",
         "--option",
         dest="options",
         nargs=2,
         metavar=PAIR,
-        action="append",
-        default=[],
         help="such as temperature=0.2 or temperature 0.2, for every message",
     )
     add_key(parser)
@@ -72,11 +346,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the chat. Errors inside the conversation are shown in it.
-
-    Raises:
-        CallboardError: There can be no chat.
-    """
+    """Run the chat. Errors inside the conversation are shown in it."""
     setting = setting_of(arguments)
     registry = load_registry(arguments.models_file)
     screen = Screen(make_console())
@@ -90,11 +360,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
-    """What the chat begins with.
-
-    Raises:
-        ConfigurationError: Something of it is wrong.
-    """
+    """What the chat begins with."""
     last = last_session() if arguments.goes_on else LastSession("")
     return Setting(
         model=arguments.model,

@@ -19,20 +19,13 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from callboard.bus.private_file import refuse_link
 
-from ..common.chat_history import history_path
-from .blocks import is_open
-from .slash import completions
+from .lines import completions, history_path, is_open
 
 LARGEST_HISTORY = 1_000_000  # bytes, after which it begins anew
 
 
 class TerminalReader:
-    """Reads messages at a terminal. Enter sends, except between three quotation marks; Alt-Enter never does.
-
-    Args:
-        prompt: What stands before what the person writes.
-        models: Gives the names of the models.
-    """
+    """Reads messages at a terminal. Enter sends, except between three quotation marks; Alt-Enter never does."""
 
     def __init__(self, prompt: str, models: Callable[[], Iterable[str]]) -> None:
         self._prompt = prompt

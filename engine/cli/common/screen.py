@@ -1,32 +1,31 @@
-"""The screen of a command while an event loop works: the loop says what to show, the main thread draws it.
-
-The two never wait for each other. Everything to be shown goes through a queue, so a terminal that stands still (or
-a pipe that nobody reads) holds up the main thread only. At most one reply and its events wait in the queue,
-because a command asks for `drawn()` before it begins the next.
-"""
+"""Writing to the terminal: errors in one line, log lines, progress, and replies as they come."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cache
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias, TypeVar
 
 import anyio
 
-from callboard.bus import ConfigurationError
+from callboard.bus import ConfigurationError, errors
 
 from .harmless import harmless, note, one_line
-from .logs import shown_by
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import Progress
     from rich.status import Status
+
 
 T = TypeVar("T")
 
@@ -35,21 +34,32 @@ PIPE_WIDTH = 1000  # nothing that a program reads is broken
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
-def make_console(*, plain: bool = False) -> Console:
-    """A console on stdout. It is plain text if asked, or if stdout is no terminal.
+@cache
+def console_class() -> type[Console]:
+    """rich's console, for text from any source. Tables clean their own cells."""
+    from rich.console import Console
 
-    Raises:
-        ConfigurationError: The package rich is missing.
-    """
+    class HarmlessConsole(Console):
+        def print(self, *objects: Any, **how: Any) -> None:
+            super().print(*(harmless(what) if isinstance(what, str) else what for what in objects), **how)
+
+        def on_broken_pipe(self) -> None:
+            raise  # BrokenPipeError, which ends the command; rich itself would exit with code 1
+
+    return HarmlessConsole
+
+
+def make_console(*, plain: bool = False) -> Console:
+    """A console on stdout. It is plain text if asked, or if stdout is no terminal."""
     try:
-        from .console import HarmlessConsole
+        harmless_console = console_class()
     except ImportError:
         raise ConfigurationError(
             'the command line needs the package rich; install it with: pip install "callboard[cli]"'
         ) from None
     if plain:
-        return HarmlessConsole(force_terminal=False, no_color=True, highlight=False, markup=False)
-    console = HarmlessConsole(highlight=False, markup=False, color_system=color_system())
+        return harmless_console(force_terminal=False, no_color=True, highlight=False, markup=False)
+    console = harmless_console(highlight=False, markup=False, color_system=color_system())
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console
@@ -67,13 +77,7 @@ def complain(text: str) -> None:
 
 
 def folded(line: str, out: TextIO, indent: int = 0) -> str:
-    """A line as a terminal of its width shows it best; for anything else, the line as it is.
-
-    Args:
-        line: The line.
-        out: The stream that it is written to.
-        indent: The number of spaces before the lines that follow the first.
-    """
+    """A line as a terminal of its width shows it best; for anything else, the line as it is."""
     if not out.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -89,13 +93,7 @@ def folded(line: str, out: TextIO, indent: int = 0) -> str:
 
 
 class Flow:
-    """Breaks text that comes in pieces into indented lines, as it comes.
-
-    Args:
-        indent: The number of spaces before each line.
-        width: The width of a line; None never breaks.
-        column: The column at which the text begins.
-    """
+    """Breaks text that comes in pieces into indented lines, as it comes."""
 
     def __init__(self, indent: int, width: int | None, column: int = 0) -> None:
         self._indent = " " * indent
@@ -184,11 +182,7 @@ class Screen:
             return self.serve(portal.start_task_soon(function))
 
     def serve(self, future: Future[T]) -> T:
-        """Draw until a task of an event loop is done. This belongs to the main thread.
-
-        Returns:
-            The task's result.
-        """
+        """Draw until a task of an event loop is done, on the main thread. Returns its result."""
         future.add_done_callback(lambda _: self._actions.put(None))
         with shown_by(self._log):
             try:
@@ -251,3 +245,119 @@ class Screen:
         status, self._status = self._status, None
         if status is not None:
             status.stop()
+
+
+# -- progress
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """A bar for as long as the context lasts; None if stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    make_console()  # says what is missing, if rich is
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, color_system=color_system()), transient=True) as bar:
+        yield bar
+
+
+# -- log lines
+
+Sink: TypeAlias = Callable[[str], None]
+
+_sinks: list[Sink] = [note]
+
+
+def configure() -> None:
+    """Set up the logging of this process, which is the command's own."""
+    root = logging.getLogger()
+    if not any(isinstance(there, _Lines) for there in root.handlers):
+        root.addHandler(_Lines(logging.WARNING))
+
+
+@contextmanager
+def shown_by(sink: Sink) -> Iterator[None]:
+    """Send log lines to `sink` for a while. It may be called from any thread."""
+    _sinks.append(sink)
+    try:
+        yield
+    finally:
+        _sinks.remove(sink)
+
+
+class _Lines(logging.Handler):
+    """Shows each record in one line, without its traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _is_wrong_configuration(record):
+            return
+        try:
+            text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
+            _sinks[-1](text)
+        except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
+            self.handleError(record)
+
+
+def _is_wrong_configuration(record: logging.LogRecord) -> bool:
+    """Whether an actor could not start as it is configured. The command fails by the same error, and says it."""
+    fields = getattr(record, "callboard", {})
+    return fields.get("event") == "actor.crashed" and fields.get("error", "").startswith("ConfigurationError: ")
+
+
+# -- failed calls
+
+
+def exit_code(error: errors.AdapterError) -> int:
+    """2 for a wrong key or model, which the person mends; 1 for any other failure."""
+    is_mine = isinstance(error, errors.AuthError | errors.NotFoundError) and not isinstance(
+        error, errors.AccessDeniedError
+    )
+    return 2 if is_mine else 1
+
+
+def said(error: errors.AdapterError) -> str:
+    """The error in one line, and what to do."""
+    whose = f" of {error.provider}" if error.provider else ""
+    hint = advice(error)
+    return f"{type(error).__name__}{whose}: {error}{f' ({hint})' if hint else ''}"
+
+
+def advice(error: errors.AdapterError) -> str:
+    """What to do about a failure; empty where nobody knows better than the error itself."""
+    match error:
+        case errors.AccessDeniedError():
+            return "the key is good, but may not do this: use another with --key, or ask for the right"
+        case errors.AuthError():
+            return f"{_new_key(error.provider)}; `callboard doctor` tries it"
+        case errors.NotFoundError():
+            return "`callboard models` shows the models there are, -m names one"
+        case errors.QuotaExceededError():
+            return "add credit to the account, or name a model of another provider with -m"
+        case errors.RateLimitError():
+            return "wait a little, or name a model of another provider with -m"
+        case errors.ContextOverflowError() | errors.PromptTooLongError():
+            return "ask with less, or name a model with a larger window with -m"
+        case errors.CapabilityError():
+            return "`callboard models` shows what each can, -m names another"
+        case errors.RequestTimeoutError():
+            return "ask again, or give it more time: -o timeout=600"
+        case errors.NetworkError():
+            return "`callboard doctor` shows what can be reached"
+        case _:
+            return ""
+
+
+def _new_key(provider: str | None) -> str:
+    """How to give an adapter another key."""
+    from callboard.adapters.provider import providers
+
+    variables = next((each.key_variables for each in providers() if each.name == provider), ())
+    if not variables:
+        return "put a good key into the variable that models.yaml names"
+    if os.environ.get(variables[0]):  # which goes before the file of keys
+        return f"put a good key into {variables[0]}"
+    return f"`callboard keys set {provider}` takes a good one"

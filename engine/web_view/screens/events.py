@@ -15,7 +15,7 @@ from callboard.bus.observable import check_pattern
 from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_event
 
-from ...cli.look.events import describe
+from ...cli.events import describe
 from ..answers import EventStream, Refused, answer, as_json, frame
 from ..subject import LOOK_SECONDS, Subject
 from ..tail import Tail

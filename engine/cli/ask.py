@@ -1,0 +1,203 @@
+"""`callboard ask`: one question, from the command line or a pipe. Standard output gets the reply alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import JsonObject
+from callboard.engine import load_registry
+
+from .answering import Question, answer, name_of
+from .command_line import PAIR
+from .common.harmless import note
+from .common.options import add_key, add_models_file, repeated, short, tag
+from .conversation_setup import LastSession, last_session
+from .given import Pipe, as_said, attached, content_of, joined, options_of, schema_of, takes_pipe
+from .templates import Template
+
+TOOL_ROUNDS = 10
+"""How often the model may go on after its tools, unless ``-o max_tool_rounds`` says otherwise."""
+
+KEEPS_NOTHING = "CALLBOARD_NO_SAVE"
+"""The environment variable that turns keeping off, unless a conversation goes on."""
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Asks what PROMPT says, after what comes through a pipe. Standard output gets the reply and "
+        "nothing else. What is said is kept in the trace, so that -c can go on with it."
+    )
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask")
+    _add_question(parser)
+    _add_reply(parser)
+    _add_session(parser)
+    add_key(parser)
+    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help="a tag of the call")
+    add_models_file(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--model", metavar="NAME", help="by any of its names (default: the configured one)")
+    parser.add_argument("-s", "--system", metavar="TEXT", help="the system prompt")
+    repeated(
+        parser,
+        "-a",
+        "--attach",
+        dest="attachments",
+        metavar="FILE",
+        help="an image, a PDF, audio or text: a file, a URL, or - for the pipe; may be repeated",
+    )
+    repeated(
+        parser,
+        "--at",
+        dest="typed",
+        nargs=2,
+        metavar=("FILE", "TYPE"),
+        help="an attachment whose type must be said, such as image/heic",
+    )
+    repeated(
+        parser,
+        "-T",
+        "--tool",
+        dest="tools",
+        metavar="TOOL",
+        help="FILE.py, FILE.py:function, a module, a plugin's name, or an MCP server: its URL, or 'mcp:command'",
+    )
+    parser.add_argument("--approve", action="store_true", help="ask before each call of a tool")
+    repeated(
+        parser,
+        "-o",
+        "--option",
+        dest="options",
+        nargs=2,
+        metavar=PAIR,
+        help="such as temperature=0.2 or temperature 0.2, or anthropic.top_k 40 for one provider",
+    )
+    parser.add_argument("-t", "--template", metavar="NAME", help="ask by this template")
+    repeated(
+        parser,
+        "-p",
+        "--param",
+        dest="parameters",
+        nargs=2,
+        metavar=PAIR,
+        help="the value of a template's parameter",
+    )
+    parser.add_argument("--save", metavar="NAME", help="keep all this as a template, and ask nothing")
+
+
+def _add_reply(parser: argparse.ArgumentParser) -> None:
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--schema",
+        metavar="SCHEMA",
+        help="the reply as JSON: a JSON Schema, its FILE.json, or 'name, age int'; in brackets for a list",
+    )
+    shape.add_argument(
+        "-x", "--extract", action="store_const", const="first", help="only the first block of code of the reply"
+    )
+    shape.add_argument(
+        "--extract-last", dest="extract", action="store_const", const="last", help="only the last block of code"
+    )
+    parser.add_argument("--json", action="store_true", help="the reply with its usage and cost, as a JSON object")
+    parser.add_argument("--no-stream", action="store_true", help="ask for a whole reply, and not for a stream")
+    parser.add_argument(
+        "-R", "--hide-reasoning", action="store_true", help="show no reasoning (at a terminal, on stderr)"
+    )
+    parser.add_argument("-u", "--usage", action="store_true", help="tokens, their pace and the cost, on stderr")
+
+
+def _add_session(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "-c", "--continue", dest="goes_on", action="store_true", help="go on with the last conversation"
+    )
+    which.add_argument("--session", metavar="ID", help="go on with the session of this id, or begin one under it")
+    parser.add_argument(
+        "--no-save", action="store_true", help=f"keep nothing of what is said; ${KEEPS_NOTHING}=1 means it always"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.save is not None:
+        return _save(arguments)
+    if arguments.session is not None and arguments.no_save:
+        raise ConfigurationError("--session goes on with what is kept: leave out --no-save")
+    question = question_of(arguments, Pipe())
+    return answer(question, load_registry(arguments.models_file))
+
+
+def question_of(arguments: argparse.Namespace, pipe: Pipe) -> Question:
+    """What is asked for. What the command line says stands over what a template says."""
+    template = _template(arguments)
+    sources = [(source, None) for source in arguments.attachments] + [tuple(each) for each in arguments.typed]
+    piped = "" if takes_pipe(sources) else pipe.text()
+    said = joined(piped, " ".join(arguments.prompt))
+    filled = template.filled(said, dict(arguments.parameters))
+    content = content_of(filled.prompt, attached(sources, pipe))
+    last = last_session() if arguments.goes_on else LastSession("")
+    given = [*template.options.items(), *map(tuple, arguments.options)]
+    saved = _is_saved(arguments)
+    return Question(
+        content=content,
+        model=arguments.model or template.model,
+        system=arguments.system if arguments.system is not None else filled.system,
+        options={"max_tool_rounds": TOOL_ROUNDS, **options_of(given)},
+        tools=arguments.tools or template.tools or last.tools,
+        asks_always=arguments.approve,
+        schema=_schema(arguments.schema if arguments.schema is not None else template.schema),
+        extract=arguments.extract or (template.extract if arguments.schema is None else None),
+        session_id=last.session_id or arguments.session,
+        must_exist=arguments.goes_on,
+        saved=saved,
+        streamed=not arguments.no_stream,
+        shows_thoughts=not arguments.hide_reasoning,
+        shows_usage=arguments.usage,
+        as_json=arguments.json,
+        key=arguments.key,
+        tags=dict(arguments.tag) if arguments.tag else None,
+        name=name_of(said or filled.prompt) if saved else None,
+    )
+
+
+def _is_saved(arguments: argparse.Namespace) -> bool:
+    """Whether what is said is kept. A conversation that goes on is, whatever a variable says."""
+    if arguments.goes_on or arguments.session is not None:
+        return not arguments.no_save
+    return not (arguments.no_save or os.environ.get(KEEPS_NOTHING))
+
+
+def _template(arguments: argparse.Namespace) -> Template:
+    """The template that is named, or one that says nothing."""
+    if arguments.template is None:
+        if arguments.parameters:
+            raise ConfigurationError("-p gives a value to a template: name the template with -t")
+        return Template()
+    from .templates import load
+
+    return load(arguments.template)
+
+
+def _schema(given: str | JsonObject | None) -> JsonObject | None:
+    return schema_of(given) if isinstance(given, str) else given
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    """Keep what the command line says as a template."""
+    from .templates import save
+
+    template = Template(
+        name=arguments.save,
+        system=arguments.system,
+        prompt=" ".join(arguments.prompt) or None,
+        model=arguments.model,
+        options=as_said(options_of(map(tuple, arguments.options))),
+        schema=arguments.schema,
+        tools=tuple(arguments.tools),
+        extract=arguments.extract,
+    )
+    note(f"kept as {short(save(template))}; ask by it with: callboard ask -t {template.name}")
+    return 0

@@ -1,1 +1,0 @@
-"""The command of batches: JSON lines in, JSON lines out."""

@@ -1,0 +1,169 @@
+"""`callboard budget`: what counts in the accounts of a budget, as an engine that starts now would count it; and
+in a cluster, which nodes may spend what of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from callboard.bus import ConfigurationError
+from callboard.bus.clock import SYSTEM_CLOCK
+from callboard.tracestore import Store
+
+from ..budgets.account import Account, AccountState
+from ..budgets.budget import Budget
+from ..budgets.from_trace import loader
+from ..budgets.ledger import Ledger
+from ..opening import server_store
+from .common.figures import usd
+from .common.options import add_trace, from_trace
+from .common.screen import make_console
+from .common.table import Column, FittingTable, add_format, figure, with_usd, write_records
+
+if TYPE_CHECKING:
+    from callboard.tracestore.nodes.ledger import SliceRow
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-cost-usd", metavar="USD", help="the limit in US dollars")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the limit in tokens")
+    parser.add_argument(
+        "--per", default="engine", help="engine (the default), session, provider, model or tag:NAME"
+    )
+    parser.add_argument("--of", metavar="VALUE", help="only that session, provider, model or value of the tag")
+    parser.add_argument("--window", help="hour, day or month; or seconds of a rolling window (default: none)")
+    parser.add_argument("--zone", default="UTC", help="the time zone of the window, such as Europe/Zurich")
+    parser.add_argument("--current", action="store_true", help="count repriced calls at their current costs")
+    add_trace(parser)
+    add_format(parser, "for each account")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    states, slices = from_trace(arguments, partial(_count, _budget(arguments)))
+    if arguments.format != "table":
+        write_records(arguments.format, _FIELDS, (with_usd(_record(state, slices)) for state in states))
+        return 0
+    _show(states)
+    if slices:
+        _show_slices(slices)
+    return 0
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    unlimited = arguments.max_cost_usd is None and arguments.max_tokens is None
+    window = arguments.window
+    try:
+        return _asked(arguments, window, unlimited)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _asked(arguments: argparse.Namespace, window: str | None, unlimited: bool) -> Budget:
+    calendar: Any = window  # a Budget checks it
+    return Budget(
+        max_cost_usd=arguments.max_cost_usd,
+        max_tokens=2**62 if unlimited else arguments.max_tokens,
+        per=arguments.per,
+        of=arguments.of,
+        window=timedelta(seconds=float(window)) if window and window[0].isdigit() else calendar,
+        zone=arguments.zone,
+        follows_repricing=arguments.current,
+    )
+
+
+async def _count(budget: Budget, store: Store) -> tuple[list[AccountState], list[SliceRow]]:
+    now_us = SYSTEM_CLOCK.now_us()
+    ledger = Ledger([budget])
+    (await loader(store, "", _nothing)([budget], now_us)).count_in(ledger)
+    states, slices = list(ledger.states(now_us)), await _slices(budget, store)
+    uncounted = {each.value for each in slices}.difference(state.scope for state in states)
+    states = [*states, *(Account(budget, value).state(now_us) for value in uncounted)]
+    return sorted(states, key=lambda state: (-state.spent.money, state.scope)), slices
+
+
+async def _slices(budget: Budget, store: Store) -> list[SliceRow]:
+    """What the nodes of a cluster have of this very budget."""
+    shared = server_store(store)
+    if shared is None:
+        return []
+    from ..nodes.money.scope import name_of
+
+    name = name_of(budget)
+    return [each for each in await shared.slices() if each.budget == name]
+
+
+async def _nothing() -> None:
+    """Nothing has to be written before a file is read."""
+
+
+def _show(states: list[AccountState]) -> None:
+    console = make_console()
+    if not states:
+        console.print("Nothing counts in this budget.")
+        return
+    limited = states[0].budget.max_nano_usd is not None
+    columns: list[Column[AccountState]] = [
+        Column(states[0].budget.per, lambda state: state.scope or "-", folds=True),
+        figure("calls", lambda state: f"{state.calls:,}"),
+        figure("spent", lambda state: usd(state.spent.money)),
+        figure("tokens", lambda state: f"{state.spent.tokens:,}"),
+        figure("unknown", lambda state: f"{state.unknown_calls:,}" if state.unknown_calls else ""),
+        figure("at most", lambda state: usd(state.unknown.money) if state.unknown_calls else ""),
+        figure("left", lambda state: usd(state.left_nano_usd or 0) if limited else _tokens(state.left_tokens)),
+    ]
+    console.print(FittingTable(columns, states))
+    console.print(
+        "\nunknown: calls under way in another process, or without an answer; they count at most at what was "
+        "reserved for them.",
+        style="dim",
+    )
+
+
+def _show_slices(slices: list[SliceRow]) -> None:
+    columns: list[Column[SliceRow]] = [
+        Column("granted to", lambda each: each.name or each.node, folds=True),
+        Column("of", lambda each: each.value or "-", folds=True),
+        figure("at most", lambda each: usd(each.nano_usd)),
+        figure("tokens", lambda each: f"{each.tokens:,}"),
+        Column("", lambda each: "" if each.lives else "gone: counts until all of its calls are here"),
+    ]
+    console = make_console()
+    console.print()
+    console.print(FittingTable(columns, slices))
+    console.print(
+        "\nWhat a node has been granted counts for the whole cluster, with what it has spent of it.", style="dim"
+    )
+
+
+def _tokens(left: int | None) -> str:
+    return "-" if left is None or left > 2**61 else f"{left:,} tokens"
+
+
+def _record(state: AccountState, slices: list[SliceRow]) -> dict[str, object]:
+    ends = state.window_ends_us
+    unlimited = state.left_tokens is not None and state.left_tokens > 2**61
+    return {
+        "scope": state.scope,
+        "value": state.scope,  # the name of earlier versions
+        "calls": state.calls,
+        "spent_nano_usd": state.spent.money,
+        "spent_tokens": state.spent.tokens,
+        "unknown_calls": state.unknown_calls,
+        "unknown_nano_usd": state.unknown.money,
+        "unknown_tokens": state.unknown.tokens,
+        "left_nano_usd": state.left_nano_usd,
+        "left_tokens": None if unlimited else state.left_tokens,
+        "window_ends": None if ends is None else datetime.fromtimestamp(ends / 1e6, UTC).isoformat(),
+        "slices": [each for each in slices if each.value == state.scope],
+    }
+
+
+_FIELDS = (
+    *("scope", "value", "calls", "spent_nano_usd", "spent_tokens", "unknown_calls", "unknown_nano_usd"),
+    *("unknown_tokens", "left_nano_usd", "left_tokens", "window_ends", "slices"),
+)
+"""The fields of a record, which CSV has in its head if there is no account."""

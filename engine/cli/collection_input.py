@@ -1,0 +1,202 @@
+"""Texts for a collection: read from lines, CSV, JSON and files, embedded if they are new, and kept in pieces."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from callboard.adapters.embeddings import PartialEmbeddingError, Vector
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import EmbeddingResult
+from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Item
+from callboard.tracestore.collections.similarity import packed
+
+from ..embedding import space_of
+from ..models.registry import ModelRegistry
+
+# -- reading
+
+Kind: TypeAlias = Literal["lines", "csv", "tsv", "jsonl", "json", "file"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_BY_SUFFIX: Mapping[str, Kind] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+}
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A text that is to be in a collection."""
+
+    id: str  # the name of the item
+    text: str
+    metadata: str | None = None  # the other fields of its row, as a JSON object
+
+    @property
+    def hash(self) -> bytes:
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).digest()
+
+
+class Fields(msgspec.Struct, frozen=True):
+    """Which fields of a row mean what."""
+
+    id: str = "id"
+    texts: tuple[str, ...] = ()  # the fields of the text, which are joined by line breaks; empty for `text`
+
+
+def records_in(path: Path, kind: Kind | None, fields: Fields) -> Iterator[Record]:
+    """The records of a file, or of all files below a folder; hidden ones are left out."""
+    if path.is_dir():
+        for inner in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
+            if inner.is_file() and not hidden:
+                yield from records_in(inner, kind or "file", fields)
+        return
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallboardError(f"{path}: can't be read as text: {error}") from error
+    chosen = kind or _BY_SUFFIX.get(path.suffix.lower(), "file")
+    yield from ([Record(str(path), text)] if chosen == "file" else records_of(text, chosen, fields, str(path)))
+
+
+def records_of(text: str, kind: Kind, fields: Fields, source: str) -> Iterator[Record]:
+    """The records of a text. A line without an id of its own has the hash of its text for one."""
+    match kind:
+        case "lines" | "file":
+            for line in [text] if kind == "file" else text.splitlines():
+                if line.strip():
+                    yield Record(hashlib.sha256(line.encode("utf-8", "surrogatepass")).hexdigest()[:16], line)
+        case "csv" | "tsv":
+            comma = "," if kind == "csv" else "\t"
+            rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma, restkey="", strict=True)
+            yield from _of_rows(rows, fields, source)
+        case "jsonl":
+            lines = (line for line in text.splitlines() if line.strip())
+            yield from _of_rows((_json(line, source) for line in lines), fields, source)
+        case "json":
+            found = _json(text, source)
+            yield from _of_rows(found if isinstance(found, list) else [found], fields, source)
+
+
+def _json(text: str, source: str) -> Json:
+    try:
+        found: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise CallboardError(f"{source}: is no JSON: {error}") from error
+    return found
+
+
+def _of_rows(rows: Iterable[object], fields: Fields, source: str) -> Iterator[Record]:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise CallboardError(f"{source}: row {number} is no object")
+        yield _of_row(row, fields, f"{source}: row {number}")
+
+
+def _of_row(row: JsonObject, fields: Fields, where: str) -> Record:
+    found = row.get(fields.id)
+    if not isinstance(found, str | int) or found == "":
+        raise CallboardError(f"{where} has no id in a field {fields.id!r}; --id names another")
+    names: Sequence[str] = fields.texts or ("text",)
+    texts = [row.get(name) for name in names]
+    if not all(isinstance(text, str) for text in texts):
+        raise CallboardError(f"{where} has no text in {', '.join(names)}; --text names other fields")
+    text = "\n".join(str(text) for text in texts)
+    others = {name: value for name, value in row.items() if name not in (fields.id, *names)}
+    return Record(str(found), text, msgspec.json.encode(others).decode() if others else None)
+
+
+# -- embedding and keeping
+
+AT_ONCE = 256
+"""The number of texts that are embedded before they are kept."""
+
+Embed: TypeAlias = Callable[[Sequence[str]], Awaitable[EmbeddingResult]]
+
+
+class Into(msgspec.Struct, frozen=True):
+    """A collection, as something is to be put into it."""
+
+    name: str  # the name of the collection
+    model: str  # the model of its vectors, as `provider:name`
+    space: str  # the space in which they can be compared
+    dimensions: int | None  # the length that is asked for; None for the model's own
+    keep_text: bool = False  # whether the texts are kept, too
+
+
+class Added(msgspec.Struct):
+    """What was done."""
+
+    embedded: int = 0  # the texts that were embedded
+    unchanged: int = 0  # the texts that the collection had already
+    results: list[EmbeddingResult] = []  # the results, with tokens and costs
+
+
+def destination(
+    registry: ModelRegistry, known: Collection | None, name: str, model: str | None, dimensions: int | None
+) -> Into:
+    """The collection with its model: its own, or for a new one the model that is named."""
+    if known is None and model is None:
+        raise ConfigurationError(f"collection {name!r} is new: say by which model it is embedded, with --model")
+    if known is not None and model is None:
+        model = known.model
+    assert model is not None
+    entry = registry.resolve(model).model
+    into = Into(name, entry.id, space_of(entry), dimensions)
+    if known is None:
+        return into
+    if into.space != known.space:
+        raise ConfigurationError(
+            f"the vectors of collection {name!r} are of {known.model}, and those of {entry.id} can't be compared "
+            "with them: use that model, or another collection"
+        )
+    if dimensions not in (None, known.dimensions):
+        raise ConfigurationError(f"the vectors of collection {name!r} have {known.dimensions} dimensions")
+    return msgspec.structs.replace(into, dimensions=known.asked_dimensions)
+
+
+async def add(file: CollectionFile, into: Into, records: Sequence[Record], embed: Embed) -> Added:
+    """Put records into a collection. Texts that it has already are not embedded again."""
+    by_id = {record.id: record for record in records}  # of two with one id, the later one
+    known = file.hashes(into.name)
+    same = [record for record in by_id.values() if known.get(record.id) == record.hash]
+    file.note(
+        into.name, {record.id: (record.text if into.keep_text else None, record.metadata) for record in same}
+    )
+    fresh = [record for record in by_id.values() if known.get(record.id) != record.hash]
+    added = Added(unchanged=len(same))
+    for piece in _pieces(fresh):
+        try:
+            result = await embed([record.text for record in piece])
+        except PartialEmbeddingError as error:
+            _keep(file, into, piece, error.vectors)
+            raise
+        _keep(file, into, piece, result.vectors)
+        added.embedded += len(piece)
+        added.results.append(result)
+    return added
+
+
+def _pieces(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    for at in range(0, len(records), AT_ONCE):
+        yield records[at : at + AT_ONCE]
+
+
+def _keep(file: CollectionFile, into: Into, records: Sequence[Record], vectors: Sequence[Vector | None]) -> None:
+    items = [
+        Item(record.id, record.hash, packed(vector), record.text if into.keep_text else None, record.metadata)
+        for record, vector in zip(records, vectors, strict=True)
+        if vector is not None
+    ]
+    file.put(into.name, items, model=into.model, space=into.space, asked_dimensions=into.dimensions)

@@ -1,1 +1,0 @@
-"""Collections of vectors on the command line: what is read into them, and what is looked for."""

@@ -1,0 +1,325 @@
+"""The options that commands share, and what they name: the trace, its calls, the model, the engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import anyio
+
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.timestamps import read_moment
+
+from ...store_address import StoreAddress, TracePlace, is_address
+from .figures import NANO
+from .harmless import note
+
+if TYPE_CHECKING:
+    from callboard.adapters import CallWarning
+    from callboard.engine import Engine
+    from callboard.tracestore import CallFilter, Store
+
+
+def add_models_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    )
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """``-m`` or ``--model``, by any of its names."""
+    default = "" if required else " (default: the configured one)"
+    parser.add_argument("-m", "--model", required=required, metavar="NAME", help=f"by any of its names{default}")
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """``--key``, the name of the key to send."""
+    parser.add_argument(
+        "--key", metavar="NAME", help="send the adapter's key of this name (default: the adapter's own)"
+    )
+
+
+def repeated(parser: argparse.ArgumentParser, *flags: str, **how: Any) -> None:
+    """An option that may be given more than once; its value is a list."""
+    parser.add_argument(*flags, action="append", default=[], **how)
+
+
+def add_action(
+    inner: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str | None = None,
+) -> argparse.ArgumentParser:
+    """A command below a command, such as ``keys set``."""
+    parser = inner.add_parser(name, help=help, description=description)
+    parser.set_defaults(run=run)
+    return parser
+
+
+STORE_VARIABLE = "CALLBOARD_STORE"
+"""The environment variable for an address with a password, which other users of a machine see in ``--store``."""
+
+
+def add_trace(parser: argparse.ArgumentParser, default: str = "$CALLBOARD_HOME/trace.db, else the demo's") -> None:
+    """``--db`` and ``--store``, the trace."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--db", type=trace_file, metavar="PATH", help=f"trace file (default: {default})")
+    which.add_argument(
+        "--store",
+        type=store_address,
+        metavar="URL",
+        help=f"trace on a server, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE}, if it is set)",
+    )
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """The trace, and which of its calls."""
+    from callboard.tracestore.filters import CallStatus
+
+    add_trace(parser)
+    parser.add_argument("--session", metavar="ID", help="only of this session")
+    parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
+    parser.add_argument("--provider", metavar="P", help="only of this provider")
+    parser.add_argument("--status", choices=get_args(CallStatus), help="only calls that ended so")
+    add_period(parser)
+    parser.add_argument("--turn", metavar="ID", help="only of this turn")
+    add_tag(parser)
+    parser.add_argument("--key", metavar="NAME", help="only with the key of this name")
+    parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
+    parser.add_argument("--unpriced", action="store_true", help="only calls that have usage and no price")
+    parser.add_argument("--unknown", action="store_true", help="only attempts whose usage is not known")
+    parser.add_argument("--min-cost", metavar="USD", type=amount, help="only calls that cost at least this much")
+
+
+def add_period(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
+    )
+    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+
+
+def add_tag(parser: argparse.ArgumentParser, help: str = "only with this tag; may be repeated") -> None:
+    parser.add_argument("--tag", metavar="KEY=VALUE", type=tag, action="append", help=help)
+
+
+def call_filter(arguments: argparse.Namespace) -> CallFilter:
+    """The filter for calls that the options of `add_filters` say."""
+    from callboard.tracestore import CallFilter
+
+    return CallFilter(
+        since=arguments.since,
+        until=arguments.until,
+        provider=arguments.provider,
+        model=arguments.model,
+        session_id=arguments.session,
+        status=arguments.status,
+        turn_id=arguments.turn,
+        tags=dict(arguments.tag) if arguments.tag else None,
+        error_class=arguments.error_class,
+        key=arguments.key,
+        unpriced=arguments.unpriced,
+        unknown=arguments.unknown,
+        min_cost_nano_usd=arguments.min_cost,
+    )
+
+
+def named_trace(arguments: argparse.Namespace) -> TracePlace | None:
+    """The trace that ``--db``, ``--store`` or else CALLBOARD_STORE names."""
+    named: TracePlace | None = arguments.db or arguments.store
+    return named if named is not None else store_of_environment()
+
+
+def store_of_environment() -> StoreAddress | None:
+    text = os.environ.get(STORE_VARIABLE)
+    try:
+        return StoreAddress(text) if text else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{STORE_VARIABLE}: {error}") from None
+
+
+def chosen_trace(arguments: argparse.Namespace) -> TracePlace:
+    """The trace that was named, or else the default file."""
+    if (named := named_trace(arguments)) is not None:
+        return named
+    found = default_trace()
+    if not found.exists():
+        raise StoreError(
+            f"there is no trace file at {found}: an engine's first call makes it, and so does `callboard demo`. "
+            "--db names another file, --store a database, CALLBOARD_HOME another folder."
+        )
+    return found
+
+
+def trace_file(text: str) -> Path:
+    if is_address(text):
+        raise argparse.ArgumentTypeError("a database on a server is named by --store, not by --db")
+    return Path(text)
+
+
+def store_address(text: str) -> StoreAddress:
+    """The address of a trace on a server."""
+    try:
+        return StoreAddress(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    """A number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def moment(text: str) -> datetime:
+    """A day or a time, local if it has no zone; or a time ago: 90m, 24h, 7d, 2w."""
+    try:
+        return read_moment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def tag(text: str) -> tuple[str, str]:
+    """A tag such as team=search, as its key and value."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tag such as team=search")
+    return key, value
+
+
+def amount(text: str) -> int:
+    """An amount in USD, as nano-USD."""
+    try:
+        nano = Decimal(text.removeprefix("$")) * NANO
+    except InvalidOperation:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD such as 0.05") from None
+    if not nano.is_finite() or nano != nano.to_integral_value() or not 0 <= nano < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD with at most 9 decimals")
+    return int(nano)
+
+
+# -- paths, as a person types them
+
+TRACE_NAME = "trace.db"
+DEMO_TRACE_NAME = "demo-trace.db"
+
+
+@contextmanager
+def failing_as(kind: Callable[[str], Exception], place: object) -> Iterator[None]:
+    """Turn an OSError into an error of Callboard that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{place}: {error.strerror or error}") from error
+
+
+def default_trace() -> Path:
+    """The trace file of whoever names none: the engine's own, or the demo's if that is all there is."""
+    own, demo = home_folder() / TRACE_NAME, demo_trace()
+    return demo if demo.exists() and not own.exists() else own
+
+
+def demo_trace() -> Path:
+    return home_folder() / DEMO_TRACE_NAME
+
+
+def command_name() -> str:
+    """How this command was called, for the next one."""
+    called = Path(sys.argv[0])
+    if called.name != "callboard":
+        return "python -m callboard"
+    return called.name if shutil.which("callboard") == str(called) else short(called)
+
+
+def short(path: Path) -> str:
+    """A path as one would type it from here, quoted if need be."""
+    return shlex.quote(str(near(path)))
+
+
+def option_of(trace: TracePlace) -> str:
+    """The option that names a trace, as one would type it from here. It holds no password."""
+    return f"--db {short(trace)}" if isinstance(trace, Path) else f"--store {shlex.quote(str(trace))}"
+
+
+def near(path: Path) -> Path:
+    """Relative, if it is below the working directory."""
+    shorter = os.path.relpath(path)
+    return path if shorter.startswith("..") else Path(shorter)
+
+
+# -- reading the trace
+
+
+def from_trace(
+    arguments: argparse.Namespace,
+    read: Callable[[Store], Awaitable[T]],
+    *,
+    opened: Callable[[TracePlace], Store] | None = None,
+) -> T:
+    """The result of a query of the chosen trace."""
+
+    from ...opening import store_to_read
+
+    async def work() -> T:
+        place = chosen_trace(arguments)
+        if opened is not None and isinstance(place, Path) and not place.exists():
+            raise StoreError(f"there is no trace file at {place}")
+        async with (opened or store_to_read)(place) as store:
+            return await read(store)
+
+    return anyio.run(work)
+
+
+async def price_version(store: Store, under: str | None) -> str | None:
+    """The whole price version that begins as ``--under`` says; None if it says none."""
+    if under is None:
+        return None
+    known = [table.version for table in await store.price_tables()]
+    fitting = [version for version in known if version.startswith(under)]
+    if len(fitting) != 1:
+        raise ConfigurationError(
+            f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
+            f"the trace knows {', '.join(known) or 'none'}"
+        )
+    return fitting[0]
+
+
+# -- working on an engine
+
+T = TypeVar("T")
+
+
+def on_engine(
+    arguments: argparse.Namespace,
+    work: Callable[[Engine], Awaitable[T]],
+    *,
+    make: Callable[[], Engine] | None = None,
+) -> T:
+    """The result of some work on an engine with the configuration of ``--models-file``."""
+    from callboard.engine import Engine, load_registry
+
+    registry = load_registry(arguments.models_file)
+
+    async def run() -> T:
+        async with Engine(models=registry) if make is None else make() as engine:
+            return await work(engine)
+
+    return anyio.run(run)
+
+
+def tell_warnings(warnings: Iterable[CallWarning]) -> None:
+    """Write the warnings of a call to stderr."""
+    for warning in warnings:
+        note(f"{warning.code}: {warning.message}")

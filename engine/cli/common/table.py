@@ -1,0 +1,263 @@
+"""Rows as a table that fits the terminal, as JSON lines, or as CSV.
+
+Amounts are whole numbers of nano-USD. People open CSV in a spreadsheet, so there each amount comes in USD as well,
+as an exact decimal. A nested value has one column for each field (`usage.input_tokens`), and a missing value is
+empty. Characters that could steer a terminal are escaped in JSON. CSV has no escapes, so they are left out there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from callboard.adapters.requests.surrogates import mend_json, mend_json_value
+
+from .harmless import harmless, one_line, write_json
+from .screen import make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+
+
+Format: TypeAlias = Literal["table", "json", "csv"]
+_NANO = "nano_usd"
+
+
+def add_format(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options --json and --csv. `what` ends the sentence "one JSON object a line"."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--json", action="store_const", dest="format", const="json", help=f"one JSON object a line {what}"
+    )
+    which.add_argument("--csv", action="store_const", dest="format", const="csv", help="CSV, for spreadsheets")
+    parser.set_defaults(format="table")
+
+
+def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> None:
+    """Structs of one kind, on stdout. Every field is there in every row of CSV, also where there are no rows."""
+    if form == "json":
+        for row in rows:
+            write_json(json_text(row))
+    else:
+        write_csv(_flat_fields(kind), (flat(msgspec.json.decode(json_text(row))) for row in rows))
+
+
+def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
+    """Write records of the same fields to stdout."""
+    if form == "json":
+        for record in records:
+            write_json(json_text(record))
+    else:
+        write_csv(columns, (flat(record) for record in records))
+
+
+def json_text(value: object) -> str:
+    """A value as JSON. Halves of surrogate pairs, as in a provider's own words, become U+FFFD."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(mend_json_value(msgspec.to_builtins(value)))
+    return mend_json(encoded).decode()
+
+
+def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
+    head = [name for column in columns for name in _with_usd(column)]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([_csv_cell(name) for name in head])
+    for record in records:
+        values = with_usd(record, columns)
+        out.writerow([_csv_cell(values.get(name, "")) for name in head])
+
+
+def with_usd(record: Mapping[str, Any], columns: Iterable[str] | None = None) -> dict[str, Any]:
+    """A record in which each amount stands in USD as well, as an exact decimal text."""
+    usd = {
+        column.replace(_NANO, "usd"): None if record[column] is None else f"{Decimal(record[column]).scaleb(-9):f}"
+        for column in (record if columns is None else columns)
+        if column.endswith(_NANO) and column in record
+    }
+    return {**record, **usd}
+
+
+def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A record with nested fields as ``a.b``. Lists, and objects with free keys, stay as JSON."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and name not in _AS_JSON:
+            found |= flat(value, f"{before}{name}.")
+        elif isinstance(value, (Mapping, list, tuple)):
+            found[before + name] = msgspec.json.encode(value).decode() if value else ""
+        else:
+            found[before + name] = value
+    return found
+
+
+_AS_JSON = ("tags", "routing", "raw")
+
+
+def _csv_cell(value: object) -> object:
+    # A cell that begins like a formula is one to a spreadsheet; an apostrophe makes it text.
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").replace(".", "", 1).isdigit()
+
+
+def _with_usd(column: str) -> list[str]:
+    return [column, column.replace(_NANO, "usd")] if column.endswith(_NANO) else [column]
+
+
+def _flat_fields(kind: type[msgspec.Struct]) -> list[str]:
+    names: list[str] = []
+    for field in msgspec.structs.fields(kind):
+        inner = _struct_in(field.type) if field.name not in _AS_JSON else None
+        names += [field.name] if inner is None else [f"{field.name}.{name}" for name in _flat_fields(inner)]
+    return names
+
+
+def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, perhaps beside None."""
+    for part in (kind, *getattr(kind, "__args__", ())):
+        if isinstance(part, type) and issubclass(part, msgspec.Struct):
+            return part
+    return None
+
+
+# -- tables
+#
+# A table in too little room has words of one letter a line. A table that is wider than its terminal is broken in
+# the middle of numbers. So the least important columns are left out, in the order that the command gives, and a
+# line below names them.
+
+FOLDED_WIDTH = 24  # of a column that may fold: as narrow as names can be and still be read
+
+_GAP = 2
+
+R = TypeVar("R")
+
+
+class Column(NamedTuple, Generic[R]):
+    """One column of a table: its heading, and the cell of each row."""
+
+    heading: str
+    cell: Callable[[R], str | Sequence[str]]  # the text of a row: one line, or several lines
+    folds: bool = False  # whether it may be broken over several lines
+    may_go: int = 0
+    """0 for a column that always stays. Of the others, the one with the greatest number goes first."""
+    right: bool = False
+    footer: str = ""  # the text below the column, which a table of several rows shows
+
+
+def figure(heading: str, cell: Callable[[R], str], *, may_go: int = 0, footer: str = "") -> Column[R]:
+    """A column that is aligned to the right."""
+    return Column(heading, cell, may_go=may_go, right=True, footer=footer)
+
+
+class FittingTable(Generic[R]):
+    """A table for terminals of any width."""
+
+    def __init__(self, columns: Sequence[Column[R]], rows: Iterable[R]) -> None:
+        self._columns = columns
+        self._headings = [one_line(column.heading) for column in columns]
+        self._rows = [[_cell(column.cell(row)) for column in columns] for row in rows]
+        sums = len(self._rows) > 1 and any(column.footer for column in columns)
+        self._footers = [one_line(column.footer) for column in columns] if sums else None
+
+    def shown_in(self, width: int) -> list[int]:
+        """The places of the columns for which there is room."""
+        wanted = [self._wanted(place) for place in range(len(self._columns))]
+        chosen = list(range(len(wanted)))
+        while sum(wanted[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:
+            first = max(chosen, key=lambda place: self._columns[place].may_go)
+            if not self._columns[first].may_go:
+                break
+            chosen.remove(first)
+        return chosen
+
+    def _wanted(self, place: int) -> int:
+        from rich.cells import cell_len
+
+        footer = self._footers[place] if self._footers else ""
+        texts = (self._headings[place], footer, *(row[place] for row in self._rows))
+        widest = max((cell_len(line) for text in texts for line in text.splitlines()), default=0)
+        return min(widest, FOLDED_WIDTH) if self._columns[place].folds else widest
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        chosen = self.shown_in(options.max_width)
+        yield self._drawn(chosen)
+        left_out = [heading for place, heading in enumerate(self._headings) if place not in chosen]
+        if any(left_out):
+            yield Text(f"(no room for: {', '.join(filter(None, left_out))})", style="dim")
+
+    def _drawn(self, chosen: Sequence[int]) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(
+            box=box.SIMPLE if self._footers else box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_footer=self._footers is not None,
+            pad_edge=False,
+            show_edge=False,
+            header_style="dim",
+            footer_style="bold",
+        )
+        for place in chosen:
+            column = self._columns[place]
+            table.add_column(
+                self._headings[place],
+                self._footers[place] if self._footers else "",
+                justify="right" if column.right else "left",
+                overflow="fold" if column.folds else "ellipsis",
+                no_wrap=not column.folds,
+            )
+        for row in self._rows:
+            table.add_row(*(row[place] for place in chosen))
+        return table
+
+
+def _cell(text: str | Sequence[str]) -> str:
+    return one_line(text) if isinstance(text, str) else "\n".join(map(one_line, text))
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def write_rows(
+    form: Format,
+    kind: type[S],
+    rows: Sequence[S],
+    columns: Sequence[Column[S]],
+    *,
+    empty: str = "",
+    below: str = "",
+    whole: bool = False,
+) -> int:
+    """Write rows in the chosen form. A program gets all their fields, and a person the columns.
+
+    `empty` replaces a table without rows, and `below` follows it. A terminal breaks them, unless they are `whole`.
+    """
+    if form != "table":
+        write(form, kind, rows)
+        return 0
+    console = make_console()
+    if empty and not rows:
+        console.print(empty, soft_wrap=whole)
+        return 0
+    console.print(FittingTable(columns, rows))
+    if below:
+        console.print(f"\n{below}", style="dim", soft_wrap=whole)
+    return 0

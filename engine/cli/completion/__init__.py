@@ -1,1 +1,0 @@
-"""What a shell may propose for the word at its cursor."""

@@ -1,0 +1,246 @@
+"""What a conversation starts with: its model, its tools, their approval, and the last conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from importlib import import_module, util
+from pathlib import Path
+from types import ModuleType
+from typing import TextIO
+
+import msgspec
+
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.engine import (
+    ApprovalRequest,
+    Approved,
+    Denied,
+    ModelInfo,
+    ModelRegistry,
+    Tool,
+    get_latest_model,
+    list_models,
+    mcp_tools,
+)
+from callboard.engine.models.config import FROM_ENVIRONMENT
+from callboard.engine.tools import Approve, ToolLike, as_tools
+from callboard.engine.tools.plugins import plugin_tools
+from callboard.tracestore.home import home_folder
+
+from .common.harmless import note, one_line
+from .common.table import json_text
+
+# -- the model
+
+VARIABLE = "CALLBOARD_MODEL"
+"""The environment variable that names a model for those who name none with ``-m``."""
+
+
+def first_model(registry: ModelRegistry) -> str:
+    """The model of $CALLBOARD_MODEL, else the default one, else the first that could be called.
+
+    Without a models.yaml that is the latest model of the provider whose key is set. At a terminal it is named,
+    because nobody has chosen it.
+    """
+    chosen = os.environ.get(VARIABLE) or registry.default_model
+    if chosen:
+        return chosen
+    if registry.source == FROM_ENVIRONMENT and registry.default_provider is not None:
+        latest = get_latest_model(registry.default_provider)
+        if latest is not None:
+            model = f"{registry.default_provider}:{_priced(registry.default_provider, latest).id}"
+            if sys.stderr.isatty():
+                note(f"({model}; -m names another model, {VARIABLE} another one for always)")
+            return model
+    for entry in registry.models.values():
+        if entry.kind == "chat" and registry.adapters[entry.adapter].state == "configured":
+            return entry.aliases[0] if entry.aliases else entry.id
+    raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
+
+
+def _priced(provider: str, latest: ModelInfo) -> ModelInfo:
+    """The best general model of a provider whose price is known, or else its latest."""
+    return next(
+        (
+            each
+            for each in list_models(provider)
+            if each.general and not each.deprecated and each.input_cost_per_million is not None
+        ),
+        latest,
+    )
+
+
+# -- the last conversation
+
+
+class LastSession(msgspec.Struct, frozen=True):
+    """The last conversation of this person."""
+
+    session_id: str
+    tools: tuple[str, ...] = ()
+    """The tools that it was given, in the words of the command line: their code is not stored."""
+
+
+def _file() -> Path:
+    return home_folder() / "last-session.json"
+
+
+def last_session() -> LastSession:
+    """The last conversation."""
+    try:
+        return msgspec.json.decode(_file().read_bytes(), type=LastSession)
+    except (OSError, msgspec.DecodeError):
+        raise ConfigurationError("there is no conversation to go on with yet: ask without -c first") from None
+
+
+def remember(session_id: str, tools: Sequence[str] = ()) -> None:
+    """Take this conversation as the last. A folder that can't be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write_private(_file(), msgspec.json.encode(LastSession(session_id, tuple(tools))))
+
+
+# -- Tools as words: functions of a Python file or module, MCP servers, and tools of plugins.
+#
+# -T weather.py                 the tools of a file: what @tool made, or else its public functions
+# -T weather.py:forecast        one of them; the same with a module, as in -T package.module:name
+# -T https://host/mcp           the tools of an MCP server
+# -T "mcp:npx some-server"      the tools of an MCP server that is started by this command
+# -T NAME                       the tools of a plugin
+
+_COMMAND = "mcp:"
+
+
+async def given_tools(words: Sequence[str], life: AsyncExitStack) -> tuple[Tool, ...]:
+    """The tools that a person names."""
+    found: list[ToolLike] = []
+    for word in words:
+        server = _server(word)
+        if server is not None:
+            found += await life.enter_async_context(mcp_tools(server))
+        else:
+            found += _of_code(word)
+    try:
+        return as_tools(found)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _server(word: str) -> str | list[str] | None:
+    """The address or the command of an MCP server; None if the word names code."""
+    if word.startswith(("http://", "https://")):
+        return word
+    if not word.startswith(_COMMAND):
+        return None
+    try:
+        command = shlex.split(word.removeprefix(_COMMAND))
+    except ValueError as error:
+        raise ConfigurationError(f"-T {word}: {error}") from None
+    if not command:
+        raise ConfigurationError("-T mcp: names no command, such as 'mcp:npx some-server'")
+    return command
+
+
+def _of_code(word: str) -> list[ToolLike]:
+    place, _, name = word.rpartition(":") if ":" in word else (word, "", "")
+    if place.endswith(".py"):
+        module = _loaded(Path(place).expanduser())
+    else:
+        offered = plugin_tools(word)
+        if offered is not None:
+            return list(offered)
+        module = _imported(place)
+    if name:
+        if not hasattr(module, name):
+            raise ConfigurationError(f"{place} has no {name!r}")
+        return [getattr(module, name)]
+    tools = tools_of(module)
+    if not tools:
+        raise ConfigurationError(f"{place} has no tool: no public function with type hints")
+    return tools
+
+
+def tools_of(module: ModuleType) -> list[ToolLike]:
+    """What ``@tool`` made in a module; if that is nothing, its own public functions."""
+    public = [value for name, value in vars(module).items() if not name.startswith("_")]
+    made: list[ToolLike] = [value for value in public if isinstance(value, Tool)]
+    own = [each for each in public if inspect.isfunction(each) and each.__module__ == module.__name__]
+    return made or list(own)
+
+
+def _loaded(path: Path) -> ModuleType:
+    """The module of a file, run under a name of its own."""
+    name = f"callboard_tools_{path.stem}"
+    spec = util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigurationError(f"{path}: there is no such file")
+    module = sys.modules[name] = util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigurationError(_fault(path, error)) from error
+    return module
+
+
+def _fault(path: Path, error: Exception) -> str:
+    """What a file of tools did wrong, and on which of its lines."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    at = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f"{path}{f':{at}' if at else ''}: {type(error).__name__}: {error}"
+
+
+def _imported(name: str) -> ModuleType:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # behind what is installed
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(f"-T {name}: {error}") from error
+        raise ConfigurationError(
+            f"-T {name}: there is no such plugin or module; a file ends with .py, a server begins with https:// "
+            "or mcp:"
+        ) from None
+    except Exception as error:
+        raise ConfigurationError(f"-T {name}: {type(error).__name__}: {error}") from error
+
+
+# -- approval
+
+_NOBODY = "it needs an approval, and nobody is there to give it"
+
+
+def approver(tools: Iterable[Tool], *, asks_always: bool, tells: bool = True) -> Approve:
+    """The function that decides about calls: tools that need no approval just run."""
+    careful = {tool.name for tool in tools if tool.needs_approval is not None}
+
+    def approve(request: ApprovalRequest) -> Approved | Denied:
+        call = f"{request.call.name} {json_text(request.arguments)}"
+        if not asks_always and request.call.name not in careful:
+            if tells:
+                note(f"tool {call}")
+            return Approved()
+        try:
+            with open("/dev/tty", "r+", encoding="utf-8", buffering=1) as terminal:
+                return _asked(terminal, call)
+        except OSError:
+            note(f"tool {call}: {_NOBODY}")
+            return Denied(_NOBODY)
+
+    return approve
+
+
+def _asked(terminal: TextIO, call: str) -> Approved | Denied:
+    terminal.write(f"tool {one_line(call)}: may it run? [y/N, or why not] ")
+    answer = terminal.readline().strip()
+    if answer.lower() in ("y", "yes"):
+        return Approved()
+    return Denied("" if answer.lower() in ("", "n", "no") else answer)

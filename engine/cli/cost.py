@@ -1,0 +1,285 @@
+"""`callboard cost`, `stats` and `errors`: what recorded calls cost, how fast they were, and how they failed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial, reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
+from callboard.tracestore.filters import DIMENSIONS
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import price_table
+
+from .common.figures import moment_text, plural, rate, seconds, tell_beside, usd
+from .common.options import add_filters, call_filter, from_trace, price_version
+from .common.screen import make_console
+from .common.table import Column, FittingTable, add_format, figure, write_records, write_rows
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_FIGURES = tuple(name for name in CostRow.__struct_fields__ if name not in ("key", "by"))
+_SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
+
+
+def add_cost(parser: argparse.ArgumentParser) -> None:
+    add_by(parser)
+    add_filters(parser)
+    parser.add_argument(
+        "--under", metavar="VERSION", help="the costs under this price version (default: the current)"
+    )
+    add_format(parser, "for each group")
+    parser.set_defaults(run=run_cost)
+
+
+def add_by(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        type=dimensions,
+        default=("model",),
+        metavar="A,B",
+        help=f"group by these (default model): {', '.join((*_SHORT, *DIMENSIONS))}, tag:KEY; or 'total'",
+    )
+
+
+def dimensions(text: str) -> tuple[str, ...]:
+    if text == "total":
+        return ()
+    names = tuple(_SHORT.get(name, name) for name in text.split(",") if name)
+    for name in names:
+        if name not in DIMENSIONS and not (name.startswith("tag:") and len(name) > 4):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is nothing to group by; there are {', '.join((*_SHORT, *DIMENSIONS))} and tag:KEY"
+            )
+    return names
+
+
+def run_cost(arguments: argparse.Namespace) -> int:
+    by: tuple[str, ...] = arguments.by
+    rows = from_trace(arguments, partial(_read, arguments))
+    if arguments.format != "table":
+        write_records(arguments.format, (*by, *_FIGURES, "cache_hit_rate"), map(_cost_record, rows))
+        return 0
+    _show_costs(rows, by)
+    return 0
+
+
+async def _read(arguments: argparse.Namespace, store: Store) -> list[CostRow]:
+    by: tuple[str, ...] = arguments.by
+    under = await price_version(store, arguments.under)
+    rows = await store.costs(call_filter(arguments), by, under=under)
+    if "day" in by:  # days are read in their order; within one the dearest comes first
+        rows.sort(key=lambda row: row.key[by.index("day")])
+    return rows
+
+
+def _cost_record(row: CostRow) -> dict[str, Any]:
+    figures = {name: getattr(row, name) for name in _FIGURES}
+    return {**dict(zip(row.by, row.key, strict=True)), **figures, "cache_hit_rate": row.cache_hit_rate}
+
+
+def _show_costs(rows: Sequence[CostRow], by: Sequence[str]) -> None:
+    console = make_console()
+    calls = sum(row.calls for row in rows)
+    if not calls:
+        console.print("No such calls.")
+        return
+    total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
+    columns: list[Column[CostRow]] = [
+        *_by_columns(by, "all"),
+        figure("calls", lambda row: f"{row.calls:,}", may_go=3, footer=f"{calls:,}"),
+        figure(
+            "in",
+            lambda row: f"{row.total_input_tokens:,}",
+            may_go=4,
+            footer=f"{sum(row.total_input_tokens for row in rows):,}",
+        ),
+        figure("cached", lambda row: rate(row.cache_hit_rate), may_go=6),
+        figure(
+            "out",
+            lambda row: f"{row.output_tokens:,}",
+            may_go=5,
+            footer=f"{sum(row.output_tokens for row in rows):,}",
+        ),
+        figure("cost", lambda row: _amount(_now(row)), footer=_amount(total_now)),
+        figure("at call time", lambda row: _amount(_then(row)), may_go=1, footer=_amount(total_then)),
+        figure("unpriced", lambda row: _count(row.unpriced), footer=_count(total_now.unpriced)),
+    ]
+    if total_now.unknown:
+        columns.append(figure("unknown", lambda row: _count(row.unknown), footer=_count(total_now.unknown)))
+    if total_now.estimated:
+        estimated = _count(total_now.estimated)
+        columns.append(figure("estimated", lambda row: _count(row.estimated), may_go=2, footer=estimated))
+    console.print(FittingTable(columns, rows))
+    if not total_now.complete or total_now.estimated:
+        console.print()
+    tell_beside(console, total_now)
+
+
+def _by_columns(by: Sequence[str], total: str = "") -> list[Column[Any]]:
+    """A column for each thing that rows are grouped by."""
+    return [
+        Column(name, partial(_key, place), folds=True, footer="" if place else total)
+        for place, name in enumerate(by)
+    ]
+
+
+def _key(place: int, row: CostRow | StatisticsRow) -> str:
+    return row.key[place] or "-"
+
+
+def _now(row: CostRow) -> CostSum:
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
+
+
+def _then(row: CostRow) -> CostSum:
+    return CostSum(row.at_call_time_nano_usd, row.calls, row.estimated, row.at_call_time_unpriced, row.unknown)
+
+
+def _count(calls: int) -> str:
+    return f"{calls:,}" if calls else ""
+
+
+def _amount(total: CostSum) -> str:
+    """A sum as text. A sum of calls without any known cost is shown as unknown, and not as zero."""
+    if total.nano_usd or total.complete:
+        return usd(total.nano_usd)
+    return "unpriced" if total.unpriced else "unknown"
+
+
+# -- stats and errors
+
+
+def add_stats(parser: argparse.ArgumentParser) -> None:
+    add_by(parser)
+    add_filters(parser)
+    add_format(parser, "for each group")
+    parser.set_defaults(run=run_stats)
+
+
+def add_errors(parser: argparse.ArgumentParser) -> None:
+    add_filters(parser)
+    add_format(parser, "for each class and model")
+    parser.set_defaults(run=run_errors)
+
+
+def run_stats(arguments: argparse.Namespace) -> int:
+    by: tuple[str, ...] = arguments.by
+    rows = from_trace(arguments, lambda store: store.statistics(call_filter(arguments), by))
+    if arguments.format != "table":
+        write_records(arguments.format, (*by, *_COLUMNS), (_statistics_record(by, row) for row in rows))
+        return 0
+    console = make_console()
+    if not rows:
+        console.print("No such calls.")
+        return 0
+    columns: list[Column[StatisticsRow]] = [
+        *_by_columns(by),
+        figure("attempts", lambda row: f"{row.attempts:,}"),
+        figure("failed", lambda row: rate(row.failed / row.attempts) if row.failed else ""),
+        figure("p50", lambda row: _time(row.latency_ms.p50)),
+        figure("p90", lambda row: _time(row.latency_ms.p90), may_go=1),
+        figure("p99", lambda row: _time(row.latency_ms.p99), may_go=4),
+        figure("first token p50", lambda row: _time(row.first_token_ms.p50), may_go=2),
+        figure("first p90", lambda row: _time(row.first_token_ms.p90), may_go=6),
+        figure("first p99", lambda row: _time(row.first_token_ms.p99), may_go=7),
+        figure("tok/s p50", _speed, may_go=3),
+        figure("cached", lambda row: rate(row.cache_hit_rate), may_go=5),
+    ]
+    console.print(FittingTable(columns, rows))
+    _tell_counts(console, rows)
+    if any(row.cached_input_tokens for row in rows):
+        _tell_savings(console, arguments)
+    refused = from_trace(arguments, lambda store: _refusals(store, arguments))
+    if refused:
+        console.print(
+            f"{plural(refused, 'call')} refused by budgets, see `callboard replay --topic budget.refused`."
+        )
+    console.print(
+        "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
+        "tok/s: output after the first token.",
+        style="dim",
+    )
+    return 0
+
+
+def _tell_savings(console: Console, arguments: argparse.Namespace) -> None:
+    prices = price_table(home_folder())
+    found = from_trace(arguments, lambda store: cache_savings(store, prices, call_filter(arguments)))
+    beside = f"; {plural(found.unpriced, 'call')} without a price" if found.unpriced else ""
+    console.print(
+        f"\nPrompt caches saved {usd(found.saved_nano_usd)}: {found.cached_input_tokens:,} tokens were read from "
+        f"them in {plural(found.calls, 'call')}{beside}.",
+        style="dim",
+    )
+
+
+async def _refusals(store: Store, arguments: argparse.Namespace) -> int:
+    """The number of calls that budgets refused in the time that is asked for."""
+    where = call_filter(arguments)
+    return len(await store.events(topic="budget.refused", since=where.since, until=where.until, limit=None))
+
+
+def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
+    """Whose tokens are in no sum, or in it by estimate."""
+    estimated, unpriced, unknown = (
+        sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
+    )
+    told = ((unknown, "of unknown usage"), (estimated, "counted by estimate"), (unpriced, "without a price"))
+    beside = ", ".join(f"{plural(count, 'attempt')} {what}" for count, what in told if count)
+    if beside:
+        console.print(f"\n{beside}.", style="yellow" if unknown else "dim")
+
+
+_COUNTS = StatisticsRow.__struct_fields__[1:13]
+_COLUMNS = (
+    *(*_COUNTS, "cache_hit_rate"),
+    *(f"{name}.{part}" for name in StatisticsRow.__struct_fields__[13:] for part in Percentiles.__struct_fields__),
+)
+
+
+def _statistics_record(by: Sequence[str], row: StatisticsRow) -> dict[str, Any]:
+    values = msgspec.to_builtins(row)
+    del values["key"]
+    return {**dict(zip(by, row.key, strict=True)), **values, "cache_hit_rate": row.cache_hit_rate}
+
+
+def _time(milliseconds: float | None) -> str:
+    return seconds(None if milliseconds is None else int(milliseconds))
+
+
+def _speed(row: StatisticsRow) -> str:
+    p50 = row.tokens_per_second.p50
+    return "-" if p50 is None else f"{p50:,.1f}"
+
+
+_ERRORS: list[Column[ErrorRow]] = [
+    Column("error", lambda row: row.error_class, folds=True),
+    Column("model", lambda row: row.model, folds=True),
+    figure("attempts", lambda row: f"{row.attempts:,}"),
+    figure("final", lambda row: f"{row.ended:,}", may_go=2),
+    figure("status", lambda row: "-" if row.provider_status is None else str(row.provider_status), may_go=3),
+    figure("last", lambda row: moment_text(row.last_us), may_go=4),
+    Column("latest message", lambda row: (row.error_message or "-")[:120], folds=True, may_go=1),
+]
+
+
+def run_errors(arguments: argparse.Namespace) -> int:
+    rows = from_trace(arguments, lambda store: store.errors(call_filter(arguments)))
+    ended = sum(row.ended for row in rows)
+    total = plural(sum(row.attempts for row in rows), "failed attempt")
+    return write_rows(
+        arguments.format,
+        ErrorRow,
+        rows,
+        _ERRORS,
+        empty="No failed attempts.",
+        below=f"{total}; {plural(ended, 'call')} ended so.",
+    )

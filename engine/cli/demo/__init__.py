@@ -1,1 +1,0 @@
-"""The command `demo`: everything that there is to see, in one go."""

@@ -1,0 +1,232 @@
+"""`callboard doctor` and `callboard plugins`: check what is configured and installed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import sys
+from datetime import UTC, date, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from callboard.adapters.plugins import GROUPS, Plugin, plugins
+from callboard.bus import SYSTEM_CLOCK, Clock, ConfigurationError
+from callboard.engine import Check, Engine, HealthReport
+from callboard.engine.health import check_key_file, check_store, unreadable
+from callboard.engine.health_report import report_of
+from callboard.tracestore.health import sqlite_version
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_snapshot
+
+from ..nodes.health import check_broker
+from ..opening import store_to_write
+from ..store_address import TracePlace, is_address
+from .command_line import BADLY_CONFIGURED, COMMANDS, FAILED
+from .common.figures import plural
+from .common.harmless import one_line, write_json
+from .common.options import TRACE_NAME, add_models_file, add_trace, named_trace
+from .common.screen import folded, make_console
+from .common.table import Column, add_format, json_text, write_rows
+
+_PACKAGES = ("callboard", "httptools", "httpx", "xllamacpp")
+_NAME_WIDTH = 26
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """The output of `--json`."""
+
+    ok: bool  # whether every check is ok
+    readable: bool  # whether there is a configuration that can be read
+    versions: dict[str, str | None]
+    """The versions of programs and libraries; None for one that is not installed."""
+    places: dict[str, str]  # the paths of the files
+    checks: tuple[Check, ...]
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration can't be read."
+    )
+    add_models_file(parser)
+    add_trace(parser, "$CALLBOARD_HOME/trace.db")
+    parser.add_argument("--offline", action="store_true", help="ask no provider")
+    parser.add_argument("--nats", metavar="URL", help="check this broker of a cluster, too [$CALLBOARD_NATS]")
+    parser.add_argument("--cluster", metavar="NAME", default="callboard", help="the cluster's name there")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run_doctor)
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    trace = named_trace(arguments) or home_folder() / TRACE_NAME
+    models: Path | None = arguments.models_file
+    console = None if arguments.json else make_console()
+    nats = arguments.nats or os.environ.get("CALLBOARD_NATS")
+    readable, report = anyio.run(_examine, models, trace, arguments.offline)
+    if nats:
+        report = report_of([*report.checks, *anyio.run(check_broker, nats, arguments.cluster)])
+    report = report_of([*report.checks, check_prices(home_folder(), SYSTEM_CLOCK)])
+    places = {
+        "installation": installation(),
+        "python": sys.executable,
+        "configuration": str(models or home_folder() / "models.yaml"),
+        "trace": str(trace),
+    }
+    findings = Findings(report.ok, readable, versions(), places, report.checks)
+    if console is None:
+        write_json(msgspec.json.format(json_text(findings)))
+    else:
+        terminal = console.is_terminal
+        for line, style in lines_of(findings, signs=("✓", "✗", "·") if terminal else ("ok", "FAIL", "-")):
+            text = folded(one_line(line), sys.stdout, indent=_NAME_WIDTH + 3)
+            console.print(text, style=style, soft_wrap=True)
+    if not readable:
+        return BADLY_CONFIGURED
+    return 0 if report.ok else FAILED
+
+
+async def _examine(models: Path | None, trace: TracePlace, offline: bool) -> tuple[bool, HealthReport]:
+    """Whether the configuration can be read, and all that could be checked."""
+    store = store_to_write(trace)
+    try:
+        engine = Engine(models=models, store=store)
+    except ConfigurationError as error:
+        return False, report_of([unreadable(error), *check_key_file(), *await check_store(store)])
+    return True, await engine.health(offline=offline)
+
+
+def installation() -> str:
+    """The folder of the Callboard that looks: of a checkout, or of an installed package."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the programs and libraries that matter for a fault; None for one that is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "sqlite": sqlite_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _absence(place: str) -> str:
+    return "" if is_address(place) or Path(place).exists() else " (not there)"
+
+
+def lines_of(findings: Findings, *, signs: tuple[str, str, str]) -> list[tuple[str, str | None]]:
+    """The report as lines, each with its style."""
+    good, bad, unused = signs
+    width = max(map(len, signs)) + 1
+    lines: list[tuple[str, str | None]] = [
+        (", ".join(f"{name} {found or '(not installed)'}" for name, found in findings.versions.items()), "dim"),
+        *((f"{name}: {place}{_absence(place)}", "dim") for name, place in findings.places.items()),
+        ("", None),
+    ]
+    for check in findings.checks:
+        sign, style = (bad, "bold red") if not check.ok else (unused, "dim") if check.unused else (good, None)
+        lines.append((f"{sign:<{width}}{check.name:<{_NAME_WIDTH}} {' '.join(check.detail.split())}", style))
+        if check.fix:
+            lines.append((f"{'':<{width}}{'':<{_NAME_WIDTH}} -> {' '.join(check.fix.split())}", "yellow"))
+    failed = sum(not check.ok for check in findings.checks)
+    last = f"{failed} of {len(findings.checks)} checks failed." if failed else "All is well."
+    return [*lines, ("", None), (last, "bold")]
+
+
+# -- prices
+
+OLD_DAYS = 45
+"""The age in days at which newer prices are advised."""
+
+
+def check_prices(home: Path, clock: Clock) -> Check:
+    """Which prices new calls have, and how old the published ones are. Old ones are no fault."""
+    try:
+        table, published = price_table(home), published_snapshot(home)
+    except ConfigurationError as error:
+        return Check("prices", False, str(error), "Correct the file that it names, or remove it.")
+    days = age_in_days(published.date, clock)
+    age = "" if days is None else f", {plural(days, 'day')} old"
+    where = f" in {home / SNAPSHOT_NAME}" if (home / SNAPSHOT_NAME).exists() else ", as shipped"
+    own = f"; before them {home / OWN_NAME}" if (home / OWN_NAME).exists() else ""
+    fix = "`callboard prices update` takes newer ones." if days is not None and days > OLD_DAYS else ""
+    detail = f"{published.source} of {published.date}{age}{where}{own} (version {table.version})"
+    return Check("prices", True, detail, fix)
+
+
+def age_in_days(written: str, clock: Clock) -> int | None:
+    """How many days ago a day was, by the clock in UTC; None if it can't be read."""
+    try:
+        day = date.fromisoformat(written)
+    except ValueError:
+        return None
+    return max(0, (datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC).date() - day).days)
+
+
+# -- plugins
+
+
+class PluginLine(msgspec.Struct, frozen=True):
+    """A line of `callboard plugins --json`."""
+
+    kind: str  # the kind of what it offers: `adapters`, `tools` or `commands`
+    name: str  # the name by which it is asked for
+    package: str  # the package that offers it, with its version
+    place: str  # the place of its object: `module:name`
+    error: str | None  # the reason why it can't be used; None if it can be
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Lists what installed packages offer by entry points in the groups callboard.adapters, "
+        "callboard.tools and callboard.commands, and loads each of them."
+    )
+    add_format(parser, "for each plugin")
+    parser.set_defaults(run=run_plugins)
+
+
+_PLUGINS: list[Column[PluginLine]] = [
+    Column("kind", lambda line: line.kind),
+    Column("name", lambda line: line.name),
+    Column("package", lambda line: line.package, may_go=1),
+    Column("place", lambda line: line.place, may_go=3),
+    Column("state", lambda line: line.error or "ok", folds=True),
+]
+
+
+def run_plugins(arguments: argparse.Namespace) -> int:
+    """A plugin that is broken is listed with its fault, which is no failure of the list."""
+    logging.getLogger("callboard.plugins").setLevel(logging.ERROR)  # what it warns of stands in the list
+    found = [_plugin_line(plugin) for group in GROUPS for plugin in plugins(group)]
+    return write_rows(
+        arguments.format,
+        PluginLine,
+        found,
+        _PLUGINS,
+        empty="No plugins are installed.",
+        below=plural(len(found), "plugin"),
+    )
+
+
+def _plugin_line(plugin: Plugin) -> PluginLine:
+    kind = plugin.group.removeprefix("callboard.")
+    return PluginLine(kind, plugin.name, plugin.package, plugin.place, _plugin_fault(plugin))
+
+
+def _plugin_fault(plugin: Plugin) -> str | None:
+    if plugin.group == "callboard.commands" and plugin.name in COMMANDS:
+        return "hidden by a command of Callboard's own"
+    if plugin.group == "callboard.adapters" and _is_own_type(plugin.name):
+        return "hidden by an adapter of Callboard's own"
+    return plugin.load().fault
+
+
+def _is_own_type(name: str) -> bool:
+    from callboard.adapters.registry import adapter_types
+
+    return name in adapter_types()

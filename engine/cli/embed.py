@@ -1,0 +1,341 @@
+"""`callboard embed`, `collections` and `similar`: texts as vectors, kept and compared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from operator import add as plus
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from callboard.adapters.embeddings import INPUT_TYPES, InputType, PartialEmbeddingError, Vector
+from callboard.bus import CallboardError, CallWarning, ConfigurationError
+from callboard.bus.values.cost_sum import CostSum
+from callboard.bus.values.json import Json, JsonObject
+from callboard.bus.values.warning_codes import WarningCode
+from callboard.engine import EmbeddingResult, Engine
+from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Similar
+from callboard.tracestore.collections.similarity import packed
+from callboard.tracestore.home import home_folder
+
+from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of
+from .common.figures import cost_text, plural, sum_text
+from .common.harmless import note, one_line, say, write_json
+from .common.options import (
+    add_action,
+    add_key,
+    add_model,
+    add_models_file,
+    on_engine,
+    positive,
+    repeated,
+    tell_warnings,
+)
+from .common.table import Column, add_format, figure, json_text, write_rows
+
+
+def add_embed(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Embeds the texts that are given, or else each line of stdin. A text that can't be embedded "
+        "has an `error` in place of its `embedding`, and the exit code is then 1."
+    )
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="a text (default: the lines of stdin)")
+    add_model(parser)
+    add_models_file(parser)
+    add_key(parser)
+    parser.add_argument("--dimensions", type=int, metavar="N", help="of each vector (default: the model's own)")
+    parser.add_argument("--input-type", choices=INPUT_TYPES, help="what the texts are embedded for")
+    parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    parser.add_argument(
+        "--jsonl",
+        metavar="FIELD",
+        help="stdin has JSON objects, and the text is in this field of each; they come out with their vectors",
+    )
+    parser.add_argument("--base64", action="store_true", help="vectors as the base64 of little-endian float32")
+    parser.set_defaults(run=run_embed)
+
+
+def run_embed(arguments: argparse.Namespace) -> int:
+    records = list(_texts(arguments.text, arguments.jsonl, sys.stdin))
+    texts = [text for text, _ in records]
+
+    async def work(engine: Engine) -> EmbeddingResult:
+        return await engine.embed(
+            texts,
+            model=arguments.model,
+            dimensions=arguments.dimensions,
+            input_type=arguments.input_type,
+            truncate=arguments.truncate,
+            key=arguments.key,
+        )
+
+    write = partial(_write_vectors, records, as_base64=arguments.base64)
+    try:
+        result = on_engine(arguments, work)
+    except PartialEmbeddingError as error:
+        write(error.vectors, failures={at: str(failure) for at, failure in error.failures.items()})
+        raise
+    write(result.vectors)
+    tell_warnings(result.warnings)
+    what = f"{plural(len(texts), 'text')}, {result.dimensions} dimensions, {result.model}"
+    note(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}")
+    return 0
+
+
+def _texts(given: list[str], field: str | None, lines: TextIO) -> Iterator[tuple[str, JsonObject]]:
+    """Each text, with the fields that begin its line of output."""
+    if given or field is None:
+        for number, text in enumerate(given or (line.rstrip("\n") for line in lines)):
+            yield text, {"index": number}
+        return
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record: Json = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise CallboardError(f"line {number} of the input is no JSON: {error}") from error
+        found = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(record, dict) or not isinstance(found, str):
+            raise CallboardError(f"line {number} of the input has no text in a field {field!r}")
+        yield found, record
+
+
+def _write_vectors(
+    records: list[tuple[str, JsonObject]],
+    vectors: Iterable[Vector | None],
+    *,
+    as_base64: bool,
+    failures: dict[int, str] | None = None,
+) -> None:
+    for at, ((_, record), vector) in enumerate(zip(records, vectors, strict=True)):
+        outcome: JsonObject
+        if vector is None:
+            outcome = {"error": (failures or {})[at]}
+        else:
+            outcome = {"embedding": _base64(vector) if as_base64 else list(vector)}
+        write_json(json_text({**record, **outcome}))
+
+
+def _base64(vector: Vector) -> str:
+    little = vector
+    if sys.byteorder == "big":
+        little = vector[:]
+        little.byteswap()
+    return b64encode(little.tobytes()).decode()
+
+
+# -- collections
+
+
+def add_collections(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Collections of vectors, in $CALLBOARD_HOME/embeddings.db."
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_adding(inner)
+    listing = add_action(inner, "list", list_collections, "List collections", "Lists the collections.")
+    add_format(listing, "for each collection")
+    delete = add_action(
+        inner,
+        "delete",
+        delete_collection,
+        "Delete a collection, or items of it",
+        "Deletes a collection, or items of it.",
+    )
+    delete.add_argument("collection", metavar="COLLECTION", help="the collection")
+    delete.add_argument("id", nargs="*", metavar="ID", help="only these items")
+    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
+
+
+def _add_adding(inner: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = add_action(
+        inner,
+        "add",
+        add_to_collection,
+        "Embed new and changed texts",
+        "Embeds texts into a collection, and skips those that it has already. A file is one text "
+        "under its path, but for .csv, .tsv, .json and .jsonl, whose rows have a text and an id each; the other "
+        "fields are kept beside the vector.",
+    )
+    parser.add_argument("collection", metavar="COLLECTION", help="made if it isn't there")
+    parser.add_argument(
+        *("-f", "--from"),
+        dest="files",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="files, or folders of files (default: the lines of stdin)",
+    )
+    parser.add_argument("-m", "--model", metavar="NAME", help="of a new collection; it keeps its model")
+    parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, whatever they are called")
+    parser.add_argument("--id", default="id", metavar="FIELD", help="the field of a row's id (default: id)")
+    repeated(parser, "--text", metavar="FIELD", help="a field of its text (default: text); repeatable")
+    parser.add_argument("--keep-text", action="store_true", help="keep the texts, too, and show them in `similar`")
+    parser.add_argument("--dimensions", type=positive, metavar="N", help="of a new collection's vectors")
+    add_key(parser)
+    add_models_file(parser)
+
+
+def add_similar(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The items of a collection whose vectors are nearest (cosine) to a text's, or to an item's."
+    )
+    parser.add_argument("collection", metavar="COLLECTION", help="the collection")
+    parser.add_argument("id", nargs="?", metavar="ID", help="like this item, which is left out")
+    parser.add_argument("-c", "--content", metavar="TEXT", help="like this text (default: stdin)")
+    parser.add_argument(
+        "-n", "--limit", type=positive, default=10, metavar="N", help="at most N items (default 10)"
+    )
+    add_key(parser)
+    add_models_file(parser)
+    add_format(parser, "for each item")
+    parser.set_defaults(run=similar)
+
+
+def add_to_collection(arguments: argparse.Namespace) -> int:
+    """Embed records into a collection. Texts that were embedded before an error are kept."""
+    records = _records(arguments)
+    name: str = arguments.collection
+
+    async def work(engine: Engine) -> Added:
+        with CollectionFile(collections_file()) as file:
+            into = destination(engine.registry, file.collection(name), name, arguments.model, arguments.dimensions)
+            into = msgspec.structs.replace(into, keep_text=arguments.keep_text)
+
+            async def embed(texts: Sequence[str]) -> EmbeddingResult:
+                return await _embedded(engine, into, texts, "document", arguments.key)
+
+            return await add(file, into, records, embed)
+
+    added = on_engine(arguments, work)
+    tell_warnings({warning: None for result in added.results for warning in result.warnings if _told(warning)})
+    cost = reduce(
+        plus, (CostSum.of_call(each.usage, each.cost, unknown=False) for each in added.results), CostSum()
+    )
+    beside = f"; {sum_text(cost)}" if added.results else ""
+    note(f"{name}: {plural(added.embedded, 'text')} embedded, {added.unchanged:,} unchanged{beside}")
+    return 0
+
+
+def _told(warning: CallWarning) -> bool:
+    """Not told is that a model knows no input types: nobody who adds to a collection has asked for one."""
+    return warning.code != WarningCode.PARAMETER_DROPPED or not warning.message.startswith("input_type ")
+
+
+async def _embedded(
+    engine: Engine, into: Into, texts: Sequence[str], kind: InputType, key: str | None
+) -> EmbeddingResult:
+    return await engine.embed(texts, model=into.model, dimensions=into.dimensions, input_type=kind, key=key)
+
+
+def _records(arguments: argparse.Namespace) -> list[Record]:
+    fields = Fields(arguments.id, tuple(arguments.text))
+    if arguments.files:
+        return [record for path in arguments.files for record in records_in(path, arguments.kind, fields)]
+    return list(records_of(sys.stdin.read(), arguments.kind or "lines", fields, "the input"))
+
+
+_SIMILAR: list[Column[Similar]] = [
+    figure("score", lambda each: f"{each.score:.4f}"),
+    Column("id", lambda each: each.id, folds=True),
+    Column("text", lambda each: one_line(_text_beside(each))[:200], folds=True, may_go=1),
+]
+
+
+def similar(arguments: argparse.Namespace) -> int:
+    name: str = arguments.collection
+    with CollectionFile(collections_file(), readonly=True) as file:
+        known = file.collection(name)
+        if known is None:
+            raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+        found = file.similar(name, _vector(arguments, file, known), arguments.limit, without=arguments.id)
+    return write_rows(arguments.format, Similar, found, _SIMILAR)
+
+
+def _text_beside(found: Similar) -> str:
+    return found.text or ("" if found.metadata is None else bytes(found.metadata).decode())
+
+
+def _vector(arguments: argparse.Namespace, file: CollectionFile, known: Collection) -> bytes:
+    """The vector to compare with: an item's, or that of a text, by the collection's own model."""
+    if arguments.id is not None and arguments.content is not None:
+        raise ConfigurationError("like what? Give an ID or a text, not both")
+    if arguments.id is not None:
+        vector = file.vector(known.name, arguments.id)
+        if vector is None:
+            raise CallboardError(f"collection {known.name!r} has no item {arguments.id!r}")
+        return vector
+    text: str = sys.stdin.read().strip() if arguments.content is None else arguments.content
+    if not text:
+        raise ConfigurationError("like what? Give an ID, a text with -c, or one on stdin")
+
+    async def work(engine: Engine) -> bytes:
+        into = destination(engine.registry, known, known.name, None, None)
+        result = await _embedded(engine, into, [text], "query", arguments.key)
+        return packed(result.vectors[0])
+
+    vector = on_engine(arguments, work)
+    if len(vector) != 4 * known.dimensions:
+        raise ConfigurationError(
+            f"{known.model} gives {len(vector) // 4} dimensions now, and collection {known.name!r} has "
+            f"{known.dimensions}: embed it anew"
+        )
+    return vector
+
+
+_COLLECTIONS: list[Column[Collection]] = [
+    Column("collection", lambda each: each.name),
+    Column("model", lambda each: each.model, folds=True, may_go=1),
+    figure("dimensions", lambda each: f"{each.dimensions:,}", may_go=2),
+    figure("items", lambda each: f"{each.items:,}"),
+]
+
+
+def list_collections(arguments: argparse.Namespace) -> int:
+    with CollectionFile(collections_file(), readonly=True) as file:
+        found = file.collections()
+    return write_rows(
+        arguments.format,
+        Collection,
+        found,
+        _COLLECTIONS,
+        empty=f"No collections in {collections_file()}.",
+        whole=True,
+    )
+
+
+def delete_collection(arguments: argparse.Namespace) -> int:
+    name: str = arguments.collection
+    with CollectionFile(collections_file(), readonly=True) as file:
+        known = file.collection(name) is not None
+    if not known:
+        raise CallboardError(f"there is no collection {name!r}; `callboard collections list` shows them")
+    with CollectionFile(collections_file()) as file:
+        gone = file.delete(name, arguments.id or None)
+    if arguments.id and not gone:
+        raise CallboardError(f"collection {name!r} has none of these items")
+    say(
+        f"{plural(gone, 'item')} deleted from {name}."
+        if arguments.id
+        else f"{name} is deleted: {plural(gone, 'item')}."
+    )
+    return 0
+
+
+def show_path(arguments: argparse.Namespace) -> int:
+    say(str(collections_file()))
+    return 0
+
+
+FILE_NAME = "embeddings.db"
+
+
+def collections_file() -> Path:
+    """The path of the file of collections, which need not be there."""
+    return home_folder() / FILE_NAME

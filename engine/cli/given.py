@@ -1,0 +1,348 @@
+"""What a person types for a question, as values: the prompt, attachments, options, a schema."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from mimetypes import guess_type
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from callboard.adapters import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, TextBlock
+from callboard.bus import ConfigurationError
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine import TurnOptions
+from callboard.engine.models.nearest_names import nearest
+
+from .common.options import failing_as
+
+# -- the prompt
+
+NOTHING = "there is nothing to ask: say it, or pipe it in, such as: git diff | callboard ask 'What is new?'"
+
+
+class Pipe:
+    """Standard input, read once and whole.
+
+    A terminal, a closed stream and ``/dev/null`` hold nothing.
+    """
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+
+    def read(self) -> bytes:
+        """All bytes that come."""
+        if self._data is None:
+            self._data = sys.stdin.buffer.read() if _is_pipe() else b""
+        return self._data
+
+    def text(self) -> str:
+        """All that comes, as text, without the line break at its end."""
+        try:
+            return self.read().decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigurationError("what comes through the pipe is no text; -a - attaches it") from None
+
+
+def _is_pipe() -> bool:
+    """Whether standard input is a pipe, a file or a socket."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def joined(piped: str, said: str) -> str:
+    """The prompt: the pipe's text, then what was said."""
+    return "\n\n".join(text for text in (piped, said) if text.strip())
+
+
+def attached(sources: Sequence[tuple[str, str | None]], pipe: Pipe) -> list[ContentBlock]:
+    """The blocks of attachments, each given by its source and, if it must be said, its type."""
+    return [attachment(source, media_type, pipe.read) for source, media_type in sources]
+
+
+def content_of(prompt: str, blocks: Sequence[ContentBlock]) -> str | list[ContentBlock]:
+    """What is sent: the attachments, then the prompt."""
+    if not prompt.strip() and not blocks:
+        raise ConfigurationError(NOTHING)
+    if not blocks:
+        return prompt
+    return [*blocks, TextBlock(prompt)] if prompt.strip() else list(blocks)
+
+
+def takes_pipe(sources: Sequence[tuple[str, str | None]]) -> bool:
+    """Whether the pipe is an attachment, and so no part of the prompt."""
+    return any(source == PIPE for source, _ in sources)
+
+
+# -- attachments
+
+PIPE = "-"
+"""The name of the pipe among attachments."""
+
+
+def attachment(source: str, media_type: str | None, read_pipe: Callable[[], bytes]) -> ContentBlock:
+    if source.lower().startswith(("http://", "https://")):
+        return of_address(source, media_type)
+    if source == PIPE:
+        return of_bytes(read_pipe(), "stdin", media_type)
+    path = Path(source).expanduser()
+    with failing_as(ConfigurationError, source):
+        return of_bytes(path.read_bytes(), path.name, media_type)
+
+
+def of_address(url: str, media_type: str | None) -> ContentBlock:
+    """The block of an address, which the provider fetches."""
+    name = urlsplit(url).path.rpartition("/")[2]
+    kind = media_type or guess_type(name)[0]
+    if kind is None:
+        raise ConfigurationError(f"{url}: its name doesn't show what it is; say it with --at {url} TYPE")
+    match kind.partition("/")[0]:
+        case "image":
+            return ImageBlock(url=url, media_type=kind)
+        case "audio":
+            return AudioBlock(url=url, media_type=kind)
+        case _:
+            return DocumentBlock(url=url, media_type=kind, name=name or None)
+
+
+def of_bytes(data: bytes, name: str, media_type: str | None = None) -> ContentBlock:
+    """The block of a file's bytes. Content goes before the name: a PNG that is called ``x.txt`` is an image."""
+    if not data:
+        raise ConfigurationError(f"{name}: is empty")
+    block = _of_media_type(data, name, media_type) if media_type is not None else _sniffed(data, name)
+    if block is None and (text := _as_text(data)) is not None:
+        block = TextBlock(f'<attachment name="{name}">\n{text.rstrip()}\n</attachment>')
+    guessed = guess_type(name)[0]
+    if block is None and guessed is not None:
+        block = _of_media_type(data, name, guessed)
+    if block is None:
+        raise ConfigurationError(
+            f"{name}: neither its content nor its name shows what it is; say it with --at {name} TYPE"
+        )
+    return block
+
+
+def _sniffed(data: bytes, name: str) -> ContentBlock | None:
+    """The block of bytes that show what they are."""
+    for make in (
+        lambda: ImageBlock(data=data),
+        lambda: AudioBlock(data=data),
+        lambda: DocumentBlock(data=data, name=name),
+    ):
+        try:
+            block: ContentBlock = make()
+        except ValueError:
+            continue
+        return block
+    return None
+
+
+def _of_media_type(data: bytes, name: str, media_type: str) -> ContentBlock | None:
+    match media_type.partition("/")[0]:
+        case "image":
+            return ImageBlock(data=data, media_type=media_type)
+        case "audio":
+            return AudioBlock(data=data, media_type=media_type)
+        case "text":
+            return None
+        case _:
+            return DocumentBlock(data=data, media_type=media_type, name=name)
+
+
+def _as_text(data: bytes) -> str | None:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+# -- Options of a turn as words: ``-o temperature 0.2``, and a provider's own as ``-o anthropic.top_k 40``. Pure.
+
+KINDS: Mapping[str, object] = {
+    "temperature": float,
+    "top_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "seed": int,
+    "max_output_tokens": int,
+    "stop_sequences": list[str],
+    "reasoning_effort": str,
+    "verbosity": str,
+    "user": str,
+    "parallel_tool_calls": bool,
+    "max_tool_rounds": int,
+    "max_retries": int,
+    "retry_empty": int,
+    "timeout": float,
+    "call_timeout": float,
+    "background": bool,
+    "continue_broken": bool,
+    "include_raw": bool,
+    "drain_for_usage": float,
+    "fallback": list[str],
+}
+"""The options that can be said in a word or a number, and what they are."""
+
+
+def options_of(given: Iterable[tuple[str, Json]]) -> TurnOptions:
+    """The options of some names and values. Of an option that is given twice, the last one counts.
+
+    A text is read as its option's type. A list is JSON, or its one element. A name with a dot is a provider's own
+    option: its value is JSON, or text.
+    """
+    found: dict[str, object] = {}
+    of_providers: dict[str, JsonObject] = {}
+    for name, value in given:
+        provider, dot, option = name.partition(".")
+        if dot and provider and option:
+            of_providers.setdefault(provider, {})[option] = _as_json(value)
+        else:
+            found[name] = _value(name, value)
+    if of_providers:
+        found["provider_options"] = of_providers
+    return cast("TurnOptions", found)
+
+
+def as_said(options: TurnOptions) -> JsonObject:
+    """Options as names and values that `options_of` reads as the same, for a file."""
+    said = {name: cast("Json", value) for name, value in options.items() if name != "provider_options"}
+    for provider, own in (options.get("provider_options") or {}).items():
+        said |= {f"{provider}.{name}": value for name, value in cast("JsonObject", own).items()}
+    return said
+
+
+def _value(name: str, value: Json) -> object:
+    kind = KINDS.get(name)
+    if kind is None:
+        near = nearest(name, KINDS)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}."
+        raise ConfigurationError(
+            f"there is no option {name!r}: {hint} An option of one provider is named PROVIDER.OPTION."
+        )
+    if kind == list[str] and isinstance(value, str):
+        value = _as_json(value) if value.lstrip().startswith("[") else [value]
+    if isinstance(value, str) and kind is not str:
+        value = value.strip()
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigurationError(f"-o {name} takes {_SAID[kind]}, not {value!r}") from None
+
+
+_SAID: Mapping[object, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "a word",
+    list[str]: "a text, or a JSON list of texts",
+}
+
+
+def _as_json(value: Json) -> Json:
+    """A text as the JSON that it is, or else as itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read: Json = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError):
+        return value
+    return read
+
+
+# -- A JSON Schema as a person gives it: a file, the schema itself, or a short form.
+#
+#     name, age int, born date, nick? str, tags str[], bio: what they are known for
+#     [name, age int]                                     a list of such objects
+#
+# Commas or line breaks separate fields. A field is a name, its type (text if there is none), and after a colon its
+# meaning. A question mark after the name makes the field optional.
+
+FIELD_TYPES: dict[str, JsonObject] = {
+    "str": {"type": "string"},
+    "string": {"type": "string"},
+    "text": {"type": "string"},
+    "int": {"type": "integer"},
+    "integer": {"type": "integer"},
+    "float": {"type": "number"},
+    "number": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "boolean": {"type": "boolean"},
+    "date": {"type": "string", "format": "date"},
+    "datetime": {"type": "string", "format": "date-time"},
+}
+"""The types that a field may have, by their names."""
+
+_FIELD = re.compile(
+    r"(?P<name>[A-Za-z_][\w-]*)(?P<optional>\?)?(?:\s+(?P<type>[A-Za-z]+)(?P<list>\[\])?)?\s*(?::\s*(?P<says>.*))?"
+)
+
+
+def schema_of(given: str) -> JsonObject:
+    """The schema that a person gives."""
+    text = given.strip()
+    if text.endswith(".json") and "\n" not in text:
+        return _of_json(_read_schema(Path(text)), text)
+    return _of_json(text, "--schema") if text.startswith("{") else of_short_form(text)
+
+
+def of_short_form(text: str) -> JsonObject:
+    """The schema of a short form."""
+    stripped = text.strip()
+    if stripped.startswith("[") and stripped.endswith("]"):
+        return {"type": "array", "items": _object(stripped[1:-1])}
+    return _object(stripped)
+
+
+def _object(text: str) -> JsonObject:
+    parts = [part.strip() for part in (text.splitlines() if "\n" in text.strip() else text.split(","))]
+    fields = [_field(part.removesuffix(",")) for part in parts if part]
+    if not fields:
+        raise ConfigurationError("the schema has no field: say it such as 'name, age int'")
+    return {
+        "type": "object",
+        "properties": {name: schema for name, schema, _ in fields},
+        "required": [name for name, _, required in fields if required],
+        "additionalProperties": False,
+    }
+
+
+def _field(text: str) -> tuple[str, JsonObject, bool]:
+    """A field's name, its schema, and whether it is required."""
+    found = _FIELD.fullmatch(text.strip())
+    if found is None:
+        raise ConfigurationError(f"{text!r} is no field of a schema such as 'age int: in years'")
+    schema = FIELD_TYPES.get((found["type"] or "str").lower())
+    if schema is None:
+        raise ConfigurationError(f"{found['type']!r} is no type of a field: {', '.join(FIELD_TYPES)} are")
+    if found["list"]:
+        schema = {"type": "array", "items": schema}
+    if found["says"]:
+        schema = {**schema, "description": found["says"].strip()}
+    return found["name"], schema, not found["optional"]
+
+
+def _read_schema(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _of_json(text: str, where: str) -> JsonObject:
+    try:
+        schema: Json = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ConfigurationError(f"{where} is no JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise ConfigurationError(f"{where} is no JSON Schema: that is an object")
+    return schema

@@ -1,0 +1,181 @@
+"""`callboard keys`: API keys in a private file beside models.yaml, which the environment goes before.
+
+A key is typed without echo or comes through a pipe. It is never an argument, because other users of the machine
+see those, and it is never shown, but by `get` through a pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from callboard.adapters.provider import providers
+from callboard.adapters.transport.header_values import fault_of
+from callboard.bus import CallboardError, ConfigurationError
+
+from ..keys.key_file import keys_file, read_keys
+from ..keys.writing import remove_key, set_key
+from ..models.nearest_names import nearest
+from .common.harmless import note, say
+from .common.options import add_action
+from .common.table import Column, write_rows
+
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+class KeyLine(msgspec.Struct, frozen=True):
+    """A line of `callboard keys list --json`."""
+
+    name: str  # the name of the key's variable
+    source: str | None  # the place that the key comes from: `environment` or `file`; None if there is no key
+    in_environment: bool
+    in_file: bool
+    """Whether the file has it. The environment's goes before it."""
+    providers: tuple[str, ...]  # the types of adapters that look for it without a models.yaml
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Keeps keys in $CALLBOARD_HOME/keys.json, which only its owner may read. A variable that is "
+        "set in the environment goes before a key of its name in the file."
+    )
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    setting = add_action(
+        inner, "set", set_one, "Store a key", "Asks for the key without showing it, or reads it from a pipe."
+    )
+    setting.add_argument("name", metavar="NAME", help="a provider such as openai, or a variable: OPENAI_API_KEY")
+    setting.add_argument("value", nargs="*", help=argparse.SUPPRESS)
+    listing = add_action(inner, "list", list_keys, "List the names of the keys", "Lists names, and never a key.")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line for each key")
+    get = add_action(
+        inner, "get", get_one, "Write a key to a pipe", "Writes the key that calls would use, but to no terminal."
+    )
+    get.add_argument("name", metavar="NAME", help="a provider, or a variable")
+    remove = add_action(inner, "remove", remove_one, "Remove a key", "Removes a key from the file.")
+    remove.add_argument("name", metavar="NAME", help="a provider, or a variable")
+    add_action(inner, "path", show_path, "Print the path of the file", "Writes the path of the file.")
+
+
+def set_one(arguments: argparse.Namespace) -> int:
+    variable = variable_of(arguments.name)
+    if arguments.value:
+        raise ConfigurationError(
+            "a key is no argument: other users see it in the list of processes, and your shell keeps it. Replace "
+            f"that key where it was issued; then `callboard keys set {variable}` asks for the new one"
+        )
+    key = _read(variable)
+    replaced = set_key(keys_file(), variable, key)
+    say(f"{variable} is {'replaced' if replaced else 'kept'} in {keys_file()}.")
+    if os.environ.get(variable):
+        note(f"callboard: {variable} is set in the environment, too, and that one goes first")
+    return 0
+
+
+def _read(variable: str) -> str:
+    """A key from the terminal or from a pipe. Raises ConfigurationError; the text has nothing of the key."""
+    try:
+        if sys.stdin.isatty():
+            from getpass import getpass
+
+            key = getpass(f"{variable}: ").strip()
+        else:
+            key = sys.stdin.read().strip()
+    except EOFError:
+        key = ""
+    fault = "it is empty" if not key else f"it holds {fault}" if (fault := fault_of(key)) else None
+    if fault is not None:
+        raise ConfigurationError(f"this is no key for {variable}: {fault}; nothing was changed")
+    return key
+
+
+def list_keys(arguments: argparse.Namespace) -> int:
+    stored = read_keys(keys_file())
+    write_rows(
+        "json" if arguments.json else "table",
+        KeyLine,
+        list(_lines(stored.keys)),
+        [
+            Column("key", lambda line: line.name),
+            Column("from", _source),
+            Column("for", lambda line: ", ".join(line.providers) or "-", may_go=1),
+        ],
+        below=f"file: {stored.path}{'' if stored.exists else ' (not there)'}",
+        whole=True,
+    )
+    if stored.fault is not None:
+        raise CallboardError(f"{stored.path} is ignored: {stored.fault}. {stored.fix}")
+    return 0
+
+
+def _lines(stored: Mapping[str, str]) -> Iterator[KeyLine]:
+    """The keys of the file, and those that are looked for without a models.yaml where one is set or expected."""
+    users: dict[str, list[str]] = {}
+    for provider in providers():
+        for variable in provider.key_variables:
+            users.setdefault(variable, []).append(provider.name)
+    expected = {
+        provider.key_variables[0] for provider in providers() if provider.expected and provider.key_variables
+    }
+    for name in sorted({*users, *stored}):
+        here, kept = bool(os.environ.get(name)), name in stored
+        if here or kept or name in expected:
+            source = "environment" if here else "file" if kept else None
+            yield KeyLine(name, source, here, kept, tuple(sorted(users.get(name, ()))))
+
+
+def _source(line: KeyLine) -> str:
+    match line.source:
+        case None:
+            return "-"
+        case "environment" if line.in_file:
+            return "the environment, before the file"
+        case "environment":
+            return "the environment"
+        case _:
+            return "the file"
+
+
+def get_one(arguments: argparse.Namespace) -> int:
+    variable = variable_of(arguments.name)
+    stored = read_keys(keys_file())
+    key = os.environ.get(variable) or stored.keys.get(variable)
+    if key is None:
+        why = "" if stored.fault is None else f"; {stored.path} is ignored: {stored.fault}. {stored.fix}"
+        raise CallboardError(f"there is no key {variable}{why}")
+    if sys.stdout.isatty():
+        raise CallboardError("a key is shown on no terminal; pipe it to what needs it")
+    sys.stdout.write(f"{key}\n")
+    return 0
+
+
+def remove_one(arguments: argparse.Namespace) -> int:
+    variable = variable_of(arguments.name)
+    if not remove_key(keys_file(), variable):
+        raise CallboardError(f"{keys_file()} has no key {variable}")
+    say(f"{variable} is removed from {keys_file()}.")
+    return 0
+
+
+def show_path(arguments: argparse.Namespace) -> int:
+    say(str(keys_file()))
+    return 0
+
+
+def variable_of(name: str) -> str:
+    """The variable of a provider's key, or a variable's own name."""
+    known = {provider.name: provider.key_variables[0] for provider in providers() if provider.key_variables}
+    if name in known:
+        return known[name]
+    if _VARIABLE.fullmatch(name):
+        return name
+    near = nearest(name, known)
+    hint = f"did you mean {near[0]}?" if near else f"providers are {', '.join(sorted(known))}"
+    raise ConfigurationError(
+        f"this is neither a provider nor a variable such as OPENAI_API_KEY: {hint}; "
+        "the variables that models.yaml names with api_key_env can be set by their names"
+    )

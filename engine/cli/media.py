@@ -1,0 +1,218 @@
+"""`callboard image` and `callboard video`: media from a prompt, as files."""
+
+from __future__ import annotations
+
+import argparse
+import mimetypes
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.engine import Engine, ImageResult, VideoHandle
+from callboard.engine.media.images import ImageOptions
+
+from .common.figures import cost_text
+from .common.harmless import note, say
+from .common.options import add_key, add_model, add_models_file, failing_as, on_engine, repeated, tell_warnings
+from .common.screen import progress_bar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+# -- images
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Makes an image of what the prompt says; with --edit it changes an image, or composes "
+        "several. Of a provider that gives an address and no bytes, the address is printed instead."
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help="what to show, or what to change")
+    add_model(parser)
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="several get a number each"
+    )
+    repeated(parser, "--edit", type=Path, metavar="FILE", help="may be repeated")
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="a PNG; what is transparent in it may change")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--size", metavar="SIZE", help="such as 1024x1024, or as the provider calls it")
+    parser.add_argument("--aspect-ratio", metavar="RATIO", help="such as 16:9")
+    parser.add_argument("--quality", metavar="WORD", help="such as low, medium, high")
+    parser.add_argument("--background", metavar="WORD", help="such as transparent")
+    parser.add_argument("--format", metavar="WORD", help="of the file: png, jpeg, webp")
+    add_models_file(parser)
+    add_key(parser)
+    parser.set_defaults(run=run_image)
+
+
+def run_image(arguments: argparse.Namespace) -> int:
+    async def work(engine: Engine) -> ImageResult:
+        edited: list[Path] = arguments.edit
+        model, options = arguments.model, _image_options(arguments)
+        if edited:
+            return await engine.edit_image(arguments.prompt, edited, mask=arguments.mask, model=model, **options)
+        return await engine.generate_image(arguments.prompt, model=model, **options)
+
+    if arguments.mask is not None and not arguments.edit:
+        raise CallboardError("a mask needs an image that it lies upon: give it with --edit")
+    try:
+        result = on_engine(arguments, work)
+        _write_images(result, arguments.output)
+    except (OSError, ValueError) as error:
+        raise CallboardError(str(error)) from error
+    tell_warnings(result.warnings)
+    what = f"{len(result.images)} of {result.operation}, {result.model}"
+    note(f"{what}: {cost_text(result.cost)}")
+    return 0
+
+
+def _image_options(arguments: argparse.Namespace) -> ImageOptions:
+    return {
+        "n": arguments.n,
+        "size": arguments.size,
+        "aspect_ratio": arguments.aspect_ratio,
+        "quality": arguments.quality,
+        "background": arguments.background,
+        "output_format": arguments.format,
+        "key": arguments.key,
+    }
+
+
+def _write_images(result: ImageResult, output: Path) -> None:
+    for number, image in enumerate(result.images, 1):
+        path = output if len(result.images) == 1 else output.with_stem(f"{output.stem}-{number}")
+        if image.data is None:
+            say(image.url or "")
+            continue
+        image.save(path)
+        kind = mimetypes.guess_type(path.name)[0]
+        other = "" if kind in (None, image.media_type) else f", which is {image.media_type}"
+        size = "" if image.width is None else f", {image.width}x{image.height}"
+        note(f"Written: {path}{size}{other}")
+
+
+# -- videos. A job continues if the command ends
+
+
+def add_video(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Makes a video of what the prompt says, waits until it is done, and downloads it. Ctrl-C ends "
+        "the waiting and not the job; --resume comes back to it."
+    )
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to show")
+    add_model(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to download it to")
+    parser.add_argument("--resume", metavar="ID", help="go on with a job that was created before")
+    parser.add_argument("--no-wait", action="store_true", help="only create it, and print its id")
+    parser.add_argument("--seconds", type=int, metavar="N", help="its length (default: the model's own)")
+    parser.add_argument("--size", metavar="SIZE", help="such as 1280x720")
+    parser.add_argument("--first-frame", type=Path, metavar="FILE", help="an image to begin with")
+    parser.add_argument("--audio", action=argparse.BooleanOptionalAction, help="with or without sound")
+    parser.add_argument("--variant", choices=VIDEO_VARIANTS, default="video", help="what to download")
+    parser.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 2 to 15 seconds)")
+    add_models_file(parser)
+    add_key(parser)
+    parser.set_defaults(run=run_video)
+
+
+def run_video(arguments: argparse.Namespace) -> int:
+    if (arguments.prompt is None) == (arguments.resume is None):
+        raise ConfigurationError("callboard video takes a prompt, or --resume ID of a job that was created before")
+    if arguments.output is None and not arguments.no_wait:
+        raise ConfigurationError("callboard video needs -o FILE, or --no-wait")
+    waiting = _Waiting(arguments)
+    try:
+        on_engine(arguments, waiting.run)
+    except BaseException:
+        waiting.say_how_to_resume()
+        raise
+    return 0
+
+
+class _Waiting:
+    """One command, as far as it has come."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._handle: VideoHandle | None = None
+
+    async def run(self, engine: Engine) -> None:
+        handle = self._handle = await self._begin(engine)
+        tell_warnings(handle.warnings)
+        if self._arguments.no_wait:
+            say(handle.id)
+            return
+        note(f"video {handle.id}, {handle.model}")
+        output: Path = self._arguments.output
+        with progress_bar() as drawn:
+            bar = Bar(drawn)
+            result = await handle.wait(on_progress=bar.looked)
+            with failing_as(CallboardError, output):
+                await handle.download(self._arguments.variant, to=output, on_progress=bar.loaded)
+        length = "" if result.job.terms.seconds is None else f"{result.job.terms.seconds} s, "
+        note(f"Written: {output}, {length}{result.job.model}: {cost_text(result.cost)}")
+
+    async def _begin(self, engine: Engine) -> VideoHandle:
+        arguments = self._arguments
+        every = arguments.every
+        polling = PollPolicy() if every is None else PollPolicy(first=every, longest=every, jitter=False)
+        if arguments.resume is not None:
+            return await engine.resume_video(
+                arguments.resume,
+                arguments.model,
+                seconds=arguments.seconds,
+                size=arguments.size,
+                audio=arguments.audio,
+                key=arguments.key,
+                polling=polling,
+            )
+        try:
+            return await engine.create_video(
+                arguments.prompt,
+                model=arguments.model,
+                seconds=arguments.seconds,
+                size=arguments.size,
+                first_frame=arguments.first_frame,
+                audio=arguments.audio,
+                key=arguments.key,
+                polling=polling,
+            )
+        except (OSError, ValueError) as error:
+            raise CallboardError(str(error)) from error
+
+    def say_how_to_resume(self) -> None:
+        """On stderr, if there is a job that isn't lost."""
+        handle = self._handle
+        if handle is None or handle.status in ("failed", "cancelled"):
+            return
+        goes_on = "is done" if handle.status == "completed" else "goes on"
+        words = ["callboard", "video", "--resume", handle.id, "--model", handle.model]
+        if self._arguments.key is not None:
+            words += ["--key", self._arguments.key]
+        if self._arguments.output is not None:
+            words += ["-o", str(self._arguments.output)]
+        note()
+        note(f"video {handle.id} {goes_on}; to come back to it: {shlex.join(words)}")
+
+
+class Bar:
+    """Shows the progress of the job, and then of the download."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("queued", total=None) if bar is not None else None
+
+    def looked(self, job: VideoJob) -> None:
+        """Show the state of the job."""
+        self._show(job.status.replace("_", " "), job.progress or 0.0, None if job.progress is None else 1.0)
+
+    def loaded(self, done: int, total: int | None) -> None:
+        """Show the bytes that have been downloaded."""
+        self._show("downloading", done, total)
+
+    def _show(self, description: str, completed: float, total: float | None) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=description, completed=completed, total=total)

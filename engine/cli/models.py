@@ -1,0 +1,333 @@
+"""`callboard models`: which models there are, what each can do and costs, and which can be asked for here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from callboard.bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
+from callboard.engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
+from callboard.engine.models.config import load_registry
+from callboard.engine.models.configured import configured_models
+from callboard.engine.models.known_models import (
+    FILE_NAME,
+    MOST_BYTES,
+    KnownModel,
+    KnownModels,
+    convert,
+    decode,
+    encode,
+    known_models,
+)
+from callboard.engine.models.published_prices import published_name
+from callboard.engine.routing.availability import AvailabilityTable
+from callboard.engine.runtime.adapter_pool import make_spare
+from callboard.tracestore.home import home_folder
+from callboard.tracestore.prices.home import price_table
+from callboard.tracestore.prices.source import parse
+
+from ..models.nearest_names import nearest
+from .common.figures import plural
+from .common.harmless import note, say
+from .common.options import add_models_file
+from .common.screen import make_console
+from .common.table import Column, add_format, figure, write_rows
+from .prices import add_update_options, differences, download
+
+_WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
+"""What a table says of a capability."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, as --json and --csv print it. None is not known."""
+
+    id: str  # the model as `provider:name`
+    display_name: str | None  # the model's name, for people
+    state: str
+    """The state of a model that is configured here. Empty for other models."""
+    context_window: int | None  # the size of the window in tokens
+    max_output: int | None  # the largest number of output tokens
+    supports_tools: bool | None  # whether the model calls tools
+    supports_vision: bool | None  # whether the model takes images
+    supports_reasoning: bool | None  # whether the model reasons
+    supports_structured_output: bool | None  # whether the model follows a schema
+    input_cost_per_million: Decimal | None  # USD per million input tokens, exactly
+    output_cost_per_million: Decimal | None  # USD per million output tokens, exactly
+    aliases: tuple[str, ...]  # other names of the model
+    released: str | None  # the day of the release, YYYY-MM-DD
+    deprecated: bool  # whether the provider has deprecated the model
+    retires: str | None  # the day on which the model is gone, YYYY-MM-DD
+    reason: str = ""  # the reason why a configured model is not available
+    source: str = ""  # the source of the knowledge
+    date: str = ""  # the day of that source
+
+
+_OF_INFO = tuple(name for name in Line.__struct_fields__ if name not in ("id", "state", "reason"))
+"""The fields that are those of `ModelInfo`."""
+
+_OF_CAPABILITIES = {
+    "context_window": "max_context_tokens",
+    "max_output": "max_output_tokens",
+    "supports_tools": "supports_tools",
+    "supports_vision": "supports_images",
+    "supports_reasoning": "supports_thinking",
+    "supports_structured_output": "supports_structured_output",
+}
+"""The fields that a configured model's adapter knows, as `AdapterCapabilities` calls them."""
+
+_ABILITIES = tuple(field for field in _OF_CAPABILITIES if field.startswith("supports_"))
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The models that can be asked for here: those of models.yaml, and what else its keys open. "
+        "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
+        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model."
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's; or `update`"
+    )
+    parser.add_argument("--all", action="store_true", help="every model that is known, configured or not")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="only those of an adapter here, or else of any provider"
+    )
+    parser.add_argument("--capability", metavar="NAME", help=f"only those with {', '.join(CAPABILITIES)}")
+    add_models_file(parser)
+    add_options(parser)
+    add_format(parser, "for each model")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the models."""
+    if arguments.name == UPDATE:
+        return run_update(arguments)
+    registry = load_registry(arguments.models_file)
+    if arguments.name is not None:
+        lines = list(_named(registry, arguments.name))
+        if not lines:
+            raise CallboardError(_unknown(arguments.name))
+    else:
+        lines = list(_chosen(registry, arguments))
+    if arguments.name is not None and arguments.format == "table":
+        _show(lines[0])
+        return 0
+    return write_rows(
+        arguments.format,
+        Line,
+        lines,
+        [
+            Column("model", lambda line: line.id, folds=True),
+            figure("window", lambda line: _count(line.context_window), may_go=2),
+            figure("output", lambda line: _count(line.max_output), may_go=3),
+            figure("$/M in", lambda line: _dollars(line.input_cost_per_million)),
+            figure("$/M out", lambda line: _dollars(line.output_cost_per_million)),
+            Column("can", _can, folds=True, may_go=1),
+            Column("also called", lambda line: ", ".join(line.aliases), folds=True),
+            Column("", _standing, folds=True),
+        ],
+        empty="No such models. `callboard models --all` lists every one that is known.",
+        below=f"{plural(len(lines), 'model')}, as known on {default_catalogue().date}. "
+        "Prices are of a small prompt.",
+    )
+
+
+# -- which
+
+
+def _chosen(registry: ModelRegistry, arguments: argparse.Namespace) -> Iterator[Line]:
+    provider: str | None = arguments.provider
+    field = None if arguments.capability is None else CAPABILITIES[capability_name(arguments.capability)]
+    if arguments.all or (provider is not None and provider not in registry.adapters):
+        lines: Iterable[Line] = map(_known, list_models(provider))
+    else:
+        here = _configured(registry)
+        lines = (_line(model) for model in here if provider in (None, model.provider))
+    return (line for line in lines if field is None or getattr(line, field))
+
+
+def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
+    return configured_models(
+        registry,
+        lambda entry: make_spare(entry, SYSTEM_CLOCK),
+        AvailabilityTable(),
+        price_table(home_folder()),
+        SYSTEM_CLOCK,
+    )
+
+
+def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
+    """The model of a name: as it is configured here, else as it is known."""
+    info, found = get_model_info(name), None
+    try:
+        entry = registry.resolve(name).model
+    except ConfigurationError:
+        pass
+    else:
+        routed = f"{entry.adapter}:{entry.wire_name}"
+        info = info or get_model_info(published_name(registry.adapters[entry.adapter], entry) or routed)
+        names = (entry.wire_name, None if info is None else info.id)  # it may be a dated name
+        here = (model for model in _configured(registry) if model.provider == entry.adapter)
+        found = next((model for model in here if model.wire_name in names), None)
+    if found is not None:
+        yield _line(found)
+    elif info is not None:
+        yield _known(info)
+
+
+def _unknown(name: str) -> str:
+    models = list_models(include_retired=True)
+    names = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
+    near = nearest(name, names, most=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`callboard models --all` lists all."
+    return f"nothing is known of a model {name!r}: {hint} As provider:name, it can be asked for all the same."
+
+
+def _known(info: ModelInfo) -> Line:
+    return Line(id=f"{info.provider}:{info.id}", state="", **{name: getattr(info, name) for name in _OF_INFO})
+
+
+def _line(model: ConfiguredModel) -> Line:
+    """A configured model, as its adapter knows it."""
+    can, info = model.capabilities, model.info
+    facts: dict[str, Any] = dict.fromkeys(_OF_INFO) | {"deprecated": False, "source": "", "date": ""}
+    if info is not None:
+        facts |= {name: getattr(info, name) for name in _OF_INFO}
+    facts |= {field: None if can is None else getattr(can, name) for field, name in _OF_CAPABILITIES.items()}
+    if model.kind != "chat":  # what else its adapter can do is no matter of this model
+        facts |= dict.fromkeys(_ABILITIES, False)
+    facts |= {
+        "input_cost_per_million": model.input_cost_per_million,
+        "output_cost_per_million": model.output_cost_per_million,
+        "aliases": model.aliases,
+    }
+    return Line(id=model.id, state=model.state, reason=model.reason, **facts)
+
+
+# -- how it looks
+
+
+def _show(line: Line) -> None:
+    console = make_console()
+    title = f"{line.id} ({line.display_name})" if line.display_name else line.id
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    can = _abilities(line)
+    unknown = _unsaid(line)
+    facts = {
+        "state": _standing(line) or ("" if line.state else "not configured here"),
+        "also called": ", ".join(line.aliases),
+        "window": _tokens(line.context_window),
+        "output": _tokens(line.max_output),
+        "can": ", ".join(can) or ("-" if not unknown else ""),
+        "not known": ", ".join(unknown),
+        "price": _price(line),
+        "released": line.released or "",
+        "known from": f"{line.source}, {line.date}" if line.source else "",
+    }
+    for name, fact in facts.items():
+        if fact:
+            console.print(f"  {name:<12}{fact}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _can(line: Line) -> str:
+    return ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-")
+
+
+def _abilities(line: Line) -> list[str]:
+    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name])]
+
+
+def _unsaid(line: Line) -> list[str]:
+    """Capabilities of which it isn't known whether the model has them."""
+    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
+
+
+def _standing(line: Line) -> str:
+    """What is to be known before a model is chosen."""
+    parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
+    parts += [line.reason] if line.reason else []
+    if line.retires is not None:
+        parts.append(f"gone from {line.retires} on")
+    elif line.deprecated:
+        parts.append("deprecated")
+    return ", ".join(parts)
+
+
+def _count(tokens: int | None) -> str:
+    return "?" if tokens is None else f"{tokens:,}"
+
+
+def _tokens(tokens: int | None) -> str:
+    return "not known" if tokens is None else f"{tokens:,} tokens"
+
+
+def _dollars(amount: Decimal | None) -> str:
+    return "?" if amount is None else f"{amount:f}"
+
+
+def _price(line: Line) -> str:
+    if line.input_cost_per_million is None and line.output_cost_per_million is None:
+        return "not known; `callboard prices update` may bring it"
+    into, out = _dollars(line.input_cost_per_million), _dollars(line.output_cost_per_million)
+    return f"${into} for a million tokens in, ${out} out; `callboard prices show {line.id}` has the rest"
+
+
+# -- update
+
+UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_and_context_window.json"
+UPDATE = "update"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the update, among those of `callboard models`."""
+    update = parser.add_argument_group("callboard models update")
+    add_update_options(update, UPSTREAM, "what came with Callboard")
+
+
+def run_update(arguments: argparse.Namespace) -> int:
+    home, tell = home_folder(), say if arguments.format == "table" else note  # there are no rows to tell
+    path = home / FILE_NAME
+    if arguments.shipped:
+        path.unlink(missing_ok=True)
+        tell("What is known of models is what came with Callboard.")
+        return 0
+    source: str = arguments.source
+    after = read_source(download(source, MOST_BYTES), source)
+    for line in difference(known_models(home), after):
+        tell(line)
+    if arguments.dry_run:
+        tell("Nothing was changed.")
+        return 0
+    home.mkdir(parents=True, exist_ok=True)
+    write_private(path, encode(after))
+    tell(f"{plural(len(after.models), 'model')} of {after.date}, in {path}")
+    return 0
+
+
+def read_source(data: bytes, source: str) -> KnownModels:
+    """A file of ours, or LiteLLM's list made into one."""
+    value = parse(data, source)
+    if isinstance(value, dict) and "format" in value:
+        return decode(data, source)
+    return convert(value, source=f"LiteLLM, {source}", day=datetime.now(UTC).date().isoformat())
+
+
+def difference(before: KnownModels, after: KnownModels) -> list[str]:
+    """What changes, by model."""
+    old, new = ({model.id: model for model in known.models} for known in (before, after))
+    return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
+        "nothing has changed"
+    ]
+
+
+def _facts(model: KnownModel) -> str:
+    window = "?" if model.context_window is None else f"{model.context_window:,}"
+    words = [word for word in ("tools", "vision", "reasoning", "structured") if getattr(model, word)]
+    return f"{window} tokens; {', '.join(words) or 'no more known'}"

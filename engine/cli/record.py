@@ -1,0 +1,118 @@
+"""`callboard record`: what a provider is asked and answers, byte for byte, as a cassette that replays it.
+
+The adapter of the model is put behind the same adapter of type ``cassette`` that replays the file later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from callboard.adapters.cassettes.cassette import load_cassette
+from callboard.bus import CallboardError, ConfigurationError
+from callboard.bus.values.json import JsonObject
+from callboard.engine import Engine, ModelRegistry, Session, load_registry
+from callboard.engine.models.entries import AdapterEntry
+
+from .chat.backstage import ReplyWriter
+from .command_line import FAILED
+from .common.figures import plural
+from .common.harmless import note
+from .common.options import add_model, add_models_file, failing_as
+from .common.screen import Screen, complain, make_console
+from .common.table import json_text
+from .conversation_setup import first_model
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Asks the prompts, or else the lines of stdin, one after the other in one session, and writes "
+        "all that goes over HTTP into a cassette. Keys are masked in it; what was said is not. Errors of the "
+        "provider are recorded as well."
+    )
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask (default: the lines of stdin)")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the cassette")
+    add_model(parser, required=False)
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--whole", action="store_true", help="ask for whole replies, and not for streams")
+    parser.add_argument("--replace", action="store_true", help="also if FILE is there")
+    add_models_file(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Record a scenario. An error of the provider becomes a part of the cassette."""
+    file: Path = arguments.output
+    if file.exists() and not arguments.replace:
+        raise CallboardError(f"{file} is there already; --replace records it anew")
+    registry = load_registry(arguments.models_file)
+    name = arguments.model or first_model(registry)
+    model = registry.resolve(name).model
+    entry = registry.adapter_of(model)
+    prompts = arguments.prompt or [line.strip() for line in sys.stdin if line.strip()]
+    if not prompts:
+        raise ConfigurationError("there is nothing to ask: give a PROMPT, or lines on stdin")
+    screen = Screen(make_console())
+
+    async def work() -> bool:
+        async with Engine(models=recording(registry, entry, file), trace=False) as engine:
+            session = engine.session(name, system_prompt=arguments.system)
+            return await _ask(session, prompts, screen, arguments.whole)
+
+    with failing_as(CallboardError, file):
+        answered = screen.run(work)
+    if not file.exists():
+        raise CallboardError(f"nothing went over HTTP to {entry.name}, so nothing was recorded")
+    count = len(load_cassette(file).exchanges)
+    note(f"{plural(count, 'exchange')} written to {file}")
+    note(f"To replay it, in models.yaml: {in_yaml(entry, file)}")
+    return 0 if answered else FAILED
+
+
+def recording(registry: ModelRegistry, entry: AdapterEntry, file: Path) -> ModelRegistry:
+    """The same models, where everything that goes over one adapter is written down in a file."""
+    if entry.type == "cassette":
+        raise ConfigurationError(f"adapter {entry.name!r} replays a cassette itself; name a model of a provider")
+    options = {"type": entry.type, "file": str(file), "record": True, "options": dict(entry.config.options)}
+    config = msgspec.structs.replace(entry.config, options=options)
+    recorded = msgspec.structs.replace(entry, type="cassette", config=config)
+    adapters = {**registry.adapters, entry.name: recorded}
+    return ModelRegistry(adapters, registry.models, default_provider=registry.default_provider)
+
+
+def in_yaml(entry: AdapterEntry, file: Path) -> str:
+    """The adapter that replays a recording, as a line for models.yaml."""
+    options: JsonObject = {"type": entry.type, "file": str(file)}
+    if entry.config.options:
+        options["options"] = dict(entry.config.options)
+    replayed: JsonObject = {"type": "cassette", "options": options}
+    if entry.config.base_url is not None:  # by which it knows the server's ways
+        replayed["base_url"] = entry.config.base_url
+    return f"{entry.name}: {json_text(replayed)}"
+
+
+async def _ask(session: Session, prompts: Sequence[str], screen: Screen, whole: bool) -> bool:
+    """Ask one after the other, and show the replies. False at the first that fails, which ends it."""
+    for prompt in prompts:
+        writer = ReplyWriter(screen, "")
+        try:
+            if whole:
+                screen.line((await session.send(prompt)).text)
+                continue
+            async with session.stream(prompt) as turn:
+                async for event in turn:
+                    writer.feed(event)
+                await turn.message()
+        except ConfigurationError:
+            raise
+        except CallboardError as error:
+            complain(f"{type(error).__name__}: {error}")
+            return False
+        finally:
+            writer.end()
+    await screen.drawn()
+    return True

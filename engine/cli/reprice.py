@@ -1,0 +1,353 @@
+"""`callboard reprice`: what the calls of a trace file cost under other prices, and back again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore.reports import OnProgress
+
+from ..opening import existing_store, store_to_read
+from ..pricing.pricing import load_prices
+from ..store_address import TracePlace
+from .command_line import INTERRUPTED
+from .common.figures import moment_text, plural, tell_beside, usd
+from .common.harmless import note
+from .common.options import add_filters, call_filter, chosen_trace, command_name, failing_as, from_trace, option_of
+from .common.screen import make_console, progress_bar
+from .common.table import Column, add_format, figure, write_records, write_rows
+from .repricing_report import By, Origin, page, record_columns, records, reprice_table, total
+
+AT_CALL_TIME = "call-time"
+LATEST = -1
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Works out what stored calls cost under a price table, and makes that their current cost. "
+        "Events and the costs at call time stay as they are, so it can be undone."
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prices", type=Path, metavar="FILE", help="price file; its newest table is taken")
+    source.add_argument(
+        "--use",
+        metavar="VERSION",
+        help=f"go back to the costs of an earlier version, or with '{AT_CALL_TIME}' to those at call time",
+    )
+    source.add_argument("--undo", action="store_true", help="take the latest repricing back")
+    source.add_argument("--history", action="store_true", help="all repricings of the file, the newest first")
+    source.add_argument(
+        "--resume",
+        nargs="?",
+        type=int,
+        const=LATEST,
+        metavar="N",
+        help="go on with a repricing that was interrupted (default: the latest)",
+    )
+    parser.add_argument(
+        "--discount",
+        type=discount,
+        action="append",
+        metavar="NAME=FACTOR",
+        help="a factor on the prices of --prices, else of new calls, such as 'anthropic:*=0.8'; more than once",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--version", metavar="V", help="the file's table with this version, or its beginning")
+    which.add_argument("--label", metavar="L", help="the file's table with this in its label")
+    parser.add_argument("--dry-run", action="store_true", help="only report")
+    parser.add_argument(
+        "--as-model", metavar="M", help="as if this provider:name had served all calls; only a report"
+    )
+    parser.add_argument(
+        "--by", choices=("model", "day", "session"), default="model", help="compare by this (default model)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one HTML page too")
+    add_filters(parser)
+    add_format(parser, "for each model, day or session, or with --history for each repricing")
+    parser.set_defaults(run=run)
+
+
+def discount(text: str) -> tuple[str, str]:
+    """A factor such as anthropic:*=0.8, as its name and its number."""
+    name, equals, factor = text.rpartition("=")
+    if not (name and equals and factor):
+        raise argparse.ArgumentTypeError(f"{text!r} is no factor such as anthropic:*=0.8")
+    return name, factor
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _require_source(arguments)
+    _refuse_trials(arguments)
+    trace = chosen_trace(arguments)
+    if arguments.use is not None:
+        return _use(trace, arguments)
+    if arguments.undo:
+        return _undo(trace, arguments)
+    if arguments.history:
+        return _history(trace, arguments)
+    if arguments.html is not None:
+        _check_place(arguments.html)
+    try:
+        with shown_progress() as progress:
+            report, table, before = anyio.run(_reprice, trace, arguments, progress)
+    except KeyboardInterrupt:
+        if not _only_looks(arguments):
+            command = f"{command_name()} reprice --resume {option_of(trace)}"
+            note()
+            note(f"callboard: interrupted; nothing has changed yet. To go on: {command}")
+        return INTERRUPTED
+    if arguments.format == "table":
+        show(report, trace, arguments.by)
+    else:
+        write_records(arguments.format, record_columns(arguments.by), records(report, arguments.by))
+    if arguments.html is not None:
+        _write_page(arguments.html, report, table, before, arguments, trace)
+    return 0
+
+
+def _require_source(arguments: argparse.Namespace) -> None:
+    other = arguments.undo or arguments.history or arguments.use is not None or arguments.resume is not None
+    if arguments.prices is None and not other and not arguments.discount:
+        raise ConfigurationError(
+            "reprice by what? Give --prices FILE, --discount NAME=FACTOR, --use, --undo, --history or --resume"
+        )
+    if arguments.discount and other:
+        raise ConfigurationError("--discount is for new prices: give it alone or with --prices")
+    if arguments.prices is None and (arguments.version is not None or arguments.label is not None):
+        raise ConfigurationError("--version and --label choose a table of a price file: give --prices FILE too")
+
+
+def _refuse_trials(arguments: argparse.Namespace) -> None:
+    """Refuse to try anything but prices. Going back to stored costs computes nothing."""
+    given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
+    chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
+    if chosen is None and arguments.resume is not None:
+        chosen = "--resume"
+    if given is not None and chosen is not None:
+        raise ConfigurationError(
+            f"{chosen} can't be tried with {given}, and nothing was changed: only prices can, with --prices. "
+            "What calls cost under prices that were used says: callboard cost --under VERSION"
+        )
+
+
+def _only_looks(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.dry_run or arguments.as_model is not None)
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress | None]:
+    """A bar on stderr, if stderr is a terminal. For a file of a single chunk it never appears."""
+    with progress_bar() as bar:
+        if bar is None:
+            yield None
+            return
+        task = bar.add_task("repricing", total=None, visible=False)
+        yield lambda done, last: bar.update(task, completed=done, total=last, visible=done < last)
+
+
+def _check_place(file: Path) -> None:
+    """Before anything is repriced: can the page be written there? Raises ConfigurationError."""
+    if file.is_dir():
+        raise ConfigurationError(f"{file} is a folder; --html takes a file")
+    if not file.absolute().parent.is_dir():
+        raise ConfigurationError(f"{file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{file} can't be written; nothing was repriced")
+
+
+def _write_page(
+    file: Path,
+    report: RepriceReport,
+    table: PriceTable,
+    before: str,
+    arguments: argparse.Namespace,
+    trace: TracePlace,
+) -> None:
+    where = call_filter(arguments)
+    chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
+    text = page(report, table, Origin(before, chosen, trace.name, datetime.now(UTC)))
+    with failing_as(ConfigurationError, file):
+        write_private(file, text.encode("utf-8", "replace"))
+    if arguments.format == "table":
+        make_console().print(f"Written: {file}", style="dim", soft_wrap=True)
+
+
+def _in_words(where: CallFilter) -> str:
+    """A filter in words, for people. Empty for a filter that lets every call pass."""
+    words = []
+    for name, value in msgspec.to_builtins(where).items():
+        match name, value:
+            case "tags", dict():
+                words += [f"tag {key}={tagged}" for key, tagged in value.items()]
+            case "unpriced" | "unknown", _:
+                words.append("unpriced calls" if name == "unpriced" else "calls of unknown cost")
+            case "min_cost_nano_usd", int():
+                words.append(f"calls of at least {usd(value)}")
+            case _:
+                words.append(f"{name.removesuffix('_id').replace('_', ' ')} {value}")
+    return ", ".join(words)
+
+
+def choose_table(prices: Path, version: str | None, label: str | None) -> PriceTable:
+    """The one table of a price file that is meant."""
+    tables = PriceTable.all_from_yaml(prices)
+    fitting = [
+        table
+        for table in tables
+        if (version is None or table.version.startswith(version))
+        and (label is None or label.casefold() in table.label.casefold())
+    ]
+    if version is None and label is None:
+        return tables[-1]
+    if len(fitting) == 1:
+        return fitting[0]
+    wanted = f"version {version!r}" if version is not None else f"label {label!r}"
+    there = ", ".join(f"{table.version} ({table.label})" for table in tables)
+    found = "no table has" if not fitting else "several tables have"
+    raise ConfigurationError(f"{prices}: {found} {wanted}; there are {there}")
+
+
+def _prices(arguments: argparse.Namespace) -> PriceTable:
+    if arguments.prices is None:
+        table = load_prices(None)
+    else:
+        table = choose_table(arguments.prices, arguments.version, arguments.label)
+    return table.discounted(dict(arguments.discount)) if arguments.discount else table
+
+
+async def _reprice(
+    trace: TracePlace, arguments: argparse.Namespace, progress: OnProgress | None
+) -> tuple[RepriceReport, PriceTable, str]:
+    """The report, its prices, and the prices of the costs before, in words."""
+    async with await _opened(trace, arguments) as store:
+        if arguments.resume is not None:
+            number = None if arguments.resume == LATEST else arguments.resume
+            report = await store.resume_reprice(number, progress=progress)
+        else:
+            report = await store.reprice(
+                _prices(arguments),
+                where=call_filter(arguments),
+                dry_run=arguments.dry_run,
+                as_model=arguments.as_model,
+                by_session=arguments.by == "session" or arguments.html is not None,
+                progress=progress,
+            )
+        tables = {table.version: table for table in await store.price_tables()}
+    before = tables.get(report.previous_version or "")
+    words = "the costs at call time" if before is None else f"{before.label}, version {before.version}"
+    chosen = tables.get(report.version)
+    if chosen is None:
+        chosen = _prices(arguments)
+    return report, chosen, words
+
+
+async def _opened(trace: TracePlace, arguments: argparse.Namespace) -> Store:
+    """The store, not open yet."""
+    return store_to_read(trace) if _only_looks(arguments) else await existing_store(trace)
+
+
+def show(report: RepriceReport, trace: TracePlace, by: By = "model") -> None:
+    console = make_console()
+    console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
+    if not report.calls:
+        console.print(f"No calls with token counts fit, in {trace}.", soft_wrap=True)
+        return
+    console.print(reprice_table(report, by))
+    console.print()
+    tell_beside(console, total(report).sum, "without a price in this table")
+    for line in _notes(report):
+        console.print(line, style="yellow", soft_wrap=True)
+    if report.dry_run:
+        console.print("Nothing was changed.", style="dim")
+    else:
+        command = f"{command_name()} reprice --undo {option_of(trace)}"
+        console.print(f"To go back: {command}", style="dim", soft_wrap=True)
+
+
+def _notes(report: RepriceReport) -> list[str]:
+    """What the sums leave out."""
+    notes = []
+    if report.newly_priced:
+        notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, and in no sum.")
+    if report.in_flight:
+        follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+        notes.append(f"{plural(report.in_flight, 'call')} had not ended yet; {follow}.")
+    return notes
+
+
+def _undo(trace: TracePlace, arguments: argparse.Namespace) -> int:
+    async def undo() -> tuple[RepriceRun, str | None]:
+        async with await existing_store(trace) as store:
+            return await store.undo_reprice(), await store.current_version()
+
+    run, before = anyio.run(undo)
+    now = f"under price version {before}" if before else "at call time"
+    name = run.label or run.version
+    _tell(f"Undone: repricing {run.id} ({name}). The current costs are those {now} again.", arguments)
+    return 0
+
+
+def _history(trace: TracePlace, arguments: argparse.Namespace) -> int:
+    runs = from_trace(arguments, lambda store: store.reprice_runs())
+    return write_rows(
+        arguments.format,
+        RepriceRun,
+        runs,
+        [
+            figure("no", lambda run: str(run.id)),
+            Column("when", lambda run: moment_text(run.started_us), folds=True, may_go=3),
+            Column("state", _state, folds=True),
+            Column("prices", lambda run: run.label, folds=True),
+            Column("version", lambda run: run.version, folds=True, may_go=4),
+            Column("which calls", lambda run: _in_words(run.where) or "all", folds=True, may_go=2),
+            figure("calls", lambda run: "-" if run.calls is None else f"{run.calls:,}", may_go=1),
+            figure("before", lambda run: _usd(run.sum_before_nano_usd), may_go=1),
+            figure("after", lambda run: _usd(run.sum_after_nano_usd), may_go=1),
+        ],
+        empty=f"No repricing yet in {trace}.",
+        whole=True,
+    )
+
+
+def _state(run: RepriceRun) -> str:
+    return run.state if run.state != "interrupted" else f"interrupted at {run.done:,} of {run.last_call or 0:,}"
+
+
+def _usd(nano_usd: int | None) -> str:
+    return "-" if nano_usd is None else usd(nano_usd)
+
+
+def _title(report: RepriceReport) -> str:
+    prices = f"{report.label or 'prices'} ({report.version})"
+    return f"As if on {report.as_model}, under {prices}" if report.as_model else f"Under {prices}"
+
+
+def _use(trace: TracePlace, arguments: argparse.Namespace) -> int:
+    version: str = arguments.use
+    anyio.run(_use_prices, trace, None if version == AT_CALL_TIME else version)
+    named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
+    _tell(f"The current costs are those {named} again.", arguments)
+    return 0
+
+
+def _tell(what: str, arguments: argparse.Namespace) -> None:
+    """What was done: to whoever reads, and beside the rows that a program asked for."""
+    if arguments.format == "table":
+        make_console().print(what, soft_wrap=True)
+    else:
+        note(what)
+
+
+async def _use_prices(trace: TracePlace, version: str | None) -> None:
+    async with await existing_store(trace) as store:
+        await store.use_prices(version)

@@ -1,0 +1,414 @@
+"""A repricing as a table, as rows for programs, and as one HTML page without scripts, network or further files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from html import escape
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from callboard.bus.package_data import package_data
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import PriceTable, RepriceReport, RepriceSums
+
+from .common.figures import difference, exact, percent, places, plural, rounded, usd
+from .common.harmless import one_line
+from .common.table import Column, FittingTable, figure
+
+By: TypeAlias = Literal["model", "day", "session"]
+
+_FIELDS = (
+    *("calls", "compared", "before_nano_usd", "after_nano_usd", "difference_nano_usd"),
+    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
+    *("unpriced_before", "unpriced", "estimated", "unknown"),
+)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A row of a comparison."""
+
+    name: str  # the model, day or session
+    sums: RepriceSums
+    """The sums of its calls. `before` and `after` are in nano-USD, over the calls that have a cost on both
+    sides."""
+
+    @property
+    def calls(self) -> int:
+        return self.sums.calls
+
+    @property
+    def before(self) -> int:
+        return self.sums.before_nano_usd
+
+    @property
+    def after(self) -> int:
+        return self.sums.after_nano_usd
+
+    @property
+    def sum(self) -> CostSum:
+        """What all its calls cost after."""
+        sums = self.sums
+        calls = sums.calls + sums.unknown
+        return CostSum(sums.all_after_nano_usd, calls, sums.estimated, sums.unpriced, sums.unknown)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there is anything to compare: a call with a cost before and after."""
+        return self.sums.compared > 0 or self.calls == 0
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The calls that are in neither sum, in words."""
+        sums = self.sums
+        never = sums.unpriced - sums.no_longer_priced
+        said = (
+            (sums.no_longer_priced, f"no longer priced ({usd(sums.no_longer_priced_nano_usd)} before)"),
+            (sums.newly_priced, f"newly priced ({usd(sums.newly_priced_nano_usd)})"),
+            (never, "unpriced"),
+            (sums.unknown, "unknown"),
+        )
+        return tuple(f"{count:,} {words}" for count, words in said if count)
+
+
+def lines_of(report: RepriceReport, by: By) -> list[Line]:
+    """The report by ``model``, ``day`` or ``session``."""
+    match by:
+        case "model":
+            return [Line(row.model, row) for row in report.models]
+        case "day":
+            return [Line(row.day, row) for row in report.days]
+        case "session":
+            return [Line(row.session_id or "(no session)", row) for row in report.sessions]
+
+
+def total(report: RepriceReport) -> Line:
+    """All calls of the report."""
+    return Line("all", report.total)
+
+
+def record_columns(by: By) -> list[str]:
+    """The fields of `records`."""
+    return [by, *_FIELDS]
+
+
+def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
+    """The lines for a program.
+
+    before_nano_usd and after_nano_usd are sums over the `compared` calls, which have a cost on both sides. Without
+    such calls the difference is None.
+    """
+    return [_record(by, line) for line in lines_of(report, by)]
+
+
+def _record(by: By, line: Line) -> dict[str, Any]:
+    difference = line.after - line.before if line.comparable else None
+    found = {name: getattr(line.sums, name) for name in _FIELDS if name != "difference_nano_usd"}
+    return {by: line.name, **{name: found.get(name, difference) for name in _FIELDS}}
+
+
+# -- the table
+
+
+def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable[Line]:
+    """One line for each model, day or session, and the sums below.
+
+    The sums are over the calls with a cost before and after. If there are other calls, a last column counts them.
+    """
+    everything = total(report)
+    columns: list[Column[Line]] = [
+        Column(by, lambda line: line.name, folds=True, footer="all"),
+        figure("calls", lambda line: f"{line.calls:,}", may_go=1, footer=f"{report.calls:,}"),
+        *(_of_comparable(name, text, everything) for name, text in _COMPARED.items()),
+    ]
+    if everything.beside:
+        beside = ", ".join(everything.beside)
+        columns.append(Column("beside these", lambda line: ", ".join(line.beside), folds=True, footer=beside))
+    return FittingTable(columns, lines_of(report, by))
+
+
+_COMPARED: Mapping[str, Callable[[Line], str]] = {
+    "before": lambda line: usd(line.before) if line.comparable else "-",
+    "after": lambda line: usd(line.after) if line.comparable else "-",
+    "difference": lambda line: difference(line.before, line.after) if line.comparable else "",
+    "": lambda line: percent(line.before, line.after) if line.comparable else "",
+}
+
+
+def _of_comparable(heading: str, text: Callable[[Line], str], everything: Line) -> Column[Line]:
+    return figure(heading, text, may_go=0 if heading else 2, footer=text(everything))
+
+
+# -- the page
+#
+# Amounts in its tables are exact: they show all digits, and each sum is the sum of the shown amounts. Amounts at
+# the charts are rounded.
+
+_SESSIONS = 50
+_DAYS_IN_CHART = 92
+_NOTES = 40
+_HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The words of a page about its origin."""
+
+    before: str  # the prices of the costs before
+    calls: str  # the calls that were repriced
+    source: str  # the trace file
+    now: datetime  # the time at which the page was made
+
+
+def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
+    everything = total(report)
+    models, days, sessions = (lines_of(report, by) for by in ("model", "day", "session"))
+    digits = max(
+        (places(amount) for row in (everything, *models, *days, *sessions) for amount in (row.before, row.after)),
+        default=2,
+    )
+    table_of = partial(_table, digits=max(2, digits))
+    title = f"Model costs under {report.label or report.version}"
+    if report.as_model:
+        title = f"Model costs as if on {report.as_model}, under {report.label or report.version}"
+    parts = [
+        f"<h1>{escaped(title)}</h1>",
+        _facts(report, days, origin),
+        _totals(everything),
+        _beside(report),
+        _in_flight(report),
+    ]
+    if models:
+        parts += ["<h2>By model</h2>", bars(models), table_of("Model", models, everything)]
+    if days:
+        parts += ["<h2>By day (UTC)</h2>", _last_days(days), table_of("Day", days, everything)]
+    if sessions:
+        shown = sessions[:_SESSIONS]
+        left = f"<p>The {len(shown):,} dearest of {len(sessions):,}.</p>" if len(shown) < len(sessions) else ""
+        parts += ["<h2>By session</h2>", left, table_of("Session", shown, None if left else everything)]
+    parts += ["<h2>Where the prices come from</h2>", _sources(report, table)]
+    made = origin.now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    parts.append(
+        f"<footer>Made {made} by Callboard from {escaped(origin.source)}. All amounts are in US dollars; "
+        "those in the tables are exact.</footer>"
+    )
+    return _document(title, "\n".join(part for part in parts if part))
+
+
+def _document(title: str, body: str) -> str:
+    style = package_data(__name__, "reprice_page.css").decode()
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<style>\n{style}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def _facts(report: RepriceReport, days: Sequence[Line], origin: Origin) -> str:
+    """What was compared, in four lines."""
+    after = f"{report.label or 'prices'}, version {report.version}"
+    facts = (
+        ("Calls", f"{plural(report.calls, 'call')}{_period(days)}: {origin.calls}"),
+        ("Before", origin.before),
+        ("After", f"as if {report.as_model} had served all of them, under {after}" if report.as_model else after),
+        ("State", "A trial: nothing was changed." if report.dry_run else "These are the current costs now."),
+    )
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escaped(said)}</dd>' for name, said in facts)}</dl>"
+
+
+def _period(days: Sequence[Line]) -> str:
+    if not days:
+        return ""
+    first, last = days[0].name, days[-1].name
+    return f" on {first} (UTC)" if first == last else f" from {first} to {last} (UTC)"
+
+
+def _last_days(days: Sequence[Line]) -> str:
+    shown = days[-_DAYS_IN_CHART:]
+    left = f"<p>The last {len(shown)} of {len(days):,} days.</p>" if len(shown) < len(days) else ""
+    return left + columns(shown)
+
+
+def _change(line: Line, digits: int) -> tuple[str, str]:
+    """The difference and the per cent."""
+    if not line.comparable:
+        return "not comparable", ""
+    change = line.after - line.before
+    sign = "+" if change > 0 else ""
+    return f"<span>{sign}{exact(change, digits)}</span>", percent(line.before, line.after).replace("-", "−")
+
+
+def _amount(line: Line, nano_usd: int, digits: int) -> str:
+    return f"<span>{exact(nano_usd, digits)}</span>" if line.comparable else "-"
+
+
+def _totals(line: Line) -> str:
+    """The totals, rounded for the eye. The tables' last lines have them exactly."""
+    before, after = (rounded(amount) if line.comparable else "-" for amount in (line.before, line.after))
+    change, per_cent = "not comparable", ""
+    if line.comparable:
+        sign = {1: "+", -1: "−", 0: ""}[(line.after > line.before) - (line.after < line.before)]
+        change = f"{sign}{rounded(abs(line.after - line.before))}"
+        per_cent = percent(line.before, line.after).replace("-", "−")
+    cards = (("Before", before, ""), ("After", after, ""), ("Difference", change, per_cent))
+    inside = "".join(
+        f"<div><span>{name}</span><b>{value} <small>{note}</small></b></div>" for name, value, note in cards
+    )
+    return f'<div class="totals">{inside}</div>'
+
+
+def _beside(report: RepriceReport) -> str:
+    """The calls that are in neither sum, with their models, and the number of estimated calls."""
+    everything, notes = total(report), []
+    if everything.beside:
+        compared = plural(everything.sums.compared, "call")
+        models = [
+            f"{escaped(row.name)}: {', '.join(row.beside)}" for row in lines_of(report, "model") if row.beside
+        ]
+        notes.append(f"Both sums are over the {compared} with a cost before and after.")
+        notes.append(f"Beside them: {', '.join(everything.beside)}.")
+        notes += [f"They are of {'; '.join(models)}."] if models else []
+    if everything.sums.unknown:
+        notes.append(f"Of {plural(everything.sums.unknown, 'call')} more not even the usage is known.")
+    if everything.sums.estimated:
+        notes.append(f"Of {plural(everything.sums.estimated, 'call')} the usage is an estimate.")
+    return f'<p class="note">{" ".join(notes)}</p>' if notes else ""
+
+
+def _in_flight(report: RepriceReport) -> str:
+    if not report.in_flight:
+        return ""
+    follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+    return f'<p class="note">{plural(report.in_flight, "call")} had not ended yet; {follow}.</p>'
+
+
+def _table(heading: str, rows: Sequence[Line], everything: Line | None, *, digits: int) -> str:
+    head = "".join(f"<th>{name}</th>" for name in (heading, *_HEADINGS))
+    body = "".join(_page_row(row, "td", digits) for row in rows)
+    last = (
+        f"<tfoot>{_page_row(everything, 'th', digits)}</tfoot>" if everything is not None and len(rows) > 1 else ""
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>{last}</table>"
+
+
+def _page_row(line: Line, cell: str, digits: int) -> str:
+    values = (
+        f"{line.calls:,}",
+        _amount(line, line.before, digits),
+        _amount(line, line.after, digits),
+        *_change(line, digits),
+        "<br>".join(line.beside),
+    )
+    cells = "".join(
+        f'<{cell} data-label="{label}">{value}</{cell}>' if value else f"<{cell}></{cell}>"
+        for label, value in zip(_HEADINGS, values, strict=True)
+    )
+    return f"<tr><{cell}>{escaped(line.name)}</{cell}>{cells}</tr>"
+
+
+def _sources(report: RepriceReport, table: PriceTable) -> str:
+    notes = sorted({row.note for row in table.rows if row.note})
+    listed = "".join(f"<li>{escaped(note)}</li>" for note in notes[:_NOTES])
+    more = f"<li>and {len(notes) - _NOTES:,} more notes</li>" if len(notes) > _NOTES else ""
+    label = escaped(report.label or "Prices")
+    return (
+        f"<p>{label}, version <code>{report.version}</code>: {plural(len(table), 'price row')}. "
+        "A version is the hash of its rows, so the same version always means the same prices."
+        + (f" The rows' notes:</p><ul>{listed}{more}</ul>" if notes else "</p>")
+    )
+
+
+# -- The two charts of a repricing's page, before and after in US dollars: bars by model, columns by day.
+#
+# They are boxes with a width or a height in per cent, not a drawing: text keeps its size on a phone and on paper,
+# and long names break.
+
+_TICKS = 5
+
+
+def bars(rows: Sequence[Line]) -> str:
+    """Two bars a row. Empty if no amount is above zero."""
+    longest = _longest(rows)
+    if longest <= 0:
+        return ""
+    step = tick_step(longest)
+    parts = [_caption(), *(_row(row, longest) for row in rows)]
+    ticks = "".join(
+        f'<span style="left:{_part(amount, longest)}">{exact(amount)}</span>'
+        for amount in range(0, longest + 1, step)
+    )
+    parts.append(f'<div class="axis"><div class="scale">{ticks}</div></div>')
+    return _figure(parts, "Bars: US dollars before and after, by model", _part(step, longest))
+
+
+def columns(rows: Sequence[Line]) -> str:
+    """Two columns a day. Empty for a single day, and if no amount is above zero."""
+    highest = _longest(rows)
+    if highest <= 0 or len(rows) < 2:
+        return ""
+    step = tick_step(highest)
+    field = "".join(
+        f'<div class="day" title="{escaped(_told(row))}">'
+        f'<div class="before" style="height:{_part(row.before, highest)}"></div>'
+        f'<div class="after" style="height:{_part(row.after, highest)}"></div></div>'
+        for row in rows
+    )
+    shown = [rows[0], rows[len(rows) // 2], rows[-1]] if len(rows) > 2 else rows
+    across = "".join(f"<span>{escaped(row.name)}</span>" for row in shown)
+    amounts = range(0, highest + 1, step)
+    ticks = "".join(f'<span style="bottom:{_part(amount, highest)}">{exact(amount)}</span>' for amount in amounts)
+    widest = max((exact(amount) for amount in amounts), key=len)  # holds the room for all of them
+    inside = (
+        f'<div class="days" style="--days:{len(rows)}"><div class="up"><b>{widest}</b>{ticks}</div>'
+        f'<div class="field">{field}</div><div class="across">{across}</div></div>'
+    )
+    return _figure([_caption(), inside], "Columns: US dollars before and after, by day", _part(step, highest))
+
+
+def escaped(text: str) -> str:
+    """Foreign text for a page: no markup of it, and nothing that turns its order around."""
+    return escape(one_line(text))
+
+
+def tick_step(longest: int) -> int:
+    """A step of 1, 2 or 5 times a power of ten, in nano-USD. Five steps reach the longest bar or further."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if longest <= _TICKS * factor * power:
+                return factor * power
+        power *= 10
+
+
+def _longest(rows: Sequence[Line]) -> int:
+    return max((max(row.before, row.after) for row in rows), default=0)
+
+
+def _row(row: Line, longest: int) -> str:
+    pair = []
+    for kind, amount in (("before", row.before), ("after", row.after)):
+        said = rounded(amount) if row.comparable else "not comparable"
+        pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{said}</b></div>')
+    return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
+
+
+def _told(row: Line) -> str:
+    return f"{row.name}: before {rounded(row.before)}, after {rounded(row.after)}"
+
+
+def _caption() -> str:
+    return '<figcaption>US dollars<i class="before"></i> before<i class="after"></i> after</figcaption>'
+
+
+def _figure(parts: Sequence[str], label: str, step: str) -> str:
+    return (
+        f'<figure class="chart" role="group" aria-label="{label}" style="--step:{step}">{"".join(parts)}</figure>'
+    )
+
+
+def _part(amount: int, whole: int) -> str:
+    """A part of a whole in per cent, to a hundredth, between nothing and the whole."""
+    hundredths = max(0, min(amount, whole)) * 10_000 // whole
+    return f"{hundredths // 100}.{hundredths % 100:02}%"

@@ -1,0 +1,267 @@
+"""`callboard sessions` and `callboard logs`: the sessions of a trace, and their messages."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+import msgspec
+
+from callboard import adapters
+from callboard.adapters.requests.surrogates import mend_json
+from callboard.bus import CallboardError
+from callboard.bus.private_file import write_private
+from callboard.bus.values.cost_sum import CostSum
+from callboard.engine.sessions.export_import import document_of
+from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
+from callboard.tracestore.filters import SearchFilter
+from callboard.tracestore.rows import FoundMessage
+from callboard.tracestore.search.words import Term, excerpt, terms_of
+from callboard.tracestore.timestamps import to_us
+from callboard.tracestore.writing.captured import encode_json, encode_metadata
+
+from ..opening import shipped_to, store_to_read, store_to_write
+from ..store_address import TracePlace
+from .chat.lines import forget_lines
+from .common.figures import moment_text, plural, sum_text
+from .common.harmless import note, say, write_json
+from .common.options import add_period, add_tag, add_trace, chosen_trace, from_trace, positive
+from .common.screen import make_console
+from .common.table import Column, FittingTable, figure, json_text
+
+
+def add_sessions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
+    add_trace(parser)
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
+    parser.add_argument(
+        "--delete",
+        action="store_true",
+        help="delete SESSION with its name, tags and errors; tokens and costs stay",
+    )
+    add_tag(parser)
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line for each session, or each message of one"
+    )
+    parser.set_defaults(run=run_sessions)
+
+
+def run_sessions(arguments: argparse.Namespace) -> int:
+    if arguments.session is None and (arguments.delete or arguments.export is not None):
+        raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
+    trace = chosen_trace(arguments)
+    tell = note if arguments.json else say  # beside the rows that a program asked for
+    if arguments.export is not None:
+        document = document_of(anyio.run(_saved, trace, arguments.session))
+        try:
+            write_private(arguments.export, document)
+        except OSError as error:
+            raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
+        tell(f"Exported {arguments.session} to {arguments.export}.")
+    if arguments.delete:
+        anyio.run(_delete, trace, arguments.session)
+        tell(f"Deleted {arguments.session}; the tokens and costs of its calls stay.")
+        for target in shipped_to(trace):
+            tell(f"It goes from {target} with the next shipping, by a program with ship_to or `callboard ship`.")
+    if arguments.delete or arguments.export is not None:
+        return 0
+    if arguments.session is not None:
+        transcript(anyio.run(_saved, trace, arguments.session), as_json=arguments.json)
+        return 0
+    rows = from_trace(arguments, lambda store: store.sessions(arguments.limit, tags=dict(arguments.tag or ())))
+    if arguments.json:
+        for row in rows:
+            write_json(json_text(row))
+        return 0
+    show_sessions(trace, rows)
+    return 0
+
+
+async def _saved(trace: TracePlace, session_id: str) -> SavedSession:
+    async with store_to_read(trace) as store:
+        saved = await store.saved_session(session_id)
+        if saved is not None:
+            return saved
+        if not await store.calls(CallFilter(session_id=session_id), limit=1):
+            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
+    raise CallboardError(
+        f"{trace} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an "
+        "Engine with capture_content=True, keeps that"
+    )
+
+
+async def _delete(trace: TracePlace, session_id: str) -> None:
+    async with store_to_write(trace) as store:
+        saved = await store.saved_session(session_id)
+        if saved is not None:
+            forget_lines(
+                {message.text.strip() for message in saved.messages if message.role is adapters.Role.USER}
+            )
+        if not await store.delete_session(session_id):
+            raise CallboardError(f"{trace} has no session {session_id!r}; `callboard sessions` lists them")
+
+
+def show_sessions(trace: TracePlace, rows: list[SessionRow]) -> None:
+    console = make_console()
+    if not rows:
+        console.print(f"No sessions in {trace}.", soft_wrap=True)
+        return
+    console.print(sessions_table(rows))
+    resumable = sum(row.resumable for row in rows)
+    total = sum_text(reduce(add, map(session_sum, rows)))
+    console.print(
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {trace}", style="dim"
+    )
+
+
+def transcript(saved: SavedSession, *, as_json: bool) -> None:
+    """Write everything that is stored of a session, the oldest first. Missing parts are reported on stderr."""
+    if as_json:
+        for message in saved.messages:
+            write_json(as_json_line(message))
+    else:
+        console = make_console()
+        prompt = None if saved.setup is None else saved.setup.system_prompt
+        said = [] if prompt is None else [("system", prompt)]
+        said += [(_speaker(message), _words(message)) for message in saved.messages]
+        for speaker, words in said:
+            console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
+            console.print(words, soft_wrap=True)
+    for missing in saved.missing:
+        note(f"callboard: {missing}")
+
+
+def as_json_line(message: adapters.Message) -> str:
+    written = encode_json(
+        {
+            "id": message.id,
+            "role": message.role,
+            "name": message.name,
+            "content": msgspec.Raw(encode_json(message.content)),
+            "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
+        }
+    )
+    return mend_json(written).decode()
+
+
+def _speaker(message: adapters.Message) -> str:
+    metadata = message.metadata
+    return (
+        metadata.model if metadata is not None and message.role is adapters.Role.ASSISTANT else str(message.role)
+    )
+
+
+def _words(message: adapters.Message) -> str:
+    return "\n".join(_of_block(block) for block in message.content)
+
+
+def _of_block(block: adapters.ContentBlock) -> str:
+    match block:
+        case adapters.TextBlock():
+            return block.text
+        case adapters.ThinkingBlock():
+            return f"(thought: {block.text})"
+        case adapters.RedactedThinkingBlock():
+            return "(thought, hidden by the provider)"
+        case adapters.ImageBlock() | adapters.AudioBlock() | adapters.DocumentBlock():
+            kind = block.media_type or type(block).__name__.removesuffix("Block").lower()
+            size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
+            return f"({kind}, {size})"
+        case adapters.ToolUseBlock():
+            arguments = encode_json(block.input).decode()
+            return f"(calls {block.name} with {arguments}{', cut off' if block.incomplete else ''})"
+        case adapters.ToolResultBlock():
+            return f"({'error' if block.is_error else 'result'}: {block.text})"
+        case adapters.OpaqueBlock():
+            return f"({block.kind}, of {block.provider_raw.provider})"
+        case _:
+            assert_never(block)
+
+
+def sessions_table(rows: Sequence[SessionRow]) -> FittingTable[SessionRow]:
+    """One line for each session. The number of messages counts stored ones."""
+    columns: list[Column[SessionRow]] = [
+        Column("last", lambda row: moment_text(row.last_us)),
+        Column("session", lambda row: row.session_id if row.name is None else (row.session_id, row.name)),
+        Column("model", lambda row: row.model or "-", folds=True, may_go=1),
+        figure("turns", lambda row: f"{row.turns:,}", may_go=2),
+        figure("calls", lambda row: f"{row.calls:,}", may_go=3),
+        figure("in", lambda row: f"{row.total_input_tokens:,}", may_go=4),
+        figure("out", lambda row: f"{row.output_tokens:,}", may_go=5),
+        figure("cost", lambda row: sum_text(session_sum(row))),
+        figure("messages", lambda row: f"{row.messages:,}" if row.messages else "-", may_go=6),
+        Column("resume", lambda row: "yes" if row.resumable else "-"),
+    ]
+    return FittingTable(columns, rows)
+
+
+def session_sum(row: SessionRow) -> CostSum:
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
+
+
+# -- logs
+
+_LONGEST = 2000
+"""The number of characters of a message that are shown without a search."""
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'The latest messages, or those that say some words: all of them, "a phrase", begin*, -not. '
+        "Only where content is captured: by `ask`, `chat --save`, and an Engine with capture_content=True. The "
+        "first search makes an index."
+    )
+    parser.add_argument("-q", "--query", metavar="WORDS", help="only messages that say this")
+    add_trace(parser)
+    parser.add_argument("--session", metavar="ID", help="only of this session")
+    add_period(parser)
+    parser.add_argument("-n", "--limit", type=positive, default=20, metavar="N", help="at most N (default 20)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line for each message")
+    parser.set_defaults(run=run_logs)
+
+
+def run_logs(arguments: argparse.Namespace) -> int:
+    where = SearchFilter(
+        text=arguments.query,
+        session_id=arguments.session,
+        since_us=None if arguments.since is None else to_us(arguments.since),
+        until_us=None if arguments.until is None else to_us(arguments.until),
+        limit=arguments.limit,
+    )
+
+    async def read(store: Store) -> list[FoundMessage]:
+        return await store.search(where)
+
+    # A search keeps its index up, and so it writes; but it makes no trace where there is none.
+    found = from_trace(arguments, read, opened=None if where.text is None else store_to_write)
+    if arguments.json:
+        for message in found:
+            write_json(json_text(message))
+        return 0
+    show_messages(found[::-1], () if where.text is None else terms_of(where.text))
+    if len(found) == where.limit:
+        note(f"callboard: only the latest {plural(where.limit, 'message')}; see --limit")
+    elif not found:
+        note(f"callboard: no such messages in {chosen_trace(arguments)}")
+    return 0
+
+
+def show_messages(found: list[FoundMessage], terms: tuple[Term, ...]) -> None:
+    """Write messages in their order. With terms, only the part of each around them."""
+    console = make_console()
+    for message in found:
+        head = f"{moment_text(message.ts_us)}  {message.session_id}  {message.role or 'unreadable'}"
+        console.print(head, style="bold", soft_wrap=True)
+        text = excerpt(message.text, terms) if terms else _cut(message.text)
+        console.print(text or "(no words)", soft_wrap=True)
+        console.print()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,0 +1,323 @@
+"""`callboard templates`: prompts with parameters, one YAML file each, which `callboard ask -t NAME` fills.
+
+A parameter is `$name` or `${name}` in `system` and `prompt`; `$$` is a dollar sign. The caller's text replaces
+`$input`, or follows the prompt. Values are inserted once: a value that looks like a parameter stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from string import Template as Pattern
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from callboard.bus import ConfigurationError
+from callboard.bus.private_file import write_private
+from callboard.bus.values.json import Json, JsonObject
+from callboard.engine.models.nearest_names import nearest
+from callboard.engine.models.yaml_text import read_yaml, write_yaml
+from callboard.tracestore.home import home_folder
+
+from .command_line import FAILED
+from .common.figures import plural
+from .common.harmless import harmless, note, say, write_json
+from .common.options import add_action, command_name, short
+from .common.table import Column, json_text, write_rows
+
+INPUT = "input"
+"""The parameter that is what the caller says."""
+
+
+class Filled(NamedTuple):
+    """A template with a value in place of each parameter."""
+
+    prompt: str  # the text to ask
+    system: str | None  # the system prompt; None if the template has none
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A template as its file says it. All parts may be left out."""
+
+    name: str = ""
+    description: str | None = None  # A sentence for `callboard templates list`
+    system: str | None = None  # the system prompt, with parameters
+    prompt: str | None = None  # the prompt, with parameters; None asks what the caller says and nothing else
+    model: str | None = None  # the model to ask, by any of its names
+    defaults: Mapping[str, str | int | float] = {}  # the values of parameters for which the caller gives none
+    options: Mapping[str, Json] = {}  # options of the call, such as `temperature`
+    schema: str | JsonObject | None = None
+    """The schema of the reply: a JSON Schema, or its short form such as ``name, age int``."""
+    tools: tuple[str, ...] = ()  # the names of tools that the model may call
+    extract: Literal["first", "last"] | None = None
+    """The block of code that is the answer: the ``first`` or the ``last`` one. None is the whole reply."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of their first use. ``input`` is none of them."""
+        found = (name for text in (self.system, self.prompt) if text is not None for name in _identifiers(text))
+        return tuple(dict.fromkeys(name for name in found if name != INPUT))
+
+    def check(self) -> None:
+        """Check what the types don't say."""
+        for field, text in (("system", self.system), ("prompt", self.prompt)):
+            if text is not None and not Pattern(text).is_valid():
+                raise ConfigurationError(f"{field}: a $ begins no parameter such as $name; a dollar sign is $$")
+        for name in self.defaults:
+            if name not in self.parameters:
+                raise ConfigurationError(f"defaults.{name}: there is no ${name} in system or prompt")
+
+    def filled(self, input: str, parameters: Mapping[str, str]) -> Filled:
+        """The texts with a value in place of each parameter."""
+        self._check_values(parameters)
+        values = {**{name: str(value) for name, value in self.defaults.items()}, **parameters, INPUT: input}
+        system = None if self.system is None else Pattern(self.system).substitute(values)
+        if self.prompt is None:
+            return Filled(input, system)
+        prompt = Pattern(self.prompt).substitute(values)
+        placed = INPUT in (*_identifiers(self.prompt), *_identifiers(self.system or ""))
+        return Filled(prompt if placed or not input else f"{prompt.rstrip()}\n\n{input}", system)
+
+    def _check_values(self, given: Mapping[str, str]) -> None:
+        known = self.parameters
+        missing = [name for name in known if name not in given and name not in self.defaults]
+        if missing:
+            raise ConfigurationError(
+                f"template {self.name!r} needs a value for {', '.join(missing)}: -p {missing[0]} VALUE"
+            )
+        for name in given:
+            if name not in known:
+                raise ConfigurationError(
+                    f"template {self.name!r} has no parameter {name!r}: they are {', '.join(known) or 'none'}"
+                )
+
+
+def _identifiers(text: str) -> list[str]:
+    return Pattern(text).get_identifiers()
+
+
+# -- the folder
+
+_NAME = re.compile(r"[\w][\w.-]*")
+_SUFFIX = ".yaml"
+
+
+def folder() -> Path:
+    """The folder, which need not be there."""
+    return home_folder() / "templates"
+
+
+def names() -> list[str]:
+    """The names of all templates, in order."""
+    try:
+        found = [path.stem for path in folder().iterdir() if path.suffix == _SUFFIX and _NAME.fullmatch(path.stem)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found)
+
+
+def path_of(name: str) -> Path:
+    """The path of a template, which need not be there."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is no name of a template: letters, digits, '-', '_' and '.' are")
+    return folder() / f"{name}{_SUFFIX}"
+
+
+def load(name: str) -> Template:
+    path = path_of(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = nearest(name, names())
+        hint = f"did you mean {near[0]!r}?" if near else f"`callboard templates edit {name}` makes one"
+        raise ConfigurationError(f"there is no template {name!r} in {folder()}: {hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: can't be read: {error}") from error
+    try:
+        return read(name, text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def read(name: str, text: str) -> Template:
+    """The template that the text of a file says."""
+    document = read_yaml(text, "the template")
+    if isinstance(document, str):  # a file with a text in it and nothing else
+        document = {"prompt": document}
+    try:
+        template = msgspec.convert({} if document is None else document, Template)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(str(error).replace("`$.", "`")) from error
+    template.check()
+    return msgspec.structs.replace(template, name=name)
+
+
+def save(template: Template, *, replace: bool = False) -> Path:
+    """Write a template into the folder, under its name. Returns the path of its file."""
+    path = path_of(template.name)
+    template.check()
+    if path.exists() and not replace:
+        raise ConfigurationError(f"there is a template {template.name!r} already: {path}")
+    write(path, as_yaml(template))
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the folder, which is made if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, text.encode())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def as_yaml(template: Template) -> str:
+    """The file of a template: only what it says, and texts of several lines as one sees them."""
+    return write_yaml({name: msgspec.to_builtins(value) for name, value in _fields_said(template)})
+
+
+def _fields_said(template: Template) -> Iterator[tuple[str, object]]:
+    for field in msgspec.structs.fields(Template):
+        value = getattr(template, field.name)
+        if field.name != "name" and value != field.default and value not in ({}, ()):
+            yield field.name, value
+
+
+# -- the command
+
+
+NEW = """\
+# system: You are a translator.
+prompt: |
+  Translate into $language:
+
+  $input
+defaults:
+  language: English
+# model: NAME
+# options: {temperature: 0}
+# schema: name, age int
+# tools: [NAME]
+# extract: first
+"""
+"""What stands in a template that `edit` makes."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A line of `callboard templates list --json`."""
+
+    name: str  # the name of the template
+    path: str  # the path of its file
+    parameters: tuple[str, ...] = ()  # the names of its parameters, `input` left out
+    model: str | None = None  # the model that it asks; None is the default one
+    description: str | None = None  # the sentence that it says of itself
+    error: str | None = None  # the fault of its file; None if there is none
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Templates are files in $CALLBOARD_HOME/templates, one NAME.yaml each. $name in prompt and "
+        "system is a parameter, and $input is what is asked."
+    )
+    inner = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = add_action(
+        inner, "list", list_templates, "List templates with their parameters", "Lists all templates."
+    )
+    listing.add_argument("--json", action="store_true", help="one JSON object a line for each template")
+    show = add_action(inner, "show", show_template, "Show a template", "Writes the text of a template.")
+    show.add_argument("name", metavar="NAME", help="the template")
+    show.add_argument("--json", action="store_true", help="one JSON object")
+    edit = add_action(
+        inner,
+        "edit",
+        edit_template,
+        "Edit a template",
+        "Opens a template in $VISUAL or $EDITOR, and checks it afterwards. A new one begins with an example.",
+    )
+    edit.add_argument("name", metavar="NAME", help="the template")
+    path = add_action(
+        inner,
+        "path",
+        show_path,
+        "Print the path of the folder, or of a template",
+        "Writes the path of the folder, or a file.",
+    )
+    path.add_argument("name", nargs="?", metavar="NAME", help="the template (default: the folder)")
+
+
+def list_templates(arguments: argparse.Namespace) -> int:
+    """A template that can't be read is listed with its fault, which is no failure of the list."""
+    found = [_listed(name) for name in names()]
+    return write_rows(
+        "json" if arguments.json else "table",
+        Listed,
+        found,
+        [
+            Column("template", lambda row: row.name),
+            Column("parameters", lambda row: ", ".join(row.parameters) or "-", folds=True),
+            Column("model", lambda row: row.model or "-", may_go=1),
+            Column("description", _description, folds=True, may_go=2),
+        ],
+        empty=f"No templates in {folder()}; `{command_name()} templates edit NAME` makes one.",
+        below=f"{plural(len(found), 'template')} in {folder()}",
+        whole=True,
+    )
+
+
+def _description(row: Listed) -> str:
+    return row.description or "" if row.error is None else f"can't be read: {row.error}"
+
+
+def _listed(name: str) -> Listed:
+    path = str(path_of(name))
+    try:
+        template = load(name)
+    except ConfigurationError as error:
+        return Listed(name, path, error=str(error).removeprefix(f"{path}: "))
+    return Listed(name, path, template.parameters, template.model, template.description)
+
+
+def show_template(arguments: argparse.Namespace) -> int:
+    template = load(arguments.name)
+    if arguments.json:
+        write_json(json_text(template))
+        return 0
+    for line in harmless(path_of(arguments.name).read_text(encoding="utf-8")).splitlines():
+        say(line)
+    return 0
+
+
+def edit_template(arguments: argparse.Namespace) -> int:
+    path = path_of(arguments.name)
+    new = not path.exists()
+    if new:
+        write(path, NEW)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
+    except (OSError, ValueError) as error:
+        if new:
+            path.unlink()
+        raise ConfigurationError(
+            f"the editor {editor!r} can't be started: {error}; $EDITOR names another"
+        ) from error
+    if code != 0:
+        if new and path.read_text(encoding="utf-8") == NEW:
+            path.unlink()
+        note(f"callboard: the editor ended with {code}")
+        return FAILED
+    template: Template = load(arguments.name)
+    asks = "".join(f" -p {name} …" for name in template.parameters if name not in template.defaults)
+    say(f"{short(path)} is kept. To use it: {command_name()} ask -t {template.name}{asks} …")
+    return 0
+
+
+def show_path(arguments: argparse.Namespace) -> int:
+    say(str(folder() if arguments.name is None else path_of(arguments.name)))
+    return 0

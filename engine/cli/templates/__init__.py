@@ -1,1 +1,0 @@
-"""Templates of prompts: files with parameters, which `callboard ask -t NAME` fills."""

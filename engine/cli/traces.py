@@ -1,0 +1,298 @@
+"""`callboard traces`, `export` and `sql`: the recorded calls, newest first, as files, and by any query."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
+from operator import add
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import anyio
+import msgspec
+
+from callboard.bus import CallboardError, ConfigurationError, StoreError
+from callboard.bus.values.cost_sum import CostSum
+from callboard.tracestore import CallFilter, CallRow, SqlResult
+
+from ..opening import store_to_read
+from ..store_address import TracePlace
+from .common.figures import moment_text, plural, seconds, sum_text
+from .common.harmless import harmless, harmless_json, note
+from .common.options import add_filters, add_trace, call_filter, chosen_trace, from_trace, positive, price_version
+from .common.screen import make_console
+from .common.table import Column, FittingTable, add_format, figure, write, write_records
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from callboard.tracestore.export import Format
+
+
+ATTEMPTS_PER_CALL = 4
+"""The number of attempts that are read for each call that is wanted. Calls have fewer attempts, except during
+outages."""
+
+
+def add_traces(parser: argparse.ArgumentParser) -> None:
+    add_filters(parser)
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N calls (default 50)")
+    add_format(parser, "for each attempt")
+    parser.set_defaults(run=run_traces)
+
+
+def run_traces(arguments: argparse.Namespace) -> int:
+    where, limit = call_filter(arguments), arguments.limit
+    rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
+    # Asked for failed calls, nobody means the attempts after which the call went on.
+    rows = [row for row in rows if where.status is None or not row.will_retry]
+    if arguments.format != "table":
+        write(arguments.format, CallRow, rows[: arguments.limit])
+        return 0
+    show_calls(chosen_trace(arguments), summarise(rows)[: arguments.limit], limited=arguments.limit)
+    return 0
+
+
+def show_calls(trace: TracePlace, calls: list[CallSummary], *, limited: int) -> None:
+    console = make_console()
+    if not calls:
+        console.print(f"No such calls in {trace}.", soft_wrap=True)
+        return
+    console.print(calls_table(calls))
+    more = "; there may be more, see --limit" if len(calls) == limited else ""
+    total = sum_text(reduce(add, (call.sum for call in calls)))
+    console.print(f"\n{plural(len(calls), 'call')}, {total}, from {trace}{more}", style="dim")
+
+
+class CallSummary(msgspec.Struct, frozen=True):
+    """A call with all its attempts."""
+
+    last: CallRow  # the latest attempt
+    attempts: int
+    input_tokens: int  # the input tokens of all attempts
+    output_tokens: int  # the output tokens of all attempts
+    sum: CostSum  # the cost of all attempts together
+
+
+def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
+    """Attempts, the newest first, as calls in the same order."""
+    attempts: dict[str, list[CallRow]] = {}
+    for row in rows:
+        attempts.setdefault(row.request_id, []).append(row)
+    return [_summary(group) for group in attempts.values()]
+
+
+def _summary(group: Sequence[CallRow]) -> CallSummary:
+    last = max(group, key=lambda row: row.attempt)
+    usages = [row.usage for row in group if row.usage is not None]
+    return CallSummary(
+        last,
+        last.attempt,
+        sum(usage.total_input_tokens for usage in usages),
+        sum(usage.output_tokens for usage in usages),
+        reduce(add, (row.sum for row in group)),
+    )
+
+
+def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable[CallSummary]:
+    """One line for each call: with its time and id for a file of many, or else numbered."""
+    numbers = {call.last.call_id: str(place) for place, call in enumerate(calls, 1)}
+    head: list[Column[CallSummary]] = [figure("call", lambda call: numbers[call.last.call_id])]
+    if when:
+        head = [
+            Column("time", lambda call: moment_text(call.last.started_us)),
+            Column("call", lambda call: f"…{call.last.request_id[-6:]}", may_go=3),
+            Column("status", lambda call: call.last.status),
+        ]
+    keyed = any(call.last.key is not None for call in calls)
+    key: list[Column[CallSummary]] = [Column("key", lambda call: call.last.key or "-", may_go=1)] if keyed else []
+    columns: list[Column[CallSummary]] = [
+        *head,
+        Column("model", lambda call: call.last.model, folds=True),
+        *key,
+        figure("attempts", lambda call: str(call.attempts), may_go=4),
+        figure("first token", lambda call: seconds(call.last.first_token_ms), may_go=5),
+        figure("in", lambda call: f"{call.input_tokens:,}", may_go=1),
+        figure("out", lambda call: f"{call.output_tokens:,}", may_go=2),
+        figure("cost", _cost),
+    ]
+    return FittingTable(columns, calls)
+
+
+def _cost(call: CallSummary) -> str:
+    nothing = call.sum.complete and call.last.usage is None and not call.sum.nano_usd
+    return "-" if nothing else sum_text(call.sum)
+
+
+# -- export
+
+STDOUT = "-"
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Writes one row for each attempt. Money is integer nano-USD, and exact decimal text."
+    from callboard.tracestore.export import FORMATS
+
+    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
+    parser.add_argument("--under", metavar="VERSION", help="costs under this price version (default: the current)")
+    add_filters(parser)
+    parser.add_argument("path", metavar="PATH", help=f"file to write, or {STDOUT} for stdout; replaced if there")
+    parser.set_defaults(run=run_export)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    source = chosen_trace(arguments)
+    where = call_filter(arguments)
+    work = partial(_export, source, arguments.path, arguments.format, where, arguments.under)
+    try:
+        rows = anyio.run(work)
+    except OSError as error:
+        if arguments.path == STDOUT:
+            raise
+        raise CallboardError(f"{arguments.path}: {error.strerror or error}") from error
+    if arguments.path != STDOUT:
+        note(f"{plural(rows, 'row')} written to {arguments.path}")
+    return 0
+
+
+def _stdout(format: Format) -> IO[bytes]:
+    """Standard output, or what shows text at a terminal. Parquet is refused there."""
+    if not sys.stdout.isatty():
+        return sys.stdout.buffer
+    if format == "parquet":
+        raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
+    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else harmless))
+
+
+class _Terminal(io.RawIOBase):
+    """Shows UTF-8 to a person."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        sys.stdout.write(self._clean(self._decoder.decode(bytes(data))))
+        return memoryview(data).nbytes
+
+
+async def _export(source: TracePlace, path: str, format: Format, where: CallFilter, under: str | None) -> int:
+    from callboard.tracestore.export import export_calls
+
+    target = _stdout(format) if path == STDOUT else Path(path)
+    async with store_to_read(source) as store:
+        under = await price_version(store, under)
+        return await export_calls(store, target, format, where=where, under=under)
+
+
+# -- sql
+
+_NO_SUCH_NAME = re.compile("no such (column|table)|(column|relation) .* does not exist")
+"""What SQLite and PostgreSQL say of a name that they don't know."""
+
+
+def add_sql(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs one SQL statement that can only read. Times are microseconds since the epoch (UTC), "
+        "money is nano-USD. The view call_rows has the names of Python, JSON and exports; --schema shows all."
+    )
+    parser.add_argument("statement", nargs="?", help="the statement, or - for stdin; with --schema, one table")
+    parser.add_argument("--schema", action="store_true", help="the tables and their columns, with a sentence each")
+    add_trace(parser, "as for traces")
+    parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="at most N rows (default 1000)")
+    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="at most S seconds (default 10)")
+    add_format(parser, "for each row")
+    parser.set_defaults(run=run_sql)
+
+
+def run_sql(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        return show_schema(arguments)
+    if arguments.statement is None:
+        raise ConfigurationError("there is no statement; `callboard sql --schema` shows the tables")
+    statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
+
+    async def read() -> SqlResult:
+        store = store_to_read(chosen_trace(arguments))
+        return await store.sql(statement, limit=arguments.limit, seconds=arguments.seconds)
+
+    try:
+        found = anyio.run(read)
+    except StoreError as error:
+        if _NO_SUCH_NAME.search(str(error)):
+            raise StoreError(f"{error}; `callboard sql --schema` shows tables and columns") from error
+        raise
+    if arguments.format != "table":
+        records = (dict(zip(found.columns, row, strict=True)) for row in found.rows)
+        write_records(arguments.format, found.columns, records)
+    else:
+        _show_result(found)
+    if found.truncated:
+        note(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit")
+    return 0
+
+
+class SchemaColumn(msgspec.Struct, frozen=True):
+    """A line of `callboard sql --schema --json`."""
+
+    table: str
+    column: str
+    in_python: str  # the name that it has in Python, and in the JSON of `callboard traces --json`
+    meaning: str  # what it holds
+
+
+def show_schema(arguments: argparse.Namespace) -> int:
+    from callboard.tracestore.described import BOOKKEEPING, TABLES
+
+    named: str | None = arguments.statement
+    if named is not None and named not in TABLES:
+        raise ConfigurationError(f"there is no table {named!r}: they are {', '.join(TABLES)}")
+    chosen = {name: table for name, table in TABLES.items() if named in (None, name)}
+    rows = [
+        SchemaColumn(name, column, said.in_python or column, said.meaning)
+        for name, table in chosen.items()
+        for column, said in table.columns.items()
+    ]
+    if arguments.format != "table":
+        write(arguments.format, SchemaColumn, rows)
+        return 0
+    columns: list[Column[SchemaColumn]] = [
+        Column("column", lambda row: row.column),
+        Column(
+            "in Python and JSON",
+            lambda row: "the same" if row.in_python == row.column else row.in_python,
+            may_go=1,
+        ),
+        Column("meaning", lambda row: row.meaning, folds=True),
+    ]
+    console = make_console()
+    for name, table in chosen.items():
+        console.print(f"{name}: {table.meaning}", style="bold", soft_wrap=True)
+        console.print(FittingTable(columns, [row for row in rows if row.table == name]))
+        console.print()
+    if named is None:
+        console.print("Callboard's own, which may change with any version:", style="bold")
+        for name, meaning in BOOKKEEPING.items():
+            console.print(f"  {name}: {meaning}", soft_wrap=True)
+    return 0
+
+
+def _show_result(found: SqlResult) -> None:
+    columns: list[Column[Sequence[object]]] = [
+        Column(name, partial(_result_cell, place), folds=True) for place, name in enumerate(found.columns)
+    ]
+    console = make_console()
+    console.print(FittingTable(columns, found.rows))
+    console.print(f"\n{plural(len(found.rows), 'row')}", style="dim")
+
+
+def _result_cell(place: int, row: Sequence[object]) -> str | list[str]:
+    return "NULL" if row[place] is None else str(row[place]).split("\n")

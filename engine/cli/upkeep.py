@@ -1,0 +1,235 @@
+"""`callboard prune`, `backup`, `upgrade` and `ship`: keep a trace file small, safe, current, and copied."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from callboard.bus import ConfigurationError, StoreError
+from callboard.tracestore import PruneReport
+
+from ..opening import backlog_of, existing_store, forget_target, ship_file, store_to_read
+from ..store_address import StoreAddress, TracePlace
+from .common.figures import plural
+from .common.options import (
+    STORE_VARIABLE,
+    add_trace,
+    chosen_trace,
+    default_trace,
+    short,
+    store_address,
+    store_of_environment,
+    trace_file,
+)
+from .common.screen import make_console
+
+_UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_prune(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Deletes calls with all that belongs to them, and events, in small steps: programs that write "
+        "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first."
+    )
+    add_trace(parser)
+    parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
+    parser.add_argument("--max-size", type=size, metavar="SIZE", help="the oldest, until it takes less: 500M, 2G")
+    parser.add_argument(
+        "--vacuum", action="store_true", help="rewrite the file afterwards; writers wait meanwhile"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only count")
+    parser.set_defaults(run=prune)
+
+
+def add_backup(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Copies the trace file as it is at this moment. Overwrites nothing."
+    parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
+    add_trace(parser)
+    parser.set_defaults(run=backup)
+
+
+def add_upgrade(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Brings a trace file of an older version up to date, as any program does that writes to it. A "
+        "Callboard of that version refuses it afterwards; `callboard backup` copies it before."
+    )
+    add_trace(parser)
+    parser.set_defaults(run=upgrade)
+
+
+def prune(arguments: argparse.Namespace) -> int:
+    if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
+        raise ConfigurationError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
+    trace = chosen_trace(arguments)
+    report = anyio.run(_prune, trace, arguments)
+    console = make_console()
+    for line in [*lines_of(report), *anyio.run(kept_back, trace)]:
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+async def kept_back(trace: TracePlace) -> list[str]:
+    """What is not deleted whatever its age, because a shared store still lacks it."""
+    if not isinstance(trace, Path):
+        return []
+    return [
+        f"Kept {plural(each.behind, 'event')} that {each.target} still lacks. If it is never to have them: "
+        f"callboard ship --forget --db {short(trace)} --store URL"
+        for each in await backlog_of(trace)
+        if each.behind
+    ]
+
+
+async def _prune(trace: TracePlace, arguments: argparse.Namespace) -> PruneReport:
+    before = None if arguments.older_than is None else time.time_ns() // 1000 - arguments.older_than * 1_000_000
+    if arguments.dry_run:
+        async with store_to_read(trace) as reader:
+            return await reader.prune(before=before, max_bytes=arguments.max_size, dry_run=True)
+    async with await existing_store(trace) as store:
+        return await store.prune(
+            before=before,
+            max_bytes=arguments.max_size,
+            vacuum=arguments.vacuum,
+            progress=lambda report: _show(f"{report.attempts:,} attempts, {report.events:,} events"),
+        )
+
+
+def lines_of(report: PruneReport) -> list[str]:
+    counted = f"{plural(report.attempts, 'attempt')}, {plural(report.events, 'event')}"
+    costs = f" and {plural(report.costs, 'cost')} of repricings" if report.costs else ""
+    if report.dry_run:
+        return [f"Would delete {counted}{costs}, of {_mb(report.bytes_before)}.", "Nothing was changed."]
+    said = f", and {plural(report.bodies, 'piece')} of what was said" if report.bodies else ""
+    return [
+        f"Deleted {counted}{costs}{said}.",
+        f"In use: {_mb(report.bytes_before)} before, {_mb(report.bytes_after)} now; "
+        f"the file has {_mb(report.file_bytes)}.",
+    ]
+
+
+def backup(arguments: argparse.Namespace) -> int:
+    trace = chosen_trace(arguments)
+    if not isinstance(trace, Path):
+        tool = f"pg_dump --format=custom --file={short(arguments.path)} {shlex.quote(str(trace))}"
+        raise ConfigurationError(f"a trace on a server is copied by the server's own tool: {tool}")
+    anyio.run(_backup, trace, arguments.path)
+    make_console().print(f"Copied {short(trace)} to {short(arguments.path)}.", soft_wrap=True)
+    return 0
+
+
+async def _backup(trace: Path, target: Path) -> None:
+    async with store_to_read(trace) as store:
+        await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
+
+
+def upgrade(arguments: argparse.Namespace) -> int:
+    trace = chosen_trace(arguments)
+    if not isinstance(trace, Path):
+        raise ConfigurationError(
+            "a trace on a server is brought up to date by its owner, who opens it once to write"
+        )
+    done = "is now" if anyio.run(_upgrade, trace) else "was already"
+    make_console().print(f"{short(trace)} {done} up to date.", soft_wrap=True)
+    return 0
+
+
+async def _upgrade(trace: Path) -> bool:
+    """Whether it was of an older version."""
+    with contextlib.suppress(StoreError):  # whatever else is wrong with it, the next one says
+        async with store_to_read(trace):
+            return False
+    async with await existing_store(trace):
+        return True
+
+
+def _show(text: str) -> None:
+    """Progress, for someone who watches."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}\r")
+        sys.stderr.flush()
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1_000_000:,.1f} MB"
+
+
+def age(text: str) -> int:
+    """Seconds."""
+    if (found := re.fullmatch(r"(\d{1,6})([hdw])", text)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age such as 90d, 12h or 8w")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def size(text: str) -> int:
+    """Bytes."""
+    if (found := re.fullmatch(r"(\d{1,12})([KMG]?)B?", text, re.IGNORECASE)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500M or 2G")
+    return int(found[1]) * _SIZES[found[2].upper()]
+
+
+# -- ship
+
+
+def add_ship(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copies a trace file to a trace on a server that many hosts share, and goes on as more comes, "
+        "until it is interrupted. Nothing is doubled. Files of programs of this machine that died on the way are "
+        "copied, too."
+    )
+    parser.add_argument(
+        "--db",
+        type=trace_file,
+        metavar="PATH",
+        help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)",
+    )
+    parser.add_argument(
+        "--store",
+        type=store_address,
+        metavar="URL",
+        help=f"where to, as postgresql://USER@HOST/DATABASE (default: ${STORE_VARIABLE})",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="end when everything is there")
+    how.add_argument(
+        "--forget",
+        action="store_true",
+        help="the file is not copied there any more: nothing waits for it, and `prune` deletes what it lacks",
+    )
+    parser.set_defaults(run=ship)
+
+
+def ship(arguments: argparse.Namespace) -> int:
+    trace: Path = arguments.db or default_trace()
+    target = _target(arguments)
+    if not trace.exists():
+        raise StoreError(f"there is no trace file at {trace}; --db names another one")
+    console = make_console()
+    if arguments.forget:
+        known = forget_target(trace, target)
+        console.print(
+            f"{trace} is not copied to {target} any more."
+            if known
+            else f"{trace} was never copied to {target}; nothing was changed.",
+            soft_wrap=True,
+        )
+        return 0 if known else 1
+    if not arguments.once:
+        console.print(f"{trace} -> {target}, until it is interrupted", soft_wrap=True)
+    events = anyio.run(ship_file, trace, target, arguments.once)
+    console.print(f"{plural(events, 'event')} sent to {target}", soft_wrap=True)
+    return 0
+
+
+def _target(arguments: argparse.Namespace) -> StoreAddress:
+    target: StoreAddress | None = arguments.store or store_of_environment()
+    if target is None:
+        raise ConfigurationError(f"say where to: --store URL, or {STORE_VARIABLE}")
+    return target

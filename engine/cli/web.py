@@ -1,0 +1,133 @@
+"""`callboard web`: the live view in a browser, over an engine of its own or over a trace that others write."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+
+from callboard.bus import ConfigurationError
+from callboard.engine import Engine, load_registry
+
+from ..opening import store_to_read
+from ..store_address import TracePlace
+from .common.options import add_models_file, add_trace, chosen_trace, named_trace, repeated
+from .common.screen import make_console
+
+if TYPE_CHECKING:
+    from ..web_view.app import WebView
+
+
+PORT = 8372
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Serves the live view on this machine, and prints an address that signs a browser in, once. "
+        "Without --db or --store it runs an engine of its own over the default trace; with one of them it "
+        "shows that trace, which another process may write."
+    )
+    add_trace(parser)
+    add_models_file(parser)
+    parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"default {PORT}; 0 takes a free one")
+    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
+    parser.add_argument(
+        "--allow-network", action="store_true", help="serve other machines: --bind may be any address of this one"
+    )
+    repeated(parser, "--host", metavar="NAME", help="a name by which browsers reach it; repeatable")
+    parser.add_argument("--view-only", action="store_true", help="nobody may cancel, reprice or undo")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _refuse_open_binds(arguments)
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f'the live view needs {error.name}: pip install "callboard[web]"') from None
+    anyio.run(_serve, arguments)
+    return 0
+
+
+def _refuse_open_binds(arguments: argparse.Namespace) -> None:
+    """Refuse an address that others can reach, unless that was asked for."""
+    try:
+        local = ipaddress.ip_address(arguments.bind).is_loopback
+    except ValueError:
+        raise ConfigurationError(f"--bind {arguments.bind!r} is no IP address") from None
+    if local or arguments.allow_network:
+        return
+    raise ConfigurationError(
+        f"--bind {arguments.bind} would let other machines in. If that is meant, say --allow-network and name the "
+        "hosts by which they reach it with --host; the connection is not encrypted"
+    )
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    if named_trace(arguments) is not None:
+        place = chosen_trace(arguments)
+        async with store_to_read(place):  # there is one, and it can be read
+            pass
+        await _serve_view(_view(None, place, arguments), arguments)
+        return
+    async with Engine(models=load_registry(arguments.models_file)) as engine:
+        await _serve_view(_view(engine, None, arguments), arguments)
+
+
+def _view(engine: Engine | None, place: TracePlace | None, arguments: argparse.Namespace) -> WebView:
+    from ..web_view.web import web
+
+    hosts = [*arguments.host, *([] if arguments.bind in ("0.0.0.0", "::") else [arguments.bind])]
+    return web(
+        engine,
+        trace=place,
+        hosts=hosts,
+        scopes=("view", "content") if arguments.view_only else ("view", "content", "change"),
+        shared=True,
+    )
+
+
+async def _serve_view(view: WebView, arguments: argparse.Namespace) -> None:
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in arguments.bind else socket.AF_INET
+    try:
+        listener = socket.create_server((arguments.bind, arguments.port), family=family)
+    except OSError as error:
+        raise ConfigurationError(f"port {arguments.port} of {arguments.bind}: {error.strerror or error}") from None
+    port = listener.getsockname()[1]
+    address = f"http://{_in_url(arguments)}:{port}/"
+    console = make_console()
+
+    def print_address() -> None:
+        console.print(view.sign_in_url(address), soft_wrap=True, markup=False, highlight=False)
+
+    def used() -> None:
+        console.print("It was used. For another browser:", style="dim")
+        print_address()
+
+    view.on_sign_in(used)
+    console.print("The live view, until Ctrl-C. This address signs one browser in:", style="dim")
+    print_address()
+    config = uvicorn.Config(view, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    config.timeout_graceful_shutdown = 1
+
+    class Server(uvicorn.Server):
+        """A server that ends what pages listen to, which never ends by itself."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            view.close()
+            await super().shutdown(sockets)
+
+    await Server(config).serve(sockets=[listener])
+
+
+def _in_url(arguments: argparse.Namespace) -> str:
+    name: str = arguments.host[0] if arguments.host else arguments.bind
+    if name in ("0.0.0.0", "::"):
+        name = "127.0.0.1"
+    return f"[{name}]" if ":" in name else name

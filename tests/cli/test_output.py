@@ -1,0 +1,339 @@
+"""How a command ends when its output can't be written: the reader has gone, or the disk is full."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from callboard import Engine
+from callboard.bus import Cost, CostSource
+from callboard.engine import cli
+from callboard.engine.cli.common.figures import cost_text, difference, percent, usd
+from callboard.engine.cli.common.harmless import harmless, harmless_json, one_line
+from callboard.engine.cli.common.screen import Flow
+from callboard.engine.cli.common.table import Column, FittingTable, figure
+from callboard.engine.cli.traces import _stdout
+from tests.support.engines import keeping, registry
+from tests.support.scripted import Say
+
+from .running import CHECKOUT, call, call_into, environment
+
+FULL = Path("/dev/full")
+
+COMMANDS = (
+    *(("traces",), ("traces", "--json"), ("traces", "--csv"), ("traces", "--help"), ("--help",), ("--version",)),
+    *(("logs",), ("logs", "--json"), ("logs", "-q", "one"), ("sessions",), ("sessions", "ses_captured")),
+    *(("cost",), ("cost", "--by", "day", "--csv"), ("budget",), ("budget", "--json")),
+    *(("stats",), ("errors",), ("sql", "select * from events"), ("sql", "--csv", "select * from events")),
+    *(("export", "--format", "csv", "-"), ("export", "--format", "jsonl", "-")),
+    *(("replay",), ("replay", "--json")),
+    *(("models",), ("models", "--all"), ("prices", "list"), ("prices", "show", "openai:gpt-5")),
+    *(("doctor", "--offline"), ("plugins",), ("completion", "bash"), ("keys", "path")),
+)
+
+
+@pytest.fixture
+def captured(home: Path) -> Path:
+    """The home folder, with a trace file that keeps what was said."""
+
+    async def work() -> None:
+        async with keeping(home / "trace.db", Say("one"), Say("two")) as engine:
+            session = engine.session("s:m", session_id="ses_captured")
+            await session.send("first")
+            await session.send("second")
+
+    anyio.run(work)
+    return home
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_whose_reader_has_gone_ends_with_141(captured: Path, words: tuple[str, ...]) -> None:
+    """It writes nothing on stderr."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = call_into(writes, *words, home=captured)
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_on_a_full_disk_ends_with_one_line(captured: Path, words: tuple[str, ...]) -> None:
+    """The line names stdout and the reason, and the exit code is 1."""
+    with FULL.open("w") as full:
+        done = call_into(full.fileno(), *words, home=captured)
+    assert (done.returncode, done.stderr) == (1, "callboard: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", [("traces",), ("traces", "--json")], ids=" ".join)
+def test_a_pipe_to_a_program_that_reads_no_more_ends_with_141(captured: Path, words: tuple[str, ...]) -> None:
+    """A new interpreter writes nothing about the pipe at its end either."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "callboard", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env=environment(captured),
+        cwd=CHECKOUT,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", [("ask", "hi"), ("ask", "--no-stream", "hi"), ("chat",)], ids=" ".join)
+def test_a_reply_on_a_full_disk_ends_with_one_line(talkative: Path, words: tuple[str, ...]) -> None:
+    """A reply that could not be written is a failure."""
+    with FULL.open("w") as full:
+        done = call_into(full.fileno(), *words, home=talkative)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "callboard: stdout: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+# -- How things are written: money, and text that comes in pieces.
+
+
+@pytest.mark.parametrize(
+    ("nano", "text"),
+    [
+        (0, "$0"),
+        (1, "$0.000000001"),
+        (-2_500, "-$0.000002500"),
+        (12_345_678, "$0.012346"),
+        (1_234_567_890, "$1.2346"),
+        (1_234_567_890_123_456, "$1,234,567.89"),
+    ],
+)
+def test_money_has_the_digits_that_matter_at_its_size(nano: int, text: str) -> None:
+    """Small amounts to the nano-dollar, large ones to the cent."""
+    assert usd(nano) == text
+
+
+def test_an_unknown_cost_is_never_shown_as_an_amount() -> None:
+    """Unpriced, and not known at all, are words."""
+    assert cost_text(Cost(None, CostSource.UNPRICED, reason="no price")) == "unpriced"
+    assert cost_text(Cost(0, CostSource.COMPUTED)) == "$0"
+    assert cost_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed", "per_cent"),
+    [
+        (1000, 1000, "no change", ""),
+        (0, 5, "+$0.000000005", ""),
+        (1000, 800, "-$0.000000200", "-20%"),
+        (1000, 1042, "+$0.000000042", "+4.2%"),
+        (1000, 3789, "+$0.000002789", "+279%"),
+    ],
+)
+def test_a_difference_has_its_sign(before: int, after: int, changed: str, per_cent: str) -> None:
+    """Per cent only where there was something before."""
+    assert (difference(before, after), percent(before, after)) == (changed, per_cent)
+
+
+words = st.text(alphabet="ab \n", max_size=60)
+
+
+@given(words, st.lists(st.integers(0, 60)), st.integers(8, 30))
+def test_text_is_broken_alike_however_it_comes_in_pieces(text: str, cuts: list[int], width: int) -> None:
+    """Words cut in two stay one word; only where a line breaks is a blank replaced."""
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    flow = Flow(2, width)
+    written = "".join(flow.feed(text[start:end]) for start, end in pairwise(edges))
+    assert written.split() == text.split()
+
+
+@given(st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=30), st.integers(8, 30))
+def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> None:
+    """Given word by word, no line is longer than the width, and each is indented."""
+    flow = Flow(2, width)
+    written = "".join(flow.feed(f"{part} ") for part in parts)
+    assert all(len(line) <= width and line.startswith("  ") for line in written.splitlines())
+
+
+def test_control_characters_are_left_out() -> None:
+    """Escape sequences lose their teeth; line breaks and tabs stay."""
+    assert harmless("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
+
+
+# -- A table keeps what matters most in however narrow a terminal, and says what it left out.
+
+
+def drawn(width: int) -> str:
+    rows = [
+        ("provider:a-model-with-a-name-of-some-length", "1", "900", "$0.20"),
+        ("provider:b", "2", "100", "$0.10"),
+    ]
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("model", itemgetter(0), folds=True, footer="all"),
+        figure("attempts", itemgetter(1), may_go=2),
+        figure("in", itemgetter(2), may_go=1, footer="1,000"),
+        figure("cost", itemgetter(3), footer="$0.30"),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=width).print(FittingTable(columns, rows))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "headings", "told"),
+    [
+        (100, ["model", "attempts", "in", "cost"], ""),
+        (46, ["model", "in", "cost"], "(no room for: attempts)"),
+        (32, ["model", "cost"], "(no room for: attempts, in)"),
+    ],
+)
+def test_the_least_important_columns_go_first(width: int, headings: list[str], told: str) -> None:
+    """Each with its sum; a line names them."""
+    text = drawn(width)
+    first, *_, last = text.splitlines()
+    assert first.split() == headings
+    assert (last == told) if told else ("no room" not in text)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("1,000" in text) == ("in" in headings)
+
+
+def test_names_are_folded_before_what_matters_is_cut() -> None:
+    """All of a long name is there, on several lines; amounts stay whole."""
+    text = drawn(32)
+    assert "provider:a-model-with-a-nam" not in text
+    assert "".join(line[:25].strip() for line in text.splitlines()[2:4]) == (
+        "provider:a-model-with-a-name-of-some-length"
+    )
+    assert "$0.20" in text
+
+
+# -- Text from elsewhere can't steer a terminal, and JSON means the same as before.
+
+CLI = Path(cli.__file__).parent
+
+
+def test_no_control_character_and_no_change_of_direction_is_left() -> None:
+    """Of all of Unicode; what stays of the invisible ones are the joiners and what scripts need."""
+    left = harmless("".join(map(chr, range(sys.maxunicode + 1))))
+    assert {character for character in left if unicodedata.category(character) == "Cc"} == {"\n", "\t"}
+    assert not {character for character in left if unicodedata.bidirectional(character) in BIDI}
+    assert not {character for character in left if unicodedata.category(character) in ("Cs", "Zl", "Zp")}
+    assert {"\u200c", "\u200d"} <= set(left)
+    assert left.encode()
+
+
+BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+@given(st.text())
+def test_one_line_is_one_line(text: str) -> None:
+    """However many its text has; and doing it twice changes nothing more."""
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1
+    assert one_line(line) == harmless(line) == line
+
+
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5))
+def test_json_means_the_same(value: object) -> None:
+    """All that is left out of text is escaped in it."""
+    written = harmless_json(json.dumps(value, ensure_ascii=False))
+    assert json.loads(written) == value
+    assert not [each for each in written if each != "\n" and harmless(each) == ""]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_an_export_to_a_terminal_is_harmless(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a character comes in two pieces."""
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    data = 'x "ü\u202e\x9b"'.encode()
+    out = _stdout(format)  # type: ignore[arg-type]
+    for at in range(len(data)):
+        out.write(data[at : at + 1])
+    assert terminal.getvalue() == ('x "ü\\u202e\\u009b"' if format == "jsonl" else 'x "ü"')
+
+
+def test_nothing_else_writes_to_the_streams() -> None:
+    """`print` and the streams' own `write` are in one module, but for what no terminal gets as text of others.
+
+    That is what erases a line of progress, the end of a line after ^C, a key for a pipe, a reply for a file, and
+    the words of a shell.
+    """
+    writing = ("print", "sys.stdout.write", "sys.stderr.write")
+    found = {
+        path.name
+        for path in CLI.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
+    }
+    ours = {"command_line.py", "keys.py", "reply_output.py", "completion.py", "answering.py"}
+    assert found == {"harmless.py", "traces.py", "upkeep.py", *ours}
+
+
+# -- `callboard logs`: what was said lately, and the search for its words.
+
+
+def talk(path: Path) -> None:
+    """A trace with a captured conversation of two turns."""
+
+    async def work() -> None:
+        replies = registry(llm=[Say("By the harbour."), Say("Goodbye.")])
+        async with Engine(models=replies, store=path, capture_content=True) as engine:
+            session = engine.session("llm:m", session_id="ses_talk")
+            await session.send("Where is the Café?")
+            await session.send("Thank you.")
+
+    anyio.run(work)
+
+
+def test_what_was_said_is_shown_and_found(home: Path) -> None:
+    """In their order, as JSON the latest first. A search shows the part around the words."""
+    talk(home / "trace.db")
+    latest = [json.loads(line) for line in call("logs", "--json", home=home, exits=0).stdout.splitlines()]
+    assert [line["text"] for line in latest] == ["Goodbye.", "Thank you.", "By the harbour.", "Where is the Café?"]
+    shown = call("logs", home=home, exits=0).stdout
+    assert shown.index("Where is the Café?") < shown.index("By the harbour.") < shown.index("Goodbye.")
+    (found,) = [json.loads(line) for line in call("logs", "-q", "cafe", "--json", home=home).stdout.splitlines()]
+    assert (found["session_id"], found["role"], found["position"]) == ("ses_talk", "user", 0)
+    done = call("logs", "-q", "harb*", home=home, exits=0)
+    assert "ses_talk  assistant" in done.stdout
+    assert "By the harbour." in done.stdout
+    assert "no such messages" in call("logs", "-q", "nowhere", home=home, exits=0).stderr
+    assert "only the latest 1 message" in call("logs", "-n", "1", home=home, exits=0).stderr
+
+
+def test_a_deleted_session_is_found_no_more(home: Path) -> None:
+    """Not by its words, and not among the latest."""
+    talk(home / "trace.db")
+    assert call("logs", "-q", "goodbye", home=home, exits=0).stdout
+    call("sessions", "ses_talk", "--delete", home=home, exits=0)
+    assert call("logs", "-q", "goodbye", home=home, exits=0).stdout == ""
+    assert call("logs", home=home, exits=0).stdout == ""
+
+
+def test_a_search_makes_no_trace(home: Path) -> None:
+    """Where there is none it says so."""
+    assert "there is no trace file" in call("logs", "-q", "x", home=home, exits=1).stderr
+    assert (
+        "there is no trace file" in call("logs", "-q", "x", "--db", str(home / "no.db"), home=home, exits=1).stderr
+    )
+    assert list(home.iterdir()) == []

@@ -1,0 +1,347 @@
+"""A repricing of a shared trace reaches every engine that reads it, in whichever process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callboard.engine.cli import main
+from callboard.engine.cli.repricing_report import Line, Origin, bars, columns, page, tick_step
+from callboard.tracestore import DayReprice, ModelReprice, PriceRow, PriceTable, RepriceReport, RepriceSums
+from tests.cli.running import CHECKOUT, call, environment
+from tests.support.engines import running
+from tests.support.scripted import Say
+
+HOST = """
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import tests.support.engines as engines
+from callboard import Budget, PostgresStore, PriceRow, PriceTable
+from tests.support.scripted import Say
+
+CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=1_000_000)], "cheap")
+
+
+async def main(place, name):
+    store = PostgresStore(place) if "://" in place else Path(place)
+    budget = Budget(max_cost_usd=1000, per="tag:host", follows_repricing=True)
+    replies = [Say("Hello")] * 50
+    async with engines.running(*replies, store=store, prices=CHEAP, budgets=[budget]) as (engine, _):
+        session = engine.session("s:m", tags={"host": name})
+        heard = []
+
+        async def listen():
+            async with engine.bus.subscribe("pricing.repriced") as events:
+                async for envelope in events:
+                    heard.append([envelope.data.pricing_version, envelope.data.calls])
+
+        listening = asyncio.create_task(listen())
+        await session.send("first")
+        await engine.flush()
+        loop, rounds = asyncio.get_running_loop(), 0
+        while True:
+            message = session.messages[1].metadata
+            account = next(state for state in await engine.budgets() if state.scope == name)
+            told = {
+                "version": message.pricing_version, "nano_usd": message.cost.nano_usd, "heard": heard,
+                "new_calls": engine.prices.version == CHEAP.version, "spent": account.spent.nano_usd,
+            }
+            print(json.dumps(told), flush=True)
+            if not await loop.run_in_executor(None, sys.stdin.readline):
+                break
+            await session.send("again")
+            await engine.flush()
+            await asyncio.sleep(1.1)
+            await session.send("and again")
+            await engine.flush()
+            rounds += 1
+            async with asyncio.timeout(30):
+                while len(heard) < rounds:
+                    await asyncio.sleep(0.02)
+        listening.cancel()
+
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+DEAR = """
+label: dear
+date: 2026-01-01
+prices:
+  - {model: "s:*", input: 9.0, output: 9.0}
+"""
+
+
+class Host:
+    """An engine in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def told(self) -> Any:
+        """What it knows of the costs of its first call."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._process.communicate()[1].decode()
+        return json.loads(line)
+
+    def go_on(self) -> Any:
+        """Let it make calls, more than a second apart, and tell again."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        return self.told()
+
+
+@contextmanager
+def host(place: str, name: str, home: Path) -> Iterator[Host]:
+    command = [sys.executable, "-c", HOST, place, name]
+    pipe = subprocess.PIPE
+    variables = environment(home)
+    with subprocess.Popen(command, cwd=CHECKOUT, env=variables, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        yield Host(process)
+
+
+@pytest.fixture
+def dear(tmp_path: Path) -> Path:
+    path = tmp_path / "dear.yaml"
+    path.write_text(DEAR)
+    return path
+
+
+@pytest.fixture(params=["--db", "--store"])
+def trace(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """An option, and the trace that it names: a file, or a database on a server."""
+    if request.param == "--db":
+        return "--db", str(tmp_path / "trace.db")
+    return "--store", request.getfixturevalue("postgres_dsn")
+
+
+def test_engines_in_two_processes_see_what_a_third_reprices(
+    trace: tuple[str, str], home: Path, dear: Path
+) -> None:
+    """At their next turns: live messages, their event, budgets that follow; new calls keep the engine's prices.
+
+    And the way back, too.
+    """
+    with ExitStack() as hosts:
+        both = [hosts.enter_context(host(trace[1], name, home)) for name in ("frankfurt", "zurich")]
+        before = [each.told() for each in both]
+        repriced = call("reprice", "--prices", str(dear), *trace, "--json", home=home, exits=0)
+        assert json.loads(repriced.stdout.splitlines()[0])["calls"] == 2
+        after = [each.go_on() for each in both]
+        for one, two in zip(before, after, strict=True):
+            assert two["nano_usd"] == 9 * one["nano_usd"]
+            assert two["version"] != one["version"]
+            assert two["heard"] == [[two["version"], 2]]
+            assert two["spent"] == 11 * one["spent"], "the call of the past at its new price, and two new ones"
+            assert two["new_calls"]
+        call("reprice", "--undo", *trace, home=home, exits=0)
+        for one, two in zip(before, [each.go_on() for each in both], strict=True):
+            assert (two["nano_usd"], two["version"]) == (one["nano_usd"], one["version"])
+            assert len(two["heard"]) == 2
+
+
+# -- The page of a repricing says what a reader must know, whatever the calls were.
+
+PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"
+ORIGIN = Origin("the costs at call time", "all calls", "trace.db", datetime(2026, 10, 1, tzinfo=UTC))
+AMOUNTS = st.integers(0, 10**15)
+
+
+def report(*models: Line, days: tuple[Line, ...] = (), as_model: str | None = None) -> RepriceReport:
+    table = PriceTable.from_yaml(PRICES)
+    total = {name: sum(getattr(row.sums, name) for row in models) for name in FIELDS}
+    before, after = total.pop("before_nano_usd"), total.pop("after_nano_usd")
+    return RepriceReport(
+        version=table.version,
+        label=table.label,
+        dry_run=True,
+        sum_before_nano_usd=before,
+        sum_after_nano_usd=after,
+        models=tuple(ModelReprice(model=row.name, **msgspec.structs.asdict(row.sums)) for row in models),
+        days=tuple(DayReprice(day=row.name, **msgspec.structs.asdict(row.sums)) for row in days),
+        as_model=as_model,
+        **total,
+    )
+
+
+FIELDS = RepriceSums.__struct_fields__
+
+
+def written(told: RepriceReport) -> str:
+    return page(told, PriceTable.from_yaml(PRICES), ORIGIN)
+
+
+def priced(name: str, before: int, after: int) -> Line:
+    sums = RepriceSums(calls=1, unpriced=0, unpriced_before=0, before_nano_usd=before, after_nano_usd=after)
+    return Line(name, sums)
+
+
+def test_its_head_says_what_was_compared() -> None:
+    """Which calls, over which days, under which two price lists, and whether it counts."""
+    days = (priced("2026-07-01", 1, 2), priced("2026-09-30", 1, 2))
+    text = written(report(priced("a:m", 2, 4), days=days))
+    assert "<title>Model costs under example prices, second version</title>" in text
+    assert "1 call from 2026-07-01 to 2026-09-30 (UTC): all calls" in text
+    assert "<dd>the costs at call time</dd>" in text
+    assert f"version {report().version}</dd>" in text
+    assert "A trial: nothing was changed." in text
+
+
+def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside_them() -> None:
+    """In the totals, the tables and the note, with what they cost on the side that prices them."""
+    partly = RepriceSums(
+        calls=9,
+        unpriced=5,
+        unpriced_before=2,
+        before_nano_usd=10,
+        after_nano_usd=4,
+        newly_priced=1,
+        newly_priced_nano_usd=7,
+        no_longer_priced=4,
+        no_longer_priced_nano_usd=90,
+    )
+    text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
+    assert "Both sums are over the 4 calls with a cost before and after." in text
+    beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
+    assert f"Beside them: {beside}. They are of mine:m: {beside}." in text
+    assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, "20 before and 34 after"
+    assert '<td data-label="Beside">4 no longer priced' in text
+
+
+def test_calls_that_only_one_side_prices_are_not_compared() -> None:
+    """A model without a call that both sides price has no sums, and no difference is made up."""
+    lost = RepriceSums(
+        calls=5,
+        unpriced=5,
+        unpriced_before=0,
+        before_nano_usd=0,
+        after_nano_usd=0,
+        no_longer_priced=5,
+        no_longer_priced_nano_usd=90,
+    )
+    text = written(report(Line("mine:m", lost)))
+    assert "<span>Difference</span><b>not comparable" in text
+
+
+def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:
+    """So that points stand below each other; as many as the longest needs."""
+    text = written(report(priced("a:m", 1_500_000_000, 250_000_000), priced("b:m", 120_000, 0)))
+    amounts = re.findall(r"<span>[+−]?\$\d+\.(\d+)</span>", text)
+    assert {len(decimals) for decimals in amounts} == {5}
+
+
+def test_names_are_text_and_never_markup() -> None:
+    """A model's name comes from a server."""
+    name = "evil:<script>alert(1)</script>&"
+    text = written(report(priced(name, 1, 2), as_model=name))
+    assert "<script" not in text
+    assert escape(name) in text
+
+
+def test_a_repricing_of_no_calls_is_a_page_without_tables() -> None:
+    """It says that there are none."""
+    text = written(report())
+    assert "0 calls: all calls" in text
+    assert "<table" not in text
+
+
+@pytest.mark.parametrize(
+    ("longest", "step"), [(1, 1), (5, 1), (6, 2), (10, 2), (11, 5), (26, 10), (10**9, 2 * 10**8)]
+)
+def test_ticks_are_round_amounts(longest: int, step: int) -> None:
+    """One, two or five times a power of ten."""
+    assert tick_step(longest) == step
+
+
+@given(st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=2, max_size=5))
+def test_charts_stay_within_their_field(amounts: list[tuple[int, int]]) -> None:
+    """The greatest amount takes all of it, nothing more; no more than six ticks. Nothing is drawn of zeros."""
+    rows = [priced(f"m{number}", *pair) for number, pair in enumerate(amounts)]
+    for chart, size in ((bars(rows), "width"), (columns(rows), "height")):
+        parts = [float(part) for part in re.findall(size + r":([\d.]+)%", chart)]
+        if not any(map(any, amounts)):
+            assert chart == ""
+            continue
+        assert max(parts) == 100
+        assert len(re.findall(r"(?:left|bottom):([\d.]+)%", chart)) in range(3, 7) or max(map(max, amounts)) < 5
+
+
+def test_a_single_day_needs_no_chart() -> None:
+    """Its line in the table says it."""
+    assert columns([priced("2026-07-01", 5, 6)]) == ""
+
+
+# -- `callboard budget`: the accounts of a budget, read from a trace file.
+
+TABLE = PriceTable([PriceRow(model="s:m", input=1_000_000, output=2_000_000)], label="test")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The trace of three calls of two tenants, each of 20,000 nano-USD and 15 tokens."""
+    path = tmp_path / "trace.db"
+
+    async def fill() -> None:
+        async with running(*[Say("x")] * 3, store=path, prices=TABLE) as (engine, _):
+            for tenant in ("acme", "acme", "zoo"):
+                await engine.generate("s:m", "Hi", tags={"tenant": tenant})
+
+    anyio.run(fill)
+    return path
+
+
+def test_each_account_has_what_is_spent_and_left(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The dearest account first, as an engine with that budget would count."""
+    asked = ("--per", "tag:tenant", "--window", "day", "--max-cost-usd", "0.0001", "--db", str(file), "--json")
+    assert main(("budget", *asked)) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["value"], row["calls"], row["spent_nano_usd"], row["left_nano_usd"]) for row in rows] == [
+        ("acme", 2, 40_000, 60_000),
+        ("zoo", 1, 20_000, 80_000),
+    ]
+
+
+def test_a_row_names_its_scope(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The earlier name stays beside it."""
+    assert main(("budget", "--per", "tag:tenant", "--max-cost-usd", "0.0001", "--db", str(file), "--json")) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["scope"], row["value"]) for row in rows] == [("acme", "acme"), ("zoo", "zoo")]
+
+
+def test_a_budget_that_makes_no_sense_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, with what may stand there."""
+    assert main(("budget", "--per", "planet", "--db", str(file))) == 2
+    assert "per='planet': must be one of engine, session, provider, model, or tag:NAME" in capsys.readouterr().err
+
+
+def test_amounts_are_in_usd_as_well(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exact decimals, in JSON as in CSV; an account without a limit on money has none left."""
+    asked = ("budget", "--per", "tag:tenant", "--of", "acme", "--db", str(file))
+    assert main((*asked, "--max-cost-usd", "0.0001", "--json")) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["spent_usd"], row["unknown_usd"], row["left_usd"]) == ("0.000040000", "0.000000000", "0.000060000")
+    assert main((*asked, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["left_usd"] is None
+    assert main((*asked, "--max-cost-usd", "0.0001", "--csv")) == 0
+    head, line = csv.reader(capsys.readouterr().out.splitlines())
+    assert dict(zip(head, line, strict=True))["left_usd"] == "0.000060000"
