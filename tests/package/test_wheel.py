@@ -102,7 +102,7 @@ def programs(folder: Path) -> list[Path]:
     for number, code in enumerate(codes(ROOT / "README.md", "python")):
         files.append(folder / f"program_{number}.py")
         files[-1].write_text(code)
-    assert len(files) == 3
+    assert len(files) == 2
     return files
 
 
