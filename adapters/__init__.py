@@ -11,7 +11,7 @@ from .registry import adapter_class
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
-        ".batches.contract": "BatchJob BatchStatus",
+        ".batches": "BatchJob BatchStatus",
         ".calls": "RateLimitInfo",
         ".config": "AdapterConfig OnRetry RetryPolicy",
         ".contract": (
@@ -19,10 +19,11 @@ __getattr__, __dir__, __all__ = face(
             "AttemptReport AttemptResent AttemptStarted CanonicalRequest CanonicalResponse NextAttempt "
             "ProviderAdapter"
         ),
-        ".embeddings.contract": "EmbeddingRequest EmbeddingResponse InputType PartialEmbeddingError Vector",
+        ".embeddings": "EmbeddingRequest EmbeddingResponse InputType PartialEmbeddingError Vector",
         ".health": "AdapterHealth AdapterStatistics",
         ".http.retry": "retry retry_delay",
-        ".images.contract": "GeneratedImage",
+        ".images": "GeneratedImage",
+        ".jobs": "PollPolicy",
         ".keys.source": "KeyFile KeySource",
         ".providers.anthropic.adapter": "AnthropicAdapter",
         ".providers.bedrock.adapter": "BedrockAdapter",
@@ -37,8 +38,7 @@ __getattr__, __dir__, __all__ = face(
         ".providers.tgi.adapter": "TGIAdapter",
         ".providers.voyage.adapter": "VoyageAdapter",
         ".registry": "create_adapter",
-        ".videos.contract": "VideoJob VideoStatus VideoVariant",
-        ".videos.waiting": "PollPolicy",
+        ".videos": "VideoJob VideoStatus VideoVariant",
         "callboard.bus.errors": (
             "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "
             "ContextOverflowError ErrorClass InvalidRequestError NetworkError NotFoundError OutcomeUnknownError "

@@ -1,12 +1,13 @@
 # Written by scripts/make_stubs.py.
-from .batches.contract import BatchJob, BatchStatus
+from .batches import BatchJob, BatchStatus
 from .calls import RateLimitInfo
 from .config import AdapterConfig, OnRetry, RetryPolicy
 from .contract import AdapterCapabilities, AdapterStream, AttemptAccepted, AttemptFailed, AttemptFirstEvent, AttemptObserver, AttemptReport, AttemptResent, AttemptStarted, CanonicalRequest, CanonicalResponse, NextAttempt, ProviderAdapter
-from .embeddings.contract import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
+from .embeddings import EmbeddingRequest, EmbeddingResponse, InputType, PartialEmbeddingError, Vector
 from .health import AdapterHealth, AdapterStatistics
 from .http.retry import retry, retry_delay
-from .images.contract import GeneratedImage
+from .images import GeneratedImage
+from .jobs import PollPolicy
 from .keys.source import KeyFile, KeySource
 from .providers.anthropic.adapter import AnthropicAdapter
 from .providers.bedrock.adapter import BedrockAdapter
@@ -21,8 +22,7 @@ from .providers.scripted.replies import ScriptedCall, ScriptedFailure, ScriptedR
 from .providers.tgi.adapter import TGIAdapter
 from .providers.voyage.adapter import VoyageAdapter
 from .registry import create_adapter
-from .videos.contract import VideoJob, VideoStatus, VideoVariant
-from .videos.waiting import PollPolicy
+from .videos import VideoJob, VideoStatus, VideoVariant
 from callboard.bus.errors import AccessDeniedError, AdapterError, AuthError, CancelledError, CapabilityError, ContentFilterError, ContextOverflowError, ErrorClass, InvalidRequestError, NetworkError, NotFoundError, OutcomeUnknownError, OverloadedError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, StreamError, UnsupportedToolChoiceError
 from callboard.bus.streams.events import MessageComplete, MessageStart, ProviderBlock, ProviderEvent, StreamEvent, TextDelta, ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
 from callboard.bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock

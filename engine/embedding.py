@@ -23,6 +23,7 @@ from callboard.adapters.embeddings import (
     EmbeddingCapabilities,
     EmbeddingRequest,
     EmbeddingResponse,
+    Gathered,
     InputType,
     OnProgress,
     PartialEmbeddingError,
@@ -30,7 +31,6 @@ from callboard.adapters.embeddings import (
     plan_batches,
     run_batches,
 )
-from callboard.adapters.embeddings.batching import Gathered
 from callboard.adapters.usage.estimate import upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
 from callboard.bus.values.shown import Shown

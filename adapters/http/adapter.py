@@ -2,7 +2,7 @@
 
 A provider's own adapter is this class with a wire, and the wire says all that is the provider's own. Attempts,
 time limits and cancelling are in `attempts` and `call`, the reader's iterator in `stream`, and embeddings, images,
-videos and batches in `embeddings.http`, `images.http`, `videos.http` and `batches.http`.
+videos, batches and background replies in `operations`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from callboard.bus.errors import AdapterError, CapabilityError
 from callboard.bus.values.messages import Message, ToolDefinition
 from callboard.bus.values.usage import TokenUsage
 
-from ..batches.contract import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
-from ..batches.http import HttpBatches
+from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
-from ..embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
-from ..embeddings.http import HttpEmbeddings
+from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..health import AdapterHealth, AdapterStatistics
-from ..images.contract import ImageCapabilities, ImageRequest, ImageResponse
-from ..images.http import HttpImages
+from ..images import ImageCapabilities, ImageRequest, ImageResponse
 from ..keys.keyring import Keyring
+from ..operations.answers import HttpEmbeddings, HttpImages
+from ..operations.batches import HttpBatches
+from ..operations.videos import HttpVideos
 from ..replies.whole import WholeStream
 from ..requests.emulation import read_response
 from ..requests.settings import read_options
@@ -35,7 +35,7 @@ from ..transport.key_owner import check_key_goes_home
 from ..transport.opening import new_transport
 from ..transport.transport import Transport
 from ..usage.estimate import estimate_tokens
-from ..videos.contract import (
+from ..videos import (
     UNKNOWN_TERMS,
     VideoCapabilities,
     VideoContent,
@@ -44,7 +44,6 @@ from ..videos.contract import (
     VideoTerms,
     VideoVariant,
 )
-from ..videos.http import HttpVideos
 from . import emulated_tools
 from .call import HttpCall
 from .client import HttpClient
@@ -141,7 +140,7 @@ class HttpAdapter:
         """See `ProviderAdapter.complete`."""
         background = self._background
         if background is not None and background.wanted(request):
-            from ..background.call import BackgroundCall
+            from ..operations.background import BackgroundCall
 
             return await BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
         constrained = self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request)
@@ -153,7 +152,7 @@ class HttpAdapter:
         """See `ProviderAdapter.stream`."""
         background = self._background
         if background is not None and background.wanted(request):
-            from ..background.stream import background_stream
+            from ..operations.background import background_stream
 
             return background_stream(self.client, background, request, on_attempt)
         if self.can_stream(request):

@@ -7,7 +7,7 @@
 
 Attempting and waiting take turns until the end. Each wait for the network, and each wait between attempts, runs
 under a cancel scope of its own. No scope is held across a `yield`, so a reader may leave at any point. This module
-does not know what is sent, or what a reply means: `call` knows it for conversations, and `embeddings.http` for
+does not know what is sent, or what a reply means: `call` knows it for conversations, and `operations` for
 vectors.
 """
 

@@ -17,13 +17,13 @@ from callboard.bus.errors import AdapterError
 from callboard.bus.values.json import Json
 from callboard.bus.values.messages import Message, ToolDefinition
 
-from ..background.wire import BackgroundWire
-from ..batches.wire import BatchWire
 from ..calls import RateLimitInfo
 from ..config import AdapterConfig
 from ..contract import AdapterCapabilities, CanonicalRequest
-from ..embeddings.wire import EmbeddingWire
-from ..images.wire import ImageWire
+from ..operations.background_wire import BackgroundWire
+from ..operations.batch_wire import BatchWire
+from ..operations.embedding_wire import EmbeddingWire
+from ..operations.media_wire import ImageWire, VideoWire
 from ..refusals.classify import ErrorType, build_error, read_error
 from ..refusals.repair import Repair, RepairRules, find_repair
 from ..replies.assembler import Assembler
@@ -32,7 +32,6 @@ from ..requests.settings import SharedOptions
 from ..transport.transport import HttpReply
 from ..usage.estimate import estimate_request, rates_for
 from ..usage.rates import TokenRates
-from ..videos.wire import VideoWire
 from .wire_call import WireCall, get
 
 LookUp: TypeAlias = Callable[[WireCall, float], Awaitable[Json]]

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from callboard.adapters.batches.contract import BatchJob
-from callboard.adapters.batches.wire import BatchLine, error_of_item, expired_item, json_lines
+from callboard.adapters.batches import BatchJob
 from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.operations.batch_wire import BatchLine, error_of_item, expired_item, json_lines
 from callboard.adapters.refusals.classify import ErrorType, error_without_status, read_error_value
 from callboard.adapters.transport.multipart import FormPart, write_form
 from callboard.bus.errors import AdapterError

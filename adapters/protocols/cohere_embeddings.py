@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from callboard.adapters.contract import CallWarning
-from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.warning_codes import WarningCode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images.wire import input_bytes
+from callboard.adapters.operations.media_wire import input_bytes
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.transport.multipart import FormPart, write_form
 from callboard.bus.values.content import ImageBlock

@@ -18,13 +18,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from callboard.adapters.batches.wire import (
-    ListPage,
-    Written,
-    fields_of,
-)
+from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.operations.batch_wire import ListPage, Written, fields_of
 from callboard.adapters.requests.encoding import encode_json
 from callboard.bus.values.json import Json
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
-from callboard.adapters.embeddings.vectors import read_vector
-from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, Encoding, Vector
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.embedding_wire import EmbeddingReply, read_vector
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
 from callboard.adapters.usage.counts import reported_count

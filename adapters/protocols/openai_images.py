@@ -16,8 +16,8 @@ from collections.abc import Mapping
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.images.wire import ImageReply, from_base64
+from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.operations.media_wire import ImageReply, from_base64
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
 from callboard.adapters.transport.multipart import FormPart

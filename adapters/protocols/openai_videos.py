@@ -18,10 +18,11 @@ import msgspec
 
 from callboard.adapters.contract import CallWarning
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.media_wire import known_terms, video_usage
 from callboard.adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.videos.contract import (
+from callboard.adapters.videos import (
     VIDEO_VARIANTS,
     VideoCapabilities,
     VideoJob,
@@ -30,8 +31,6 @@ from callboard.adapters.videos.contract import (
     VideoTerms,
     VideoVariant,
 )
-from callboard.adapters.videos.usage import video_usage
-from callboard.adapters.videos.wire import known_terms
 from callboard.bus.errors import AdapterError
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.warning_codes import WarningCode

@@ -10,7 +10,7 @@ from callboard.adapters import CanonicalRequest
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from callboard.adapters.videos import PollPolicy
+    from callboard.adapters.jobs import PollPolicy
     from callboard.tracestore import StoredBatch
 
     from ..calls.plain_call import Models

@@ -21,10 +21,9 @@ import msgspec
 
 from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
-from callboard.adapters.batches.http import bare_request
 from callboard.adapters.contract import CallWarning
-from callboard.adapters.videos import PollPolicy
-from callboard.adapters.videos.waiting import is_passing, wait_for_job
+from callboard.adapters.jobs import PollPolicy, is_passing, wait_for_job
+from callboard.adapters.operations.batches import bare_request
 from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress
 from callboard.bus.errors import (
     CallboardError,

@@ -9,7 +9,7 @@ import msgspec
 
 from callboard.adapters import CanonicalRequest
 from callboard.adapters.batches import BatchAdapter, BatchJob
-from callboard.adapters.videos import PollPolicy
+from callboard.adapters.jobs import PollPolicy
 from callboard.bus import BatchSubmitted, RoutingDecision
 from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from callboard.tracestore import StoredBatch, StoredSubmission

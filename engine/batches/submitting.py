@@ -17,7 +17,7 @@ import msgspec
 
 from callboard.adapters import AdapterError, AttemptObserver, CanonicalRequest
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchRequest
-from callboard.adapters.videos import PollPolicy
+from callboard.adapters.jobs import PollPolicy
 from callboard.bus import BatchPlanned, BatchSubmitting
 from callboard.bus.errors import InvalidRequestError
 

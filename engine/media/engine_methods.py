@@ -11,7 +11,7 @@ from callboard.adapters import ImageBlock
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from callboard.adapters.videos import PollPolicy
+    from callboard.adapters.jobs import PollPolicy
 
     from ..calls.plain_call import Models
     from ..embedding import EmbeddingOptions, EmbeddingResult
@@ -165,8 +165,8 @@ class MediaMethods:
             ConfigurationError: The model is unknown.
             StoreError: The trace can't be read.
         """
+        from callboard.adapters.jobs import USUAL_POLLING
         from callboard.adapters.videos import VideoTerms
-        from callboard.adapters.videos.waiting import USUAL_POLLING
 
         from .videos import resume_video
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
-from callboard.adapters.images.wire import fit
+from callboard.adapters.operations.media_wire import fit_image
 from callboard.adapters.usage.estimate import estimate_request
 from callboard.adapters.usage.rates import TokenRates
 from callboard.bus import Cost, Message, TextBlock
@@ -104,7 +104,7 @@ async def make_images(
         )
 
     def check(adapter: ImageAdapter, named: Named) -> None:
-        fit(request_to(named, ""), adapter.get_image_capabilities(named.entry.wire_name))
+        fit_image(request_to(named, ""), adapter.get_image_capabilities(named.entry.wire_name))
 
     async def call(route: Route, request_id: str, caused_by: str | None) -> ImageResult:
         request = request_to(route.option.named, request_id)

@@ -292,7 +292,7 @@ class VideoHandle:
     ) -> bytes | Path:
         """Download what a completed job made.
 
-        A download that breaks off goes on where it broke, or begins anew; see `adapters.videos.download`. It costs
+        A download that breaks off goes on where it broke, or begins again; see `adapters.videos`. It costs
         nothing, and may be done again as long as the provider keeps the video.
 
         Args:

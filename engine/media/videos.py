@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from callboard.adapters import AttemptObserver, CapabilityError, TokenUsage
 from callboard.adapters.contract import ProviderAdapter
+from callboard.adapters.operations.media_wire import check_video, video_usage
 from callboard.adapters.videos import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
-from callboard.adapters.videos.usage import video_usage
-from callboard.adapters.videos.wire import check as check_request
 from callboard.bus import JobCreated, RoutingDecision
 
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
@@ -65,7 +64,7 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
         )
 
     def check(adapter: VideoAdapter, named: Named) -> None:
-        check_request(request_to(named, ""), adapter.get_video_capabilities(named.entry.wire_name))
+        check_video(request_to(named, ""), adapter.get_video_capabilities(named.entry.wire_name))
 
     async def call(route: Route, request_id: str, caused_by: str | None) -> VideoHandle:
         named = route.option.named

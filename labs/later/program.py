@@ -18,8 +18,9 @@ import anyio
 import msgspec
 
 from callboard.adapters import AdapterConfig
-from callboard.adapters.background import exchanges
-from callboard.adapters.batches import BatchItem, http
+from callboard.adapters.batches import BatchItem
+from callboard.adapters.operations import background
+from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus import Envelope, Lossless
 from callboard.bus.errors import CallboardError, NotFoundError, OutcomeUnknownError
 from callboard.engine import BatchResult, Budget, Engine
@@ -153,11 +154,11 @@ def split_as_ordered(batches: Sequence[Batch]) -> AbstractContextManager[object]
     """A block in which each batch goes in jobs of its own size."""
     most = {batch.name: batch.most for batch in batches}
 
-    def split(_: http.HttpBatches, items: Sequence[BatchItem]) -> tuple[int, ...]:
+    def split(_: HttpBatches, items: Sequence[BatchItem]) -> tuple[int, ...]:
         size = most[items[0].id.rpartition("-")[0]]
         return tuple(min(size, len(items) - start) for start in range(0, len(items), size))
 
-    return patch.object(http.HttpBatches, "split", split)
+    return patch.object(HttpBatches, "split", split)
 
 
 # -- replies in the background
@@ -210,7 +211,7 @@ class _Told(logging.Handler):
 def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     logging.getLogger("callboard").addHandler(_Told(logging.WARNING))
-    exchanges.POLLING = OFTEN
+    background.POLLING = OFTEN
     with split_as_ordered(orders.batches):
         anyio.run(run, orders)
 

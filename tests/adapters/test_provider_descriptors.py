@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from callboard.adapters import AdapterConfig, create_adapter
-from callboard.adapters.embeddings.only import EmbeddingOnlyWire
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.provider import Provider, providers, vendors
 from callboard.adapters.transport.addresses import host_of
 from callboard.adapters.transport.key_owner import check_key_goes_home

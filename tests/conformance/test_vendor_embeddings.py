@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from callboard.adapters import AdapterConfig, CapabilityError, create_adapter
 from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
-from callboard.adapters.embeddings.wire import fit
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.operations.embedding_wire import fit_texts
 from callboard.bus.values.json import JsonObject
 
 from ..support.judges import embed_contents_faults, embeddings_faults, ollama_embed_faults
@@ -34,7 +34,7 @@ def written(kind: str, asked: EmbeddingRequest) -> bytes | None:
     wire = adapter.wire.other_wires().embeddings
     assert wire is not None
     try:
-        fitted, _ = fit(asked, wire.capabilities(asked.wire_model), kind, len)
+        fitted, _ = fit_texts(asked, wire.capabilities(asked.wire_model), kind, len)
     except CapabilityError:
         return None
     return wire.write(fitted, kind).body

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.adapters import CapabilityError, ImageBlock
-from callboard.adapters.images.wire import fit
-from callboard.adapters.videos.wire import check
+from callboard.adapters.operations.media_wire import check_video, fit_image
 from callboard.bus.values.json import JsonObject
 
 from ..adapters.media.making import form, image_request, image_wire, video_request, video_wire
@@ -76,7 +75,7 @@ def test_requests_for_images_are_such_as_the_vendor_s_types_allow(
         output_format=output_format,
     )
     try:
-        call = wire.write(fit(request, wire.capabilities(model)), kind)
+        call = wire.write(fit_image(request, wire.capabilities(model)), kind)
     except CapabilityError:
         return
     if "content-type" not in call.headers:
@@ -119,7 +118,7 @@ def test_requests_for_videos_are_such_as_the_vendor_s_types_allow(
         f"{kind}:{model}", seconds=seconds, size=size, audio=audio, first_frame=BOAT if frame else None
     )
     try:
-        check(request, wire.capabilities(model))
+        check_video(request, wire.capabilities(model))
         call = wire.create(request, kind)
     except CapabilityError:
         return

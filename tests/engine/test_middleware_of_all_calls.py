@@ -11,8 +11,8 @@ import pytest
 from callboard.adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
 from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
+from callboard.adapters.operations.media_wire import video_usage
 from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
-from callboard.adapters.videos.usage import video_usage
 from callboard.engine import Engine
 from callboard.engine.middleware import CallEnd, CallInfo, LogCalls, Middleware
 from callboard.tracestore import PriceRow, PriceTable

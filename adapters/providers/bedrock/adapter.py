@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.embeddings.only import EmbeddingOnlyWire
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.refusals.classify import ErrorType, build_error, read_error
 from callboard.adapters.requests.settings import SharedOptions, read_options
 from callboard.adapters.transport.transport import HttpReply, Transport

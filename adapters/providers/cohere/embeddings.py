@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from callboard.adapters.embeddings.vectors import from_numbers
-from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.embedding_wire import EmbeddingReply, from_numbers
 from callboard.adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options

@@ -20,8 +20,9 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from callboard.adapters.batches.wire import (
+from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
+from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.operations.batch_wire import (
     BatchLine,
     ListPage,
     Written,
@@ -31,7 +32,6 @@ from callboard.adapters.batches.wire import (
     fields_of,
     moment_of,
 )
-from callboard.adapters.http.wire_call import WireCall, get
 from callboard.adapters.refusals.classify import error_without_status, read_error_value
 from callboard.adapters.requests.encoding import encode_json
 from callboard.bus.values.json import Json

@@ -16,8 +16,8 @@ from base64 import b64encode
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.images.wire import ImageReply, from_base64, input_bytes
+from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_options
 from callboard.adapters.requests.settings import own_options

@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images.sizes import ratio_of, read_size
-from callboard.adapters.images.wire import input_bytes
+from callboard.adapters.operations.media_wire import input_bytes, known_terms, ratio_of, read_size, video_usage
 from callboard.adapters.refusals.classify import error_without_status, read_error_value
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.videos.contract import (
+from callboard.adapters.videos import (
     VideoCapabilities,
     VideoJob,
     VideoRequest,
@@ -31,8 +30,6 @@ from callboard.adapters.videos.contract import (
     VideoTerms,
     VideoVariant,
 )
-from callboard.adapters.videos.usage import video_usage
-from callboard.adapters.videos.wire import known_terms
 from callboard.bus.errors import AdapterError, CapabilityError, ContentFilterError
 from callboard.bus.values.json import Json, JsonObject
 

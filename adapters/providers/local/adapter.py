@@ -21,7 +21,7 @@ from typing import Literal
 import anyio.to_thread
 import msgspec
 
-from callboard.adapters.embeddings.contract import (
+from callboard.adapters.embeddings import (
     EmbeddingAdapter,
     EmbeddingCapabilities,
     EmbeddingRequest,

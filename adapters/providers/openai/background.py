@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from callboard.adapters.background.wire import BackgroundStatus
 from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.operations.background_wire import BackgroundStatus
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.sse import SseDecoder
 from callboard.adapters.requests.host_options import joined_options

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
-from callboard.adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.images.wire import ImageReply, from_base64, input_bytes
+from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
+from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
 from callboard.adapters.protocols.openai_images import OpenAIImages, read_usage
 from callboard.adapters.refusals.classify import error_without_status, read_error_value
 from callboard.adapters.requests.encoding import encode_json

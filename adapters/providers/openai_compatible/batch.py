@@ -21,9 +21,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from callboard.adapters.batches.contract import BatchJob, BatchLimits, BatchStatus
-from callboard.adapters.batches.wire import BatchWire, ListPage, Written, fields_of
+from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
+from callboard.adapters.operations.batch_wire import BatchWire, ListPage, Written, fields_of
 from callboard.adapters.protocols.batch_files import MARK, FileBatches, mark_of, places
 from callboard.adapters.protocols.openai_batches import OpenAIBatches
 from callboard.adapters.requests.encoding import encode_json

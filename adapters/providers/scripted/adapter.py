@@ -12,12 +12,7 @@ from typing import TypeAlias
 
 import anyio.lowlevel
 
-from callboard.adapters.embeddings.contract import (
-    INPUT_TYPES,
-    EmbeddingCapabilities,
-    EmbeddingRequest,
-    EmbeddingResponse,
-)
+from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import HttpCall

@@ -7,7 +7,7 @@ import re
 import zlib
 from array import array
 
-from callboard.adapters.embeddings.contract import Vector
+from callboard.adapters.embeddings import Vector
 
 _WORDS = re.compile(r"\w+")
 

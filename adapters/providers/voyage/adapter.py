@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from callboard.adapters.embeddings.only import EmbeddingOnlyWire
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.operations.answers import EmbeddingOnlyWire
 from callboard.adapters.requests.settings import SharedOptions
 
 from .embeddings import VoyageEmbeddings

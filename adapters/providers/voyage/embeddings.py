@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
-from callboard.adapters.embeddings.wire import EmbeddingReply
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.embedding_wire import EmbeddingReply
 from callboard.adapters.protocols.openai_embeddings import read_reply
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options

@@ -20,6 +20,7 @@ from callboard.adapters import (
     TokenUsage,
 )
 from callboard.adapters.embeddings import (
+    SHARE_OF_TOKENS,
     EmbeddingCapabilities,
     EmbeddingRequest,
     EmbeddingResponse,
@@ -27,7 +28,6 @@ from callboard.adapters.embeddings import (
     embed_all,
     plan_batches,
 )
-from callboard.adapters.embeddings.batching import SHARE_OF_TOKENS
 from callboard.bus.errors import ServerError
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,8 @@ from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import ImageRequest
-from callboard.adapters.images.wire import ImageWire
+from callboard.adapters.operations.media_wire import ImageWire, VideoWire
 from callboard.adapters.videos import VideoRequest
-from callboard.adapters.videos.wire import VideoWire
 from callboard.bus.clock import Clock
 from callboard.bus.values.json import Json
 

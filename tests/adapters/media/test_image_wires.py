@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters import AdapterError, CapabilityError, ImageBlock
-from callboard.adapters.images.contract import ImageRequest
-from callboard.adapters.images.sizes import read_ratio, size_of_ratio
-from callboard.adapters.images.wire import fit
+from callboard.adapters.images import ImageRequest
+from callboard.adapters.operations.media_wire import fit_image, read_ratio, size_of_ratio
 from callboard.adapters.transport.multipart import FormPart, write_form
 from callboard.bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownError
 from callboard.bus.values.json import JsonObject
@@ -30,7 +29,7 @@ PACKED = b64encode(png()).decode()
 def written(kind: str, request: ImageRequest) -> JsonObject:
     wire = image_wire(kind, request.wire_model)
     body: JsonObject = msgspec.json.decode(
-        wire.write(fit(request, wire.capabilities(request.wire_model)), kind).body
+        wire.write(fit_image(request, wire.capabilities(request.wire_model)), kind).body
     )
     return body
 

@@ -7,8 +7,8 @@ import pytest
 
 from callboard.adapters import CapabilityError, ImageBlock
 from callboard.adapters.conformance.fake_http import FakeReply
+from callboard.adapters.operations.media_wire import video_usage
 from callboard.adapters.videos import VideoJob, VideoTerms
-from callboard.adapters.videos.usage import video_usage
 from callboard.bus.errors import AuthError, ContentFilterError, InvalidRequestError, NotFoundError, StreamError
 from callboard.bus.values.json import JsonObject
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters import AdapterError
-from callboard.adapters.videos import PollPolicy, VideoJob, wait_for_video
-from callboard.adapters.videos.mp4 import is_whole_mp4
+from callboard.adapters.videos import PollPolicy, VideoJob, is_whole_mp4, wait_for_video
 from callboard.bus.errors import AuthError, NetworkError, NotFoundError, RateLimitError, ServerError
 
 from ...support.media_server import mp4

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from callboard.adapters.background import exchanges
+from callboard.adapters.operations import background
 from callboard.adapters.videos import PollPolicy
 from callboard.bus.errors import CancelledError
 from callboard.engine import Engine
@@ -25,7 +25,7 @@ anyio_backend = runs_on("asyncio")
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundServer]:
-    monkeypatch.setattr(exchanges, "POLLING", PollPolicy(first=0.02, longest=0.05, jitter=False))
+    monkeypatch.setattr(background, "POLLING", PollPolicy(first=0.02, longest=0.05, jitter=False))
     with background_server(0.01) as running:
         yield running
 

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.adapters.background import exchanges
+from callboard.adapters.operations import background
 from callboard.adapters.videos import PollPolicy
 from callboard.bus.errors import CallboardError, CancelledError, OutcomeUnknownError, StoreError
 from callboard.bus.streams.events import TextDelta
@@ -35,7 +35,7 @@ def anyio_backend() -> object:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "POLLING", OFTEN)
+    monkeypatch.setattr(background, "POLLING", OFTEN)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from callboard.adapters.batches import BatchLimits, http
+from callboard.adapters.batches import BatchLimits
+from callboard.adapters.operations import jobs
+from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus import Envelope, LlmCallFailed
 from callboard.bus.errors import (
     CancelledError,
@@ -177,7 +179,7 @@ async def test_a_job_that_is_listed_late_is_found_when_it_is_asked_for_again(
     server: BatchServer, store: Path, store_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody found it at first; creating the batch again looks before it sends, with a trace or without."""
-    monkeypatch.setattr(http, "_LOOKS", 0)
+    monkeypatch.setattr(jobs, "_LOOKS", 0)
     name = f"late-{store_kind[:2]}"
     requests = requests_of("groq", "one")
     async with engine_at(server.url, store if store_kind == "trace" else None) as engine:
@@ -190,9 +192,9 @@ async def test_a_job_that_is_listed_late_is_found_when_it_is_asked_for_again(
 
 
 def two_in_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http.HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
+    monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
     monkeypatch.setattr(
-        http.HttpBatches,
+        HttpBatches,
         "split",
         lambda _, items: tuple(min(2, len(items) - n) for n in range(0, len(items), 2)),
     )
@@ -203,7 +205,7 @@ async def test_a_lost_part_is_told_from_the_parts_that_are_known(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, wire: str
 ) -> None:
     """Also where jobs bear no mark, and those of one batch have one size."""
-    monkeypatch.setattr(http, "_LOOKS", 0)
+    monkeypatch.setattr(jobs, "_LOOKS", 0)
     two_in_each_job(monkeypatch)
     texts = ["one", "two", "three", "four"]
     requests = requests_of(wire, *texts)

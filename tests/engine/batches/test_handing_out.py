@@ -9,7 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from callboard.adapters.batches import BatchLimits, http, spool
+from callboard.adapters.batches import BatchLimits
+from callboard.adapters.operations import batches
+from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus import BatchCompleted, Envelope, Subscription
 from callboard.bus.errors import CallboardError, NetworkError, RequestTimeoutError
 from callboard.engine import BatchResult, Engine
@@ -163,8 +165,8 @@ async def test_parts_are_handed_out_one_after_the_other(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of several jobs is handed out whole."""
-    monkeypatch.setattr(http.HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
-    monkeypatch.setattr(http.HttpBatches, "split", lambda _, items: (2, 2))
+    monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=2, max_bytes=10**6))
+    monkeypatch.setattr(HttpBatches, "split", lambda _, items: (2, 2))
     got: list[BatchResult] = []
     async with engine_at(server.url) as engine:
         batch = await engine.create_batch(requests_of("openai", *TEXTS), batch_id="parts", polling=OFTEN)
@@ -192,7 +194,7 @@ async def test_results_that_are_larger_than_the_memory(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They lie in a temporary file, and are read one at a time."""
-    monkeypatch.setattr(spool, "MOST_IN_MEMORY", 500_000)
+    monkeypatch.setattr(batches, "MOST_IN_MEMORY", 500_000)
     texts = [f"{place} {'x' * 250_000}" for place in range(100)]
     async with engine_at(server.url, tmp_path / "trace.db") as engine:
         await engine.create_batch(requests_of("openai", *texts), batch_id="large")

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from callboard.adapters import CanonicalRequest
-from callboard.adapters.batches import BatchLimits, http
+from callboard.adapters.batches import BatchLimits
+from callboard.adapters.operations.batches import HttpBatches
 from callboard.bus.errors import OutcomeUnknownError
 from callboard.engine import BatchHandle, Engine
 from callboard.tracestore import CallFilter
@@ -123,8 +124,8 @@ async def test_what_another_has_sent_since_is_not_sent_again(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine leaves off at the first of three parts, another one sends them all, and the first one goes on."""
-    monkeypatch.setattr(http.HttpBatches, "limits", BatchLimits(max_requests=1, max_bytes=10**6))
-    monkeypatch.setattr(http.HttpBatches, "split", lambda _, items: (1,) * len(items))
+    monkeypatch.setattr(HttpBatches, "limits", BatchLimits(max_requests=1, max_bytes=10**6))
+    monkeypatch.setattr(HttpBatches, "split", lambda _, items: (1,) * len(items))
     requests = requests_of("openai", "one", "two", "three")
     trace = tmp_path / "trace.db"
     async with engine_at(server.url, trace) as first, engine_at(server.url, trace) as second:

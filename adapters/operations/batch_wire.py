@@ -8,13 +8,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from callboard.adapters.batches import BatchJob, BatchLimits
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.refusals.classify import ErrorType, build_error, read_error_value
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
 from callboard.bus.values.json import Json, JsonObject
-
-from .contract import BatchJob, BatchLimits
 
 
 class Written(NamedTuple):
@@ -75,15 +74,7 @@ class BatchWire(Protocol):
     def create(
         self, lines: Sequence[bytes], uploaded: str, items: Sequence[Written], model: str, mark: str
     ) -> WireCall:
-        """The request for a job, which is sent once.
-
-        Args:
-            lines: The requests, as `line` wrote them.
-            uploaded: The id of the uploaded file; empty without one.
-            items: The requests as they would be sent alone, for their headers.
-            model: The model's name on the wire.
-            mark: The caller's mark.
-        """
+        """The request for a job, which is sent once."""
         ...
 
     def retrieve(self, job_id: str) -> WireCall:
@@ -135,15 +126,7 @@ _decode_upload = msgspec.json.Decoder(_Upload).decode
 
 
 def split_by_size(sizes: Sequence[int], limits: BatchLimits) -> tuple[int, ...]:
-    """How many of the requests go into each job, as few jobs as the order allows. Pure.
-
-    Args:
-        sizes: The bytes of each request as it stands in a job.
-        limits: How large a job may be.
-
-    Raises:
-        InvalidRequestError: One request is larger than a job may be.
-    """
+    """How many of the requests go into each job, as few jobs as the order allows. Pure."""
     counts: list[int] = []
     room = 0
     for size in sizes:

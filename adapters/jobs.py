@@ -1,4 +1,4 @@
-"""Looking at a job until it is over. Nothing that goes wrong while looking ever ends it, or makes a second one."""
+"""Looking at a job until it is over. A look that fails never ends the job, and never makes a second one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
+from callboard.adapters.config import RetryPolicy
 from callboard.adapters.http.retry import backoff_delay
 from callboard.bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
-
-from ..config import RetryPolicy
-from .contract import VideoJob
 
 
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,18 +49,6 @@ USUAL_POLLING = PollPolicy()
 def is_passing(error: AdapterError) -> bool:
     """Whether a look that failed with such an error tells nothing of the job."""
     return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
-
-
-async def wait_for_video(
-    retrieve: Callable[[], Awaitable[VideoJob]],
-    job: VideoJob,
-    *,
-    policy: PollPolicy = USUAL_POLLING,
-    random: Callable[[], float],
-    on_look: Callable[[VideoJob], object] | None = None,
-) -> VideoJob:
-    """The video's job when it is over; see `wait_for_job`."""
-    return await wait_for_job(retrieve, job, policy=policy, random=random, on_look=on_look)
 
 
 class Job(Protocol):

@@ -1,20 +1,22 @@
-"""The wire of a provider's embeddings: how a request is written and read, and its checks. All is pure."""
+"""The wire of a provider's embeddings: requests, replies, checks, and the vectors in a reply. All is pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from callboard.adapters.contract import CallWarning
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, Vector
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.requests.settings import changed, dropped
 from callboard.adapters.usage.stated_cost import StatedCost
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
 from callboard.bus.values.warning_codes import WarningCode
-
-from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
 
 
 class EmbeddingReply(msgspec.Struct):
@@ -44,7 +46,7 @@ class EmbeddingWire(Protocol):
         ...
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        """The request on the wire. It comes from `fit`: it asks for nothing that the model lacks."""
+        """The request on the wire. It comes from `fit_texts`: it asks for nothing that the model lacks."""
         ...
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
@@ -52,21 +54,10 @@ class EmbeddingWire(Protocol):
         ...
 
 
-def fit(
+def fit_texts(
     request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
-    """The request without what the model lacks, and warnings of what was left out.
-
-    Args:
-        request: The request as the caller wrote it.
-        can: What the model can do.
-        provider: The adapter's name, for the warnings.
-        estimate: About how many tokens a text has.
-
-    Raises:
-        CapabilityError: The dimensions can't be had, or there are more texts than go into one request.
-        InvalidRequestError: There is no text.
-    """
+    """The request without what the model lacks, and warnings of what was left out."""
     if not request.inputs:
         raise InvalidRequestError("there is no text to embed")
     if len(request.inputs) > can.max_inputs:
@@ -100,12 +91,7 @@ def fit(
 
 
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
-    """Raise unless there is one vector for each text, all of the length that was asked for.
-
-    Raises:
-        StreamError: Vectors are missing, or of different lengths.
-        CapabilityError: The vectors are of other dimensions than were asked for.
-    """
+    """Raise unless there is one vector for each text, all of the length that was asked for."""
     if len(reply.vectors) != len(request.inputs):
         what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
         raise StreamError(what, retryable=False)  # it was paid for, and would be again
@@ -118,3 +104,52 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
             f"{request.wire_model} was asked for {request.dimensions} dimensions and gave {sizes.pop()}: "
             "the server doesn't know the parameter"
         )
+
+
+_BYTES = 4
+
+_LOOKED_AT = 64
+"""How many numbers of a vector are checked. A vector of less than an eighth of them is not."""
+
+_LEAST, _MOST = 1e-15, 1e12
+"""The sizes between which the numbers of embeddings lie, zero apart. Bytes that are no floats lie far outside."""
+
+
+def read_vector(value: str | Sequence[float]) -> Vector:
+    """A vector in either form, whichever was asked for. Raises StreamError for anything else."""
+    if not isinstance(value, str):
+        return from_numbers(value)
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise StreamError(f"a vector is no base64: {error}") from error
+    return from_bytes(raw)
+
+
+def from_bytes(raw: bytes) -> Vector:
+    """The vector of little-endian float32 numbers.
+
+    Some servers send int8 numbers under the same label, which would read as nonsense.
+    """
+    if not raw or len(raw) % _BYTES:
+        raise StreamError(f"a vector of {len(raw)} bytes is not made of float32 numbers")
+    vector = array("f")
+    vector.frombytes(raw)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    head = vector[:_LOOKED_AT]
+    odd = sum(not (number == 0 or _LEAST < abs(number) < _MOST) for number in head)
+    if len(head) >= _LOOKED_AT // 8 and odd * 4 > len(head):
+        what = f"a vector of {len(raw)} bytes is not made of float32 numbers; they may be int8: ask for floats"
+        raise StreamError(what, retryable=False)
+    return vector
+
+
+def from_numbers(numbers: Sequence[float]) -> Vector:
+    """The vector of JSON's numbers, rounded to the float32 that models compute in. Raises StreamError."""
+    if not numbers:
+        raise StreamError("a vector is empty")
+    try:
+        return array("f", numbers)
+    except (OverflowError, TypeError) as error:
+        raise StreamError(f"a vector has what is no number: {error}") from error

@@ -1,22 +1,70 @@
-"""The wire of a provider's images: how a request is written and read, and the checks before. All is pure."""
+"""The wires of a provider's images and videos: requests, replies, their checks, and what is billed. All is pure.
+
+Each image and each video costs money, so nothing is left out of a request: what a model can't do is refused.
+
+A video is billed by its seconds, under the name of the rate for its resolution and its sound: ``video_second``,
+with the shorter side for a resolution above 720p (``video_second_1080p``), and with ``_silent`` at the end if
+sound is off. A price table has a rate for each name that costs something. A missing rate makes the job unpriced,
+with the name in the reason. Without a known length the video itself is the piece: ``video``.
+"""
 
 from __future__ import annotations
 
 import binascii
+import math
+import re
 from base64 import b64decode
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
 from callboard.adapters.requests.image_size import image_size
 from callboard.adapters.requests.media import media_bytes, media_type_of
+from callboard.adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from callboard.bus.errors import CapabilityError, InvalidRequestError, StreamError
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.usage import TokenUsage
 
-from .contract import GeneratedImage, ImageCapabilities, ImageRequest
-from .sizes import ratio_of, read_ratio, read_size, size_of_ratio
+_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+
+_RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
+
+USUAL_PIXELS = 1024 * 1024
+"""The pixels of an image, about, if its aspect ratio alone was asked for."""
+
+
+def read_size(text: str) -> tuple[int, int] | None:
+    """Width and height of ``WIDTHxHEIGHT``; None if it is something else."""
+    found = _SIZE.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def read_ratio(text: str) -> tuple[int, int] | None:
+    """The two numbers of ``16:9`` in lowest terms; None if the text is something else."""
+    found = _RATIO.fullmatch(text)
+    if found is None:
+        return None
+    width, height = int(found[1]), int(found[2])
+    common = math.gcd(width, height)
+    return width // common, height // common
+
+
+def ratio_of(width: int, height: int) -> str:
+    """The aspect ratio of a size, as ``16:9``."""
+    common = math.gcd(width, height)
+    return f"{width // common}:{height // common}"
+
+
+def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
+    """The size of exactly that ratio, of multiples of `step` pixels, that comes nearest to `USUAL_PIXELS`."""
+    width, height = ratio[0] * step, ratio[1] * step
+    factor = math.sqrt(USUAL_PIXELS / (width * height))
+    lower = max(1, math.floor(factor))
+    times = min((lower, lower + 1), key=lambda n: abs(math.log(n / factor)))
+    return width * times, height * times
 
 
 class ImageReply(msgspec.Struct):
@@ -42,7 +90,7 @@ class ImageWire(Protocol):
         ...
 
     def write(self, request: ImageRequest, provider: str) -> WireCall:
-        """The request on the wire. It comes from `fit`: it asks for nothing that the model lacks."""
+        """The request on the wire. It comes from `fit_image`: it asks for nothing that the model lacks."""
         ...
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
@@ -50,14 +98,10 @@ class ImageWire(Protocol):
         ...
 
 
-def fit(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
+def fit_image(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
     """The request as the model has it: an aspect ratio alone becomes a size where the model has only sizes.
 
     Nothing is left out of a request, for each image costs money.
-
-    Raises:
-        CapabilityError: The model can't do what is asked.
-        InvalidRequestError: There is no prompt.
     """
     model = request.wire_model
     if not request.prompt.strip():
@@ -153,16 +197,7 @@ def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
 
 
 def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -> GeneratedImage:
-    """An image from a reply.
-
-    Args:
-        text: The image's bytes in base64.
-        media_type: The media type where the bytes don't show it.
-        revised_prompt: The prompt as the provider rewrote it.
-
-    Raises:
-        StreamError: The text is no base64, or empty.
-    """
+    """An image from a reply."""
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -190,3 +225,90 @@ def sniffed(data: bytes) -> str | None:
 def pieces(images: int) -> TokenUsage:
     """The usage of images whose provider counts no tokens."""
     return TokenUsage(details={"image": images})
+
+
+class VideoWire(Protocol):
+    """One provider's way to write requests for videos, and to read what it says of a job."""
+
+    def capabilities(self, model: str) -> VideoCapabilities:
+        """What a model can make, by its name on the wire. Raises CapabilityError if that is nothing."""
+        ...
+
+    def create(self, request: VideoRequest, provider: str) -> WireCall:
+        """The request for a job. `check_video` has let pass what it asks for."""
+        ...
+
+    def retrieve(self, job_id: str) -> WireCall:
+        """The question how a job stands."""
+        ...
+
+    def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
+        """The job. Raises msgspec's decoding errors."""
+        ...
+
+    def content(self, job: VideoJob, variant: VideoVariant) -> str:
+        """Where a variant is downloaded: a path below the base URL, or an address. Raises CapabilityError."""
+        ...
+
+    def delete(self, job_id: str) -> WireCall | None:
+        """The request to delete a job; None if there is no way."""
+        ...
+
+    def latest(self) -> WireCall | None:
+        """The question for the latest jobs; None if the provider doesn't list them."""
+        ...
+
+    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
+        """The latest jobs that make what a request asks for."""
+        ...
+
+
+def check_video(request: VideoRequest, can: VideoCapabilities) -> None:
+    """Require that the model can make the video. Each video costs money, so nothing is left out of a request."""
+    model = request.wire_model
+    if not request.prompt.strip():
+        raise InvalidRequestError("there is no prompt to make a video of")
+    if request.seconds is not None and can.seconds is not None and request.seconds not in can.seconds:
+        offer = ", ".join(map(str, can.seconds))
+        raise CapabilityError(f"{model} makes no videos of {request.seconds} s: it offers {offer}")
+    if request.size is not None and can.sizes is not None and request.size not in can.sizes:
+        raise CapabilityError(f"{model} has no size {request.size!r}: it offers {', '.join(can.sizes)}")
+    if can.max_prompt_characters is not None and len(request.prompt) > can.max_prompt_characters:
+        raise CapabilityError(f"{model} reads {can.max_prompt_characters} characters of a prompt")
+    match can.audio, request.audio:
+        case "always", False:
+            raise CapabilityError(f"{model} makes no videos without sound")
+        case "never", True:
+            raise CapabilityError(f"{model} makes no sound")
+        case _:
+            pass
+    if request.first_frame is not None:
+        if not can.first_frame:
+            raise CapabilityError(f"{model} takes no first frame")
+        media_type = media_type_of(request.first_frame)
+        if can.first_frame_media_types is not None and media_type not in can.first_frame_media_types:
+            offer = ", ".join(can.first_frame_media_types)
+            raise CapabilityError(f"{model} takes no first frame of {media_type or 'that kind'}: it takes {offer}")
+
+
+def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:
+    """What a job makes, with the model's own way where nothing was asked for."""
+    audio = {"always": True, "never": False}.get(can.audio, terms.audio)
+    seconds = can.default_seconds if terms.seconds is None else terms.seconds
+    return msgspec.structs.replace(terms, seconds=seconds, audio=None if can.audio == "never" else audio)
+
+
+USUAL_SIDE = 720
+
+
+def video_usage(terms: VideoTerms) -> TokenUsage:
+    """The usage of a completed job."""
+    if terms.seconds is None:
+        return TokenUsage(details={"video": 1})
+    name = "video_second"
+    size = None if terms.size is None else read_size(terms.size)
+    if size is not None and min(size) > USUAL_SIDE:
+        name += f"_{min(size)}p"
+    if terms.audio is False:
+        name += "_silent"
+    return TokenUsage(details={name: terms.seconds})

@@ -15,14 +15,22 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from callboard.adapters.calls import CallRequest, CallResponse
+from callboard.adapters.contract import AttemptObserver
 from callboard.adapters.requests.media import media_bytes
 from callboard.bus.private_file import write_private
 from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.shown import Shown
 from callboard.bus.values.usage import TokenUsage
 
-from ..calls import CallRequest, CallResponse
-from ..contract import AttemptObserver
+__all__ = [
+    "GeneratedImage",
+    "ImageAdapter",
+    "ImageCapabilities",
+    "ImageOperation",
+    "ImageRequest",
+    "ImageResponse",
+]
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
 """Made from the prompt alone; of one image; of one, where its mask allows; of several."""

@@ -2,49 +2,52 @@
 
 creating    the requests are uploaded, if the provider wants a file, and the job is asked for once
 searching   the answer was lost; the provider's list is looked through for a job with our mark
-reading     the results come line by line; a break begins the download anew, and keeps the lines that came
+reading     the results come line by line; a break begins the download again, and keeps the lines that came
 """
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar, overload
+from typing import NamedTuple, overload
 
 import anyio
 import msgspec
 
+from callboard.adapters.batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
+from callboard.adapters.calls import CallRequest
+from callboard.adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from callboard.adapters.http import emulated_tools
 from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.client import HttpClient
 from callboard.adapters.http.retry import backoff_delay
 from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.requests.emulation import read_response
+from callboard.adapters.transport.transport import close_reply, read_error_body
 from callboard.bus.errors import (
     AdapterError,
     InvalidRequestError,
     NetworkError,
     NotFoundError,
     OutcomeUnknownError,
+    StreamError,
 )
-from callboard.bus.values.warning_codes import WarningCode
 
-from ..calls import CallRequest
-from ..contract import AttemptObserver, CallWarning, CanonicalRequest
-from .contract import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
-from .reading import Downloads, read_reply, unanswered
-from .wire import BatchWire, Written, split_by_size, upload_id
-
-T = TypeVar("T")
-
-QUESTION_SECONDS = 30.0
-"""The longest time of a question about a job, in seconds. Then a silent connection is given up."""
-
-CLOCKS_APART = 60
-"""Seconds by which the provider's clock may be behind ours."""
-
-_LOOKS = 3
-"""The number of looks for a job whose creation was never confirmed. Before each look there is a retry's wait."""
+from .batch_wire import (
+    BatchLine,
+    BatchWire,
+    Written,
+    cancelled_item,
+    expired_item,
+    not_billed,
+    split_by_size,
+    upload_id,
+)
+from .jobs import CLOCKS_APART, HttpJobs, found_again
 
 _MOST_PAGES = 20
 """So many pages of a provider's list are looked through."""
@@ -53,20 +56,12 @@ _READS = 5
 """So often a download that breaks is begun, though each brings no more lines than the one before."""
 
 
-class _JobQuestion(CallRequest, frozen=True, kw_only=True):
-    """A question about a job. It is asked once, and its caller may ask again."""
-
-    max_retries: int | None = 0
-    timeout_seconds: float | None = QUESTION_SECONDS
-
-
-class HttpBatches:
+class HttpBatches(HttpJobs):
     """A provider's batches, over the client that its conversations use, too."""
 
     def __init__(self, client: HttpClient, wire: BatchWire) -> None:
-        self._client = client
+        super().__init__(client)
         self.wire = wire
-        self._handed_out: set[str] = set()  # the ids of the jobs that were created or found here
 
     @property
     def limits(self) -> BatchLimits:
@@ -97,22 +92,15 @@ class HttpBatches:
         began = client.clock.now_us() // 1_000_000
         uploaded: str | None = None  # the file is kept for further attempts
 
+        async def search() -> BatchJob | None:
+            return await self._listed(attempts, request.mark, len(items), began, self._handed_out)
+
         async def attempt() -> BatchJob:
             nonlocal uploaded
             if uploaded is None:
                 uploaded = await self._upload(attempts, lines, request.mark)
             creation = msgspec.structs.replace(wire.create(lines, uploaded, items, model, request.mark), once=True)
-            try:
-                job, reply = await fetch(attempts, creation, self._read_job)
-            except OutcomeUnknownError as error:
-                found = await self._created_all_the_same(attempts, request, began)
-                if found is None:
-                    raise
-                job = _found_again(found, str(error))
-            else:
-                job = msgspec.structs.replace(job, provider_request_id=reply.provider_request_id)
-            attempts.first_event({})
-            self._handed_out.add(job.id)
+            job = await self._create_once(attempts, creation, self._read_job, request, search)
             return msgspec.structs.replace(job, key=attempts.key_name)
 
         attempts = HttpAttempts(client, request, on_attempt)
@@ -130,25 +118,7 @@ class HttpBatches:
 
     # -- searching
 
-    async def _created_all_the_same(
-        self, attempts: HttpAttempts, request: BatchRequest, began: int
-    ) -> BatchJob | None:
-        """The job of a request whose reply was lost, if the provider lists it."""
-        policy = request.retry or self._client.config.retry
-        for look in range(_LOOKS):
-            seconds = backoff_delay(look, policy, self._client.clock.random())
-            await attempts.wait(partial(anyio.sleep, seconds), what="another look")
-            try:
-                found = await self._search(attempts, request.mark, len(request.items), began, self._handed_out)
-            except OutcomeUnknownError:
-                raise
-            except AdapterError:
-                continue
-            if found is not None:
-                return found
-        return None
-
-    async def _search(
+    async def _listed(
         self, attempts: HttpAttempts, mark: str, count: int, since: int, known: set[str]
     ) -> BatchJob | None:
         """The one job of the provider's list that may be ours. Raises OutcomeUnknownError if there are several."""
@@ -175,42 +145,30 @@ class HttpBatches:
     ) -> BatchJob | None:
         """See `BatchAdapter.find_batch`."""
         attempts = HttpAttempts(self._client, self._question(model, key), None)
-        found = await attempts.run(lambda: self._search(attempts, mark, count, since, set(known)))
+        found = await attempts.run(lambda: self._listed(attempts, mark, count, since, set(known)))
         if found is None:
             return None
         self._handed_out.add(found.id)
-        return _found_again(msgspec.structs.replace(found, key=key), "its process ended before it came")
+        return found_again(msgspec.structs.replace(found, key=key), "its process ended before it came")
 
     # -- looking and ending
 
     async def retrieve(self, job_id: str, model: str, key: str | None) -> BatchJob:
         """See `BatchAdapter.retrieve_batch`."""
-        job = await self._inquire(self.wire.retrieve(job_id), self._read_job, self._question(model, key))
+        job = await self._ask(self.wire.retrieve(job_id), self._read_job, model, key)
         return msgspec.structs.replace(job, key=key)
 
     async def cancel(self, job: BatchJob, model: str) -> bool:
         """See `BatchAdapter.cancel_batch`."""
         if not job.certain:
             raise OutcomeUnknownError(f"batch {job.id} may be another's, so it isn't cancelled")
-        asked = self._question(model, job.key)
         try:
-            await self._inquire(self.wire.cancel(job.id), lambda body, headers: None, asked)
+            await self._ask(self.wire.cancel(job.id), lambda body, headers: None, model, job.key)
         except NotFoundError:
             return False
         except InvalidRequestError:  # it is over by now, or being ended already
             return (await self.retrieve(job.id, model, job.key)).status == "cancelling"
         return True
-
-    def _question(self, model: str, key: str | None) -> _JobQuestion:
-        name = f"{self._client.name}:{model}"
-        return _JobQuestion(request_id=self._client.clock.new_id("req"), model=name, key=key)
-
-    async def _inquire(
-        self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T], asked: CallRequest
-    ) -> T:
-        attempts = HttpAttempts(self._client, asked, None)
-        found, _ = await attempts.run(lambda: fetch(attempts, call, read))
-        return found
 
     # -- results
 
@@ -288,6 +246,170 @@ def bare_request(request_id: str, model: str) -> CanonicalRequest:
     return CanonicalRequest(request_id=request_id, model=model, messages=(), max_output_tokens=1)
 
 
-def _found_again(job: BatchJob, why: str) -> BatchJob:
-    said = f"the answer to its creation was lost ({why}); it was found in the provider's list"
-    return msgspec.structs.replace(job, warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))
+MOST_LINE_BYTES = 128 * 1024 * 1024
+"""The most bytes of one result. A longer one is a fault of the server."""
+
+BATCH_TIER = "batch"
+"""The service tier of every reply of a batch, whatever the reply itself says."""
+
+
+class Downloads:
+    """The downloads of one job's results. Lines that came are kept when a download breaks."""
+
+    def __init__(self, client: HttpClient, wire: BatchWire, job: BatchJob) -> None:
+        self._client = client
+        self._wire = wire
+        self._job = job
+        self._left = list(wire.results(job))
+        self.lines = Spool()
+        """The results that have come."""
+
+    @property
+    def short(self) -> bool:
+        """Whether fewer replies have come than the job says that there are."""
+        return self.lines.replies < self._job.succeeded
+
+    def begin_anew(self) -> None:
+        """Download everything again, and keep the lines that came."""
+        self._left = list(self._wire.results(self._job))
+
+    async def run(self, attempts: HttpAttempts) -> None:
+        """Download what is left."""
+        while self._left:
+            if self._wire.in_lines:
+                await self._take_lines(attempts, self._left[0])
+            else:
+                await fetch(attempts, self._left[0], lambda body, headers: self._take(body))
+            del self._left[0]
+
+    async def _take_lines(self, attempts: HttpAttempts, call: WireCall) -> None:
+        client = self._client
+        request = await attempts.prepare_request(call, accept="*/*")
+        seconds = client.config.stream_read_timeout
+        reply = await attempts.wait(lambda: client.transport.send(request), seconds, what="the results")
+        try:
+            if reply.status >= 300:
+                body = await attempts.wait(lambda: read_error_body(reply), seconds, what="the error's body")
+                raise client.error_of(body, reply)
+            begun = bytearray()
+            while (chunk := await attempts.wait(reply.chunk, seconds, what="the results")) is not None:
+                *whole, rest = chunk.split(b"\n")
+                for line in whole:
+                    begun += line
+                    self._take_line(bytes(begun))
+                    begun.clear()
+                begun += rest
+                if len(begun) > MOST_LINE_BYTES:
+                    raise StreamError(f"{client.name}: one result has more than {MOST_LINE_BYTES:,} bytes")
+            self._take_line(bytes(begun))
+        finally:
+            await close_reply(reply)
+
+    def _take_line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            self._take(line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            said = f"{self._client.name}: the results of a batch break off, or hold a line that is none: {error}"
+            raise StreamError(said, retryable=True) from error
+
+    def _take(self, text: bytes) -> None:
+        for line in self._wire.read_results(text, self._client.name):
+            self.lines.add(line)
+
+
+class _ReplyOfBatch:
+    """Stands for the HTTP reply that a request of a batch would have been answered with."""
+
+    status = 200
+    headers: Mapping[str, str] = {}
+
+    async def chunk(self) -> bytes | None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+
+def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall, body: bytes) -> CanonicalResponse:
+    """The response that a line of results holds. Its usage is of the tier ``batch``."""
+    call = HttpCall(client, request, None, stream=False)
+    call.prepare_attempt()
+    call.read_whole(body, _ReplyOfBatch())
+    response = call.response(written, None)
+    if client.wire.emulates_tools and emulated_tools.is_constrained(client.wire, request):
+        response = read_response(response, client.clock)
+    usage = msgspec.structs.replace(response.usage, service_tier=BATCH_TIER)
+    return msgspec.structs.replace(response, usage=usage, latency_ms=0)
+
+
+def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
+    """The error of a request of which the results of its job say nothing."""
+    match job.status:
+        case "cancelled" if not short:
+            return cancelled_item(job.provider)
+        case "expired" if not short:
+            return expired_item(job.provider)
+        case "failed":
+            told = job.error or AdapterError(f"batch {job.id} failed", provider=job.provider)
+            return not_billed(
+                type(told)(
+                    str(told),
+                    provider=told.provider,
+                    provider_status=told.provider_status,
+                    provider_code=told.provider_code,
+                    provider_message=told.provider_message,
+                    retryable=told.retryable,
+                )
+            )
+        case _:
+            return StreamError(f"{job.provider}: batch {job.id} is over, and has no result of this request")
+
+
+MOST_IN_MEMORY = 32 * 1024 * 1024
+"""So many bytes of replies stay in memory."""
+
+
+class _Place(NamedTuple):
+    start: int
+    size: int
+
+
+class Spool:
+    """The lines of results, by the ids of their requests. The first line of a request stands."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=MOST_IN_MEMORY)  # noqa: SIM115 (closed with the spool)
+        weakref.finalize(self, self._file.close)
+        self._lines: dict[str, BatchLine | _Place] = {}
+        self._end = 0
+        self.replies = 0
+        """The number of lines that are no errors."""
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._lines
+
+    def add(self, line: BatchLine) -> None:
+        """Keep a line, unless there is one of its request."""
+        if line.id in self._lines:
+            return
+        self.replies += line.error is None
+        if line.reply is None:
+            self._lines[line.id] = line
+            return
+        self._file.seek(self._end)
+        self._file.write(line.reply)
+        self._lines[line.id] = _Place(self._end, len(line.reply))
+        self._end += len(line.reply)
+
+    def get(self, request_id: str) -> BatchLine | None:
+        """The line of a request; None if none came."""
+        kept = self._lines.get(request_id)
+        if not isinstance(kept, _Place):
+            return kept
+        self._file.seek(kept.start)
+        return BatchLine(request_id, self._file.read(kept.size))

@@ -16,10 +16,19 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from callboard.adapters.calls import CallRequest
+from callboard.adapters.contract import AttemptObserver, CallWarning, CanonicalRequest, CanonicalResponse
 from callboard.bus.errors import AdapterError
 
-from ..calls import CallRequest
-from ..contract import AttemptObserver, CallWarning, CanonicalRequest, CanonicalResponse
+__all__ = [
+    "BatchAdapter",
+    "BatchItem",
+    "BatchJob",
+    "BatchLimits",
+    "BatchOutcome",
+    "BatchRequest",
+    "BatchStatus",
+]
 
 BatchStatus: TypeAlias = Literal[
     "queued", "in_progress", "cancelling", "completed", "failed", "expired", "cancelled"

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+import re
+from base64 import b64decode
+from collections.abc import Awaitable, Mapping
+from functools import cache
 from typing import TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import anyio
 import msgspec
 
+from callboard.adapters.contract import AttemptObserver
 from callboard.adapters.http.attempts import HttpAttempts
 from callboard.adapters.http.client import HttpClient
-from callboard.adapters.http.retry import backoff_delay
 from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.keys.key import Key, KnownKey
 from callboard.adapters.requests.media import read_data_url
 from callboard.adapters.transport.key_masking import mask_error
 from callboard.adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
+from callboard.adapters.videos import (
+    VideoCapabilities,
+    VideoContent,
+    VideoJob,
+    VideoRequest,
+    VideoTerms,
+    VideoVariant,
+)
 from callboard.bus.errors import (
     AdapterError,
     AuthError,
@@ -29,43 +39,23 @@ from callboard.bus.errors import (
     RequestTimeoutError,
     StreamError,
 )
-from callboard.bus.values.warning_codes import WarningCode
 
-from ..calls import CallRequest
-from ..contract import AttemptObserver, CallWarning
-from .content import HttpVideoContent, InlineVideoContent
-from .contract import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
-from .wire import VideoWire, check
+from .jobs import CLOCKS_APART, HttpJobs
+from .media_wire import VideoWire, check_video
 
 T = TypeVar("T")
 
-QUESTION_SECONDS = 30.0
-"""The longest time of a question about a job, in seconds. Then a silent connection is given up."""
-
-CLOCKS_APART = 60
-"""Seconds by which the provider's clock may be behind ours."""
-
-_LOOKS = 3
-"""The number of looks for a job whose creation was never confirmed. Before each look there is a retry's wait."""
-
 _MOST_REDIRECTS = 5
+
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class _JobQuestion(CallRequest, frozen=True, kw_only=True):
-    """A question about a job. It is asked once, and its caller may ask again."""
-
-    max_retries: int | None = 0
-    timeout_seconds: float | None = QUESTION_SECONDS
-
-
-class HttpVideos:
+class HttpVideos(HttpJobs):
     """A provider's videos, over the client that its conversations use, too."""
 
     def __init__(self, client: HttpClient, wire: VideoWire) -> None:
-        self._client = client
+        super().__init__(client)
         self.wire = wire
-        self._handed_out: set[str] = set()  # the ids of the jobs that were created here
         self._key_of: dict[str, str] = {}  # the names of the jobs' keys, by the jobs' ids
 
     def capabilities(self, model: str) -> VideoCapabilities:
@@ -77,64 +67,40 @@ class HttpVideos:
     async def create(self, request: VideoRequest, on_attempt: AttemptObserver | None) -> VideoJob:
         """See `VideoAdapter.create_video`."""
         client, wire, model = self._client, self.wire, request.wire_model
-        written: WireCall | None = None  # every attempt sends the same
         began = client.clock.now_us() // 1_000_000
+        listing = wire.latest()
+
+        @cache
+        def written() -> WireCall:
+            check_video(request, wire.capabilities(model))
+            return wire.create(request, client.name)
 
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
             return wire.read(body, client.name, model, request.terms)
 
+        async def search() -> VideoJob | None:
+            return None if listing is None else await self._listed(attempts, listing, request, began)
+
         async def attempt() -> VideoJob:
-            nonlocal written
-            if written is None:
-                check(request, wire.capabilities(model))
-                written = wire.create(request, client.name)
-            try:
-                job, reply = await fetch(attempts, written, read)
-            except OutcomeUnknownError as error:
-                job = await self._created_all_the_same(attempts, request, began, error)
-            else:
-                job = msgspec.structs.replace(job, provider_request_id=reply.provider_request_id)
-            self._handed_out.add(job.id)
-            attempts.first_event({})
+            look = None if listing is None else search
+            job = await self._create_once(attempts, written(), read, request, look)
             return self._with_key(job, attempts.key_name)
 
         attempts = HttpAttempts(client, request, on_attempt)
         return await attempts.run(attempt)
 
-    async def _created_all_the_same(
-        self, attempts: HttpAttempts, request: VideoRequest, began: int, error: OutcomeUnknownError
-    ) -> VideoJob:
-        """The job of a request whose reply was lost, if the provider lists it. Raises `error` if not.
-
-        The job was created since `began`, makes what the request asks for, and was handed out to nobody here.
-        Exactly one job of the list may be such.
-        """
-        client, wire, listing = self._client, self.wire, self.wire.latest()
-        if listing is None:
-            raise error
-
-        def read(body: bytes, headers: Mapping[str, str]) -> list[VideoJob]:
-            return list(wire.read_latest(body, client.name, request))
-
-        policy = request.retry or client.config.retry
-        for look in range(_LOOKS):
-            seconds = backoff_delay(look, policy, client.clock.random())
-            await attempts.wait(partial(anyio.sleep, seconds), what="another look")
-            try:
-                jobs, _ = await fetch(attempts, listing, read)
-            except AdapterError:
-                continue
-            found = [
-                job
-                for job in jobs
-                if job.id not in self._handed_out and (job.created_at or 0) >= began - CLOCKS_APART
-            ]
-            if len(found) == 1:
-                said = f"the answer to its creation was lost ({error}); it was found among the latest jobs"
-                return msgspec.structs.replace(found[0], warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))
-            if found:
-                break
-        raise error
+    async def _listed(
+        self, attempts: HttpAttempts, listing: WireCall, request: VideoRequest, began: int
+    ) -> VideoJob | None:
+        """The one job of the provider's list that was created since, makes the same, and was not returned here."""
+        wire, name = self.wire, self._client.name
+        jobs, _ = await fetch(attempts, listing, lambda body, headers: wire.read_latest(body, name, request))
+        found = [
+            job for job in jobs if job.id not in self._handed_out and (job.created_at or 0) >= began - CLOCKS_APART
+        ]
+        if len(found) > 1:
+            raise OutcomeUnknownError(f"{name}: several jobs may be the one that was asked for")
+        return found[0] if found else None
 
     async def retrieve(self, job_id: str, model: str, terms: VideoTerms) -> VideoJob:
         """See `VideoAdapter.retrieve_video`."""
@@ -143,8 +109,7 @@ class HttpVideos:
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
             return wire.read(body, name, model, terms)
 
-        asked = self._question(model, terms.key)
-        return self._with_key(await self._inquire(wire.retrieve(job_id), read, asked), terms.key)
+        return self._with_key(await self._ask(wire.retrieve(job_id), read, model, terms.key), terms.key)
 
     def _with_key(self, job: VideoJob, key: str | None) -> VideoJob:
         """The job, whose later questions are asked with the key that it was created with."""
@@ -159,22 +124,10 @@ class HttpVideos:
         if call is None:
             raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
         try:
-            asked = self._question(model, self._key_of.get(job_id))
-            await self._inquire(call, lambda body, headers: None, asked)
+            await self._ask(call, lambda body, headers: None, model, self._key_of.get(job_id))
         except NotFoundError:
             return False
         return True
-
-    def _question(self, model: str, key: str | None) -> _JobQuestion:
-        name = f"{self._client.name}:{model}"
-        return _JobQuestion(request_id=self._client.clock.new_id("req"), model=name, key=key)
-
-    async def _inquire(
-        self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T], asked: _JobQuestion
-    ) -> T:
-        attempts = HttpAttempts(self._client, asked, None)
-        found, _ = await attempts.run(lambda: fetch(attempts, call, read))
-        return found
 
     # -- files
 
@@ -268,3 +221,86 @@ class HttpVideos:
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme.lower(), parts.netloc.lower()
+
+
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+_GOOGLE_MD5 = re.compile(r"md5=([A-Za-z0-9+/=]+)")
+
+_SHA_256 = re.compile(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)")
+
+
+class HttpVideoContent:
+    """A reply to a download; see `VideoContent`."""
+
+    def __init__(self, reply: HttpReply, seconds: float, provider: str) -> None:
+        self._reply = reply
+        self._seconds = seconds
+        self._provider = provider
+        headers = reply.headers
+        self.media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.etag = headers.get("etag", "")
+        self.start = 0
+        self.total: int | None = None
+        partial = _RANGE.match(headers.get("content-range", "")) if reply.status == 206 else None
+        if partial is not None:
+            self.start = int(partial[1])
+            self.total = int(partial[2]) if partial[2] != "*" else None
+        elif reply.status == 200 and headers.get("content-length", "").isdecimal():
+            self.total = int(headers["content-length"])
+        self.digest = _digest(headers, whole=reply.status == 200)
+
+    def usable(self, asked: int) -> bool:
+        """Whether the reply begins at the byte that was asked for, or at the beginning of the file."""
+        return self.start in (0, asked) and (self._reply.status == 200 or self._reply.status == 206)
+
+    async def chunk(self) -> bytes | None:
+        try:
+            with anyio.fail_after(self._seconds):
+                return await self._reply.chunk()
+        except TimeoutError as error:
+            what = f"{self._provider}: the download stalled for {self._seconds:g} s"
+            raise RequestTimeoutError(what) from error
+
+    async def aclose(self) -> None:
+        await close_reply(self._reply)
+
+
+class InlineVideoContent:
+    """Bytes that came with the job."""
+
+    digest = None
+    etag = ""
+
+    def __init__(self, media_type: str, data: bytes, start: int = 0) -> None:
+        self.media_type = media_type
+        self.start = min(start, len(data))
+        self.total: int | None = len(data)
+        self._rest: bytes | None = data[self.start :]
+
+    async def chunk(self) -> bytes | None:
+        rest, self._rest = self._rest, None
+        return rest or None
+
+    async def aclose(self) -> None:
+        self._rest = None
+
+
+def _digest(headers: Mapping[str, str], *, whole: bool) -> tuple[str, bytes] | None:
+    """The checksum of the whole file, where a header has one."""
+    found = _SHA_256.search(headers.get("repr-digest", "")) or _SHA_256.search(headers.get("digest", ""))
+    if found:
+        return _decoded("sha256", found[1])
+    google = _GOOGLE_MD5.search(headers.get("x-goog-hash", ""))
+    if google:
+        return _decoded("md5", google[1])
+    if whole and "content-md5" in headers:
+        return _decoded("md5", headers["content-md5"])
+    return None
+
+
+def _decoded(algorithm: str, text: str) -> tuple[str, bytes] | None:
+    try:
+        return algorithm, b64decode(text, validate=True)
+    except ValueError:
+        return None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from callboard.adapters.contract import CanonicalRequest
 from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import TokenUsage
-
-from ..contract import CanonicalRequest
-from ..replies.assembler import Assembler
-from ..replies.normaliser import StreamNormaliser
 
 
 class BackgroundStatus(NamedTuple):

@@ -1,0 +1,206 @@
+"""Embeddings and images over HTTP: one request with its attempts, and one whole reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from callboard.adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.http.attempts import HttpAttempts
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.single_reply import SingleReply, error_inside, fetch
+from callboard.adapters.http.wire import ChatWire, OtherWires
+from callboard.adapters.http.wire_call import WireCall, bearer
+from callboard.adapters.images import ImageCapabilities, ImageRequest, ImageResponse
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import StreamNormaliser
+from callboard.adapters.usage.estimate import estimate_tokens
+from callboard.bus.errors import AdapterError, CapabilityError, InvalidRequestError
+from callboard.bus.values.usage import TokenUsage, UsageSource
+from callboard.bus.values.warning_codes import WarningCode
+
+from .embedding_wire import EmbeddingReply, EmbeddingWire, check_vectors, fit_texts
+from .media_wire import ImageReply, ImageWire, fit_image, pieces
+
+
+class _Written(NamedTuple):
+    """The texts as they are sent, the same by every attempt."""
+
+    request: EmbeddingRequest
+    """The request, as it was fitted to the model."""
+    call: WireCall
+    """The request on the wire."""
+    warnings: tuple[CallWarning, ...]
+    """What was left out of the request."""
+
+
+class HttpEmbeddings:
+    """A provider's embeddings, over the client that its conversations use, too."""
+
+    def __init__(self, client: HttpClient, wire: EmbeddingWire) -> None:
+        self._client = client
+        self.wire = wire
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        """What a model can do, by its name on the wire."""
+        return self.wire.capabilities(model)
+
+    async def embed(self, request: EmbeddingRequest, on_attempt: AttemptObserver | None) -> EmbeddingResponse:
+        """See `EmbeddingAdapter.embed`."""
+        written = cache(partial(self._write, request))
+
+        async def attempt() -> EmbeddingResponse:
+            return await self._embed_once(attempts, request, written())
+
+        attempts = HttpAttempts(self._client, request, on_attempt, lambda: self._estimate(request))
+        return await attempts.run(attempt)
+
+    def _tokens_of(self, model: str) -> Callable[[str], int]:
+        rates = self._client.wire.token_rates(model)
+        return lambda text: estimate_tokens(text, rates)
+
+    def _write(self, request: EmbeddingRequest) -> _Written:
+        can = self.wire.capabilities(request.wire_model)
+        fitted, warnings = fit_texts(request, can, self._client.name, self._tokens_of(request.model))
+        call = self.wire.write(fitted, self._client.name)
+        return _Written(fitted, call, (*call.warnings, *warnings))
+
+    async def _embed_once(
+        self, attempts: HttpAttempts, request: EmbeddingRequest, written: _Written
+    ) -> EmbeddingResponse:
+        name = self._client.name
+        found, reply = await fetch(attempts, written.call, self.wire.read)
+        usage = self._usage(found, request)
+        try:
+            check_vectors(found, written.request)
+        except AdapterError as error:
+            error.usage = usage  # it was billed all the same
+            raise
+        attempts.first_event(reply.headers)
+        warnings = written.warnings
+        if found.input_tokens is None:
+            said = f"{name} reported no usage: it is an estimate"
+            warnings = (*warnings, CallWarning(WarningCode.USAGE_ESTIMATED, said))
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model=f"{name}:{found.model or request.wire_model}",
+            provider=name,
+            vectors=tuple(found.vectors),
+            usage=usage,
+            latency_ms=attempts.elapsed_ms(),
+            response_id=found.response_id,
+            warnings=warnings,
+            rate_limit=attempts.rate_limit,
+            provider_request_id=reply.provider_request_id,
+        )
+
+    def _estimate(self, request: EmbeddingRequest) -> int:
+        return sum(map(self._tokens_of(request.model), request.inputs))
+
+    def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
+        if reply.input_tokens is None:
+            usage = TokenUsage(self._estimate(request), source=UsageSource.ESTIMATED)
+        else:
+            raw = msgspec.Raw(reply.usage) if reply.usage is not None else None
+            usage = TokenUsage(reply.input_tokens, details=reply.details, raw=raw)
+        return msgspec.structs.replace(
+            usage, reported_cost_nano_usd=reply.cost.total, upstream_cost_nano_usd=reply.cost.upstream
+        )
+
+
+class EmbeddingOnlyWire(ChatWire):
+    """The wire of a provider that embeds, and refuses every conversation with CapabilityError."""
+
+    capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
+    embeddings: ClassVar[EmbeddingWire]
+    """The wire of the embeddings."""
+
+    def other_wires(self) -> OtherWires:
+        return OtherWires(embeddings=self.embeddings)
+
+    def auth_headers(self, key: str | None) -> Mapping[str, str]:
+        return bearer(key)
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        raise CapabilityError(
+            f"{self.name} embeds texts and holds no conversations: use `engine.embed(texts, model=...)`",
+            provider=self.name,
+            request_id=request.request_id,
+        )
+
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
+        raise InvalidRequestError(f"{self.name} holds no conversations")
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        raise InvalidRequestError(f"{self.name} holds no conversations")
+
+
+class HttpImages:
+    """A provider's images, over the client that its conversations use, too."""
+
+    def __init__(self, client: HttpClient, wire_of: Callable[[str], ImageWire]) -> None:
+        self._client = client
+        self._wire_of = wire_of
+
+    def capabilities(self, model: str) -> ImageCapabilities:
+        """What a model can make, by its name on the wire."""
+        return self._wire_of(model).capabilities(model)
+
+    async def make(self, request: ImageRequest, on_attempt: AttemptObserver | None) -> ImageResponse:
+        """See `ImageAdapter.make_images`."""
+        client, wire = self._client, self._wire_of(request.wire_model)
+
+        @cache
+        def written() -> WireCall:
+            return wire.write(fit_image(request, wire.capabilities(request.wire_model)), client.name)
+
+        def read(body: bytes, headers: Mapping[str, str]) -> ImageReply:
+            reply = wire.read(body, request)
+            if not reply.images:
+                raise error_inside(client, body) or _no_image(reply)
+            return reply
+
+        async def attempt() -> ImageResponse:
+            made, reply = await fetch(attempts, written(), read)
+            attempts.first_event(reply.headers)
+            return self._response(request, written().warnings, made, reply, attempts)
+
+        attempts = HttpAttempts(client, request, on_attempt)
+        return await attempts.run(attempt)
+
+    def _response(
+        self,
+        request: ImageRequest,
+        warnings: tuple[CallWarning, ...],
+        made: ImageReply,
+        reply: SingleReply,
+        attempts: HttpAttempts,
+    ) -> ImageResponse:
+        name = self._client.name
+        if len(made.images) < request.n:
+            said = f"{request.n} images were asked for and {len(made.images)} came"
+            warnings = (*warnings, CallWarning(WarningCode.FEWER_IMAGES, said))
+        return ImageResponse(
+            request_id=request.request_id,
+            model=f"{name}:{made.model or request.wire_model}",
+            provider=name,
+            operation=request.operation,
+            images=tuple(made.images),
+            usage=pieces(len(made.images)) if made.usage is None else made.usage,
+            latency_ms=attempts.elapsed_ms(),
+            response_id=made.response_id,
+            warnings=warnings,
+            rate_limit=attempts.rate_limit,
+            provider_request_id=reply.provider_request_id,
+        )
+
+
+def _no_image(reply: ImageReply) -> AdapterError:
+    words = f"no image came, but words: {reply.said[:500]}" if reply.said else "the reply holds no image"
+    error = InvalidRequestError(words)
+    error.usage = reply.usage  # it was billed all the same
+    return error

@@ -1,0 +1,559 @@
+"""One call whose reply the provider makes in the background: asked for once, and taken up after every break.
+
+    asking      the request is sent; it is never sent twice, for each time would be paid
+    reading     the reply's id is known, and its stream is read
+    broken      the connection is lost; after a wait the stream is asked for behind its last event
+    looking     there is no stream (any more): the reply is looked at until it is over, and read whole
+    over        the reply is whole, or failed, or was cancelled at the provider; or we gave up asking
+
+A break is no failure of the attempt: the provider goes on, and so does the attempt. Only the provider's own word
+ends it, or our own: a cancelled call is cancelled at the provider, too, which tells what it will bill. A call
+whose reader leaves, or whose process ends, leaves its reply behind, to be taken up by its id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio
+import msgspec
+
+from callboard.adapters.contract import AttemptAccepted, AttemptObserver, CanonicalRequest, CanonicalResponse
+from callboard.adapters.http.call import HttpCall
+from callboard.adapters.http.client import HttpClient
+from callboard.adapters.http.retry import backoff_delay
+from callboard.adapters.http.single_reply import came_to_nothing
+from callboard.adapters.http.timeouts import EventWait
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.jobs import PollPolicy, is_passing
+from callboard.adapters.transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body
+from callboard.bus.errors import (
+    AdapterError,
+    AuthError,
+    CancelledError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+)
+from callboard.bus.log import Log
+from callboard.bus.streams.events import StreamEvent
+from callboard.bus.values.usage import StopReason
+
+from .background_wire import BackgroundWire, NumberedNormaliser
+
+T = TypeVar("T")
+
+_log = Log("adapters.background")
+
+WHOLE_TIME = 86_400.0
+"""Seconds for a reply in the background, unless the request says otherwise: the usual limit is for calls that end
+with their connection."""
+
+POLLING = PollPolicy(first=1.0, longest=15.0)
+"""When a reply is looked at, and for how long breaks are waited out."""
+
+CANCEL_SECONDS = 4.0
+"""Seconds in which the provider is told that a call is cancelled; the engine waits a little longer than that."""
+
+_CANCEL_AGAIN = 0.25
+"""Seconds between two requests to end a reply."""
+
+
+class BackgroundCall(HttpCall):
+    """One call over all its attempts and connections."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        wire: BackgroundWire,
+        request: CanonicalRequest,
+        on_attempt: AttemptObserver | None,
+        *,
+        stream: bool,
+    ) -> None:
+        super().__init__(client, request, on_attempt, stream=stream)
+        self._wire = wire
+        self.response_id = request.response_id
+        """The provider's id of the reply; empty before it is known."""
+        self.left = False
+        """Whether the reply is left to the provider, to be taken up later."""
+        self.lost = False
+        """Whether the reply may still be made, but we could not learn what becomes of it."""
+        if request.timeout_seconds is None:
+            self.timeout_seconds = WHOLE_TIME
+        if request.response_id:
+            self._next_reason = "taken_up"
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._cancelling = anyio.Lock()
+        self._cancel_told = False
+        self._reply: HttpReply | None = None
+
+    def prepare_attempt(self) -> None:
+        super().prepare_attempt()
+        self.response_id = self.request.response_id
+        self.answered()
+
+    async def write(self) -> WireCall:
+        if self.request.response_id and not self.request.messages:  # whoever takes it up may know its id alone
+            self.written = WireCall("", b"")
+            return self.written
+        written = await super().write()
+        self.written = msgspec.structs.replace(written, once=True)
+        return self.written
+
+    # -- the whole reply
+
+    async def complete(self) -> CanonicalResponse:
+        """The reply, once it is whole."""
+        try:
+            while True:
+                self.begin_attempt()
+                try:
+                    return await self._whole()
+                except AdapterError as error:
+                    await self._next_or_raise(error)
+        except CancelledError as error:
+            await self.tell_cancel()
+            error.usage = self.usage_so_far()
+            raise
+        except AdapterError as error:
+            await self._end_of(error)
+            raise
+        finally:
+            self.ended = True
+
+    async def _next_or_raise(self, error: AdapterError) -> None:
+        """Wait for another attempt. Raises the error where none may follow: a reply may still be under way."""
+        if self.lost or self.request.response_id:
+            self.identify(error)
+            raise error
+        await self.back_off_or_raise(error)
+
+    async def _whole(self) -> CanonicalResponse:
+        written = self.written or await self.write()
+        if self.response_id:
+            self.sent = True
+            reply, body = await self._looked()
+        else:
+            reply = await self._ask(written, "application/json")
+            try:
+                body = await self._of_creation(lambda: read_body(reply))
+            finally:
+                await close_reply(reply)
+            if not self._note(body):
+                reply, body = await self._looked()
+        self.read_whole(body, reply)
+        self.first_event(reply.headers)
+        return self.response(written, reply)
+
+    async def _looked(self) -> tuple[HttpReply, bytes]:
+        """The reply when it is over."""
+        looks, request = 0, self._wire.look(self.response_id)
+        schedule = POLLING.schedule()
+        while True:
+            try:
+                reply, body = await self._question(request)
+                if self._wire.status(body).done:
+                    return reply, body
+                self.answered()
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                await self._broken(self.client.unreadable(b"", {}, error))
+                continue
+            except AdapterError as error:
+                await self._broken(error)
+                continue
+            await self._pause(backoff_delay(looks, schedule, self.client.clock.random()))
+            looks += 1
+
+    # -- the stream
+
+    async def pieces(self) -> AsyncGenerator[list[StreamEvent]]:
+        """The events of the reply, as they come together. It ends when the reply does, also by cancelling."""
+        delivered = False
+        try:
+            while True:
+                try:
+                    self.begin_attempt()
+                    async for events in self._followed():
+                        if events and not delivered:
+                            delivered = True
+                            self.first_event({} if self._reply is None else self._reply.headers)
+                        if events:
+                            yield events
+                    return
+                except CancelledError:
+                    raise
+                except AdapterError as error:
+                    if delivered:
+                        self.identify(error)
+                        raise
+                    await self._next_or_raise(error)
+        except CancelledError:
+            yield await self.cancelled_end()
+        except AdapterError as error:
+            await self._end_of(error)
+            if delivered:
+                self.assembler.abort(StopReason.ERROR, self.usage_so_far())
+                error.content, error.usage = self.assembler.final_content, self.assembler.usage
+                yield self.assembler.take()
+            raise
+        finally:
+            self.ended = True
+            await self.close_connection()
+
+    async def _followed(self) -> AsyncGenerator[list[StreamEvent]]:
+        """The events of one attempt, over all its connections."""
+        written = self.written or await self.write()
+        normaliser = self._wire.normaliser(self.assembler)
+        if self.response_id:
+            normaliser.response_id = self.response_id
+            self.sent = True
+            await self._attach(normaliser)
+        else:
+            self._reply = await self._ask(written, "text/event-stream")
+            if "json" in self._reply.headers.get("content-type", ""):
+                opened = self._reply
+                body = await self._of_creation(lambda: read_body(opened))
+                self._note(body)
+                await self.close_connection()
+        waits = EventWait(self.client.config.stream_read_timeout)
+        while not normaliser.finished:
+            if self._reply is None:
+                yield await self._missing(normaliser)
+                return
+            try:
+                events = await self._read(normaliser, waits)
+            except AdapterError as error:
+                await self.close_connection()
+                if normaliser.told or self.cancelled or self.out_of_time() or not normaliser.response_id:
+                    raise self._unless_unknown(error) from error
+                if isinstance(error, RequestTimeoutError):
+                    self.answered()  # it was only silent
+                else:
+                    await self._broken(error)
+                normaliser.reopen()
+                waits = EventWait(self.client.config.stream_read_timeout)
+                await self._attach(normaliser)
+                continue
+            if events:
+                self.answered()
+            yield events
+
+    async def _read(self, normaliser: NumberedNormaliser, waits: EventWait) -> list[StreamEvent]:
+        """The next piece of the stream."""
+        reply = self._reply
+        assert reply is not None
+        chunk = await self.wait(reply.chunk, waits.left(), what="the next event")
+        events = normaliser.close() if chunk is None else normaliser.feed(chunk)
+        if normaliser.response_id and not self.response_id:
+            self._known(normaliser.response_id)
+        if normaliser.error is not None:
+            raise normaliser.error
+        return events
+
+    async def _attach(self, normaliser: NumberedNormaliser) -> None:
+        """Ask for the stream behind its last event. No reply is open afterwards if there is no stream."""
+        began_anew = normaliser.number is None and self.assembler.started
+        while self.streamed and not began_anew:
+            try:
+                reply = await self._open(self._wire.attach(self.response_id, normaliser.number))
+                if "json" in reply.headers.get("content-type", ""):  # the reply itself, which is looked at
+                    await close_reply(reply)
+                else:
+                    self._reply = reply
+                return
+            except NotFoundError as error:
+                await self._broken(self._gone(error))
+            except InvalidRequestError:
+                return  # it was made without a stream, or its events are no longer kept
+            except AdapterError as error:
+                await self._broken(error)
+
+    async def _missing(self, normaliser: NumberedNormaliser) -> list[StreamEvent]:
+        """What is missing of a reply without a stream."""
+        reply, body = await self._looked()
+        self._reply = reply
+        try:
+            return normaliser.take_whole(body)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise self.client.unreadable(body, reply.headers, error) from error
+
+    def response_of_stream(self) -> CanonicalResponse | None:
+        """The response, once the stream is over; None if it never began."""
+        if not self.assembler.complete or self.assembler.usage is None:
+            return None
+        return self.response(self.written or WireCall("", b""), self._reply)
+
+    async def close_connection(self) -> None:
+        """Close the reply that is read, if there is one."""
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            await close_reply(reply)
+
+    # -- one exchange
+
+    async def _ask(self, written: WireCall, accept: str) -> HttpReply:
+        """Ask for the reply, once."""
+        request = await self.prepare_request(written, accept=accept)
+        self.sent = True
+        reply = await self._of_creation(lambda: self.client.transport.send(request))
+        if reply.status < 300:
+            self.key_was_taken()
+            return reply
+        raise self._unless_unknown(await self._error_of(reply))
+
+    async def _of_creation(self, step: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self.wait(step, self.client.config.first_event_timeout, what="the reply")
+        except CancelledError:
+            raise
+        except AdapterError as error:
+            raise self._unless_unknown(error) from error
+
+    def _unless_unknown(self, error: AdapterError) -> AdapterError:
+        """The error; of a request that was sent and may be under way without our knowing it, another one."""
+        if self.response_id or self.cancelled or came_to_nothing(error):
+            return error
+        said = (
+            f"{self.client.name}: the request was sent, and its reply may be made in the background and be billed"
+        )
+        unknown = OutcomeUnknownError(f"{said}: {error}", provider_status=error.provider_status)
+        unknown.usage = self.usage_so_far()
+        return unknown
+
+    async def _question(self, call: WireCall) -> tuple[HttpReply, bytes]:
+        request = await self.prepare_request(call)
+        limit = self.client.config.first_event_timeout
+        reply, body = await self.wait(
+            lambda: exchange(self.client.transport, request), limit, what="the reply", over=request
+        )
+        if reply.status < 300:
+            return reply, body
+        error = self.client.error_of(body, reply)
+        raise self._gone(error) if isinstance(error, NotFoundError) else error
+
+    async def _error_of(self, reply: HttpReply) -> AdapterError:
+        try:
+            limit = self.client.config.first_event_timeout
+            body = await self.wait(lambda: read_error_body(reply), limit, what="the error's body")
+        finally:
+            await close_reply(reply)
+        return self.client.error_of(body, reply)
+
+    def _gone(self, error: AdapterError) -> AdapterError:
+        said = f"{self.client.name} knows no reply {self.response_id} (any more): {error}"
+        return OutcomeUnknownError(said, provider_status=error.provider_status)
+
+    def answered(self) -> None:
+        """The provider has answered, so that breaks count anew."""
+        self._failing_since, self._failures = None, 0
+
+    async def _broken(self, error: AdapterError) -> None:
+        """Wait before the provider is asked again."""
+        if isinstance(error, CancelledError) or self.cancelled or self.out_of_time():
+            raise error
+        if isinstance(error, AuthError) and await self._has_new_key():  # a key that was changed meanwhile
+            return
+        now = anyio.current_time()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        unknown = isinstance(error, OutcomeUnknownError) or not is_passing(error)
+        if unknown or now - self._failing_since >= POLLING.give_up_after:
+            self.lost = True
+            raise error
+        hint = error.retry_after_seconds
+        delay = backoff_delay(self._failures, POLLING.schedule(), self.client.clock.random())
+        self._failures += 1
+        await self._pause(delay if hint is None else min(hint, POLLING.give_up_after))
+
+    async def _pause(self, seconds: float) -> None:
+        await self.wait(lambda: anyio.sleep(seconds), what="another look")
+
+    async def _open(self, call: WireCall) -> HttpReply:
+        """The reply to the question for a stream. Raises the error that it is."""
+        request = await self.prepare_request(call, accept="text/event-stream")
+        limit = self.client.config.first_event_timeout
+        reply = await self.wait(lambda: self.client.transport.send(request), limit, what="the reply", over=request)
+        if reply.status < 300:
+            return reply
+        raise await self._error_of(reply)
+
+    def _note(self, body: bytes) -> bool:
+        """Take note of the state of a reply. True if it is over."""
+        try:
+            status = self._wire.status(body)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise self._unless_unknown(self.client.unreadable(body, {}, error)) from error
+        if not status.response_id:
+            if status.done:
+                return True
+            raise self._unless_unknown(self.client.unreadable(body, {}, "it has no id"))
+        self._known(status.response_id)
+        return status.done
+
+    def _known(self, response_id: str) -> None:
+        self.response_id = response_id
+        self.assembler.response_id = response_id
+        self.report(AttemptAccepted(self.attempt, response_id))
+
+    # -- its end before its time
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the call, and the reply with it. `at_once` leaves the reply to the provider."""
+        self.left = self.left or at_once
+        await super().cancel(at_once=True)
+
+    async def cancelled_end(self) -> list[StreamEvent]:
+        """End a cancelled stream, with what the provider says that it used. Idempotent."""
+        if self.attempt == 0:
+            self.assembler = self.new_assembler()
+        await self.tell_cancel()
+        self.assembler.abort(StopReason.CANCELLED, self.usage_so_far())
+        return self.assembler.take()
+
+    async def tell_cancel(self) -> None:
+        """Have the provider end the reply, and learn what it used. It never fails, as there is nobody to tell."""
+        async with self._cancelling:
+            if self._cancel_told or self.left or not self.response_id or not self.sent:
+                return
+            self._cancel_told = True
+            with anyio.move_on_after(CANCEL_SECONDS) as scope:
+                while True:
+                    if await self._told_cancel():
+                        break
+                    await anyio.sleep(_CANCEL_AGAIN)
+        if scope.cancelled_caught:
+            _log.warning("background_not_cancelled", response_id=self.response_id, provider=self.client.name)
+
+    async def _told_cancel(self) -> bool:
+        known = self._key.known
+        call = self._wire.cancel(self.response_id)
+        try:
+            request = self.client.request(call, None if known is None else known.value)
+            reply, body = await exchange(self.client.transport, request)
+            if reply.status < 300:
+                self._count(body)
+                return True
+            error = self.client.error_of(body, reply)
+            if isinstance(error, AuthError) and known is not None and await self._key.replaced(known):
+                return False
+        except AdapterError as failure:
+            return not is_passing(failure)
+        if is_passing(error):
+            return False
+        return await self._ended_otherwise()
+
+    async def _ended_otherwise(self) -> bool:
+        """A reply that can't be cancelled is over: then the provider tells what it used."""
+        known = self._key.known
+        request = self.client.request(self._wire.look(self.response_id), None if known is None else known.value)
+        try:
+            reply, body = await exchange(self.client.transport, request)
+            if reply.status < 300:
+                self._count(body)
+        except AdapterError:
+            return False
+        return True
+
+    def _count(self, body: bytes) -> None:
+        try:
+            self.assembler.usage = self._wire.usage(body, self.assembler) or self.assembler.usage
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            _log.warning("background_unreadable", error, response_id=self.response_id)
+
+    async def _end_of(self, error: AdapterError) -> None:
+        """A call whose own time is up ends its reply, too: nobody waits for it."""
+        if self.response_id and self.out_of_time():
+            await self.tell_cancel()
+            error.usage = self.usage_so_far()
+
+
+class BackgroundStream:
+    """A streamed reply; see `adapters.contract.AdapterStream` for what it promises.
+
+    Whoever leaves it early leaves the reply to the provider; only `cancel()` of the adapter ends the reply.
+    """
+
+    def __init__(self, call: BackgroundCall) -> None:
+        self._call = call
+        self._pieces = call.pieces()
+        self._ready: deque[StreamEvent] = deque()
+        self._over = False
+        self._response: CanonicalResponse | None = None
+        call.on_cancel = self._cancelled_unread
+
+    @property
+    def response(self) -> CanonicalResponse | None:
+        return self._response
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        while not self._ready:
+            if not await self._fill():
+                raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end; see `adapters.contract.PumpedStream`."""
+        while self._ready or await self._fill():
+            if self._ready:
+                ready = list(self._ready)
+                self._ready.clear()
+                sink(ready)
+
+    async def _fill(self) -> bool:
+        """Read the next piece; False at the end."""
+        if self._over:
+            return False
+        try:
+            self._ready += await anext(self._pieces)
+        except StopAsyncIteration:
+            self._over = True
+            return False
+        except BaseException:
+            self._over = True
+            raise
+        self._response = self._call.response_of_stream()
+        return True
+
+    async def _cancelled_unread(self) -> None:
+        """The call was cancelled while nobody read: the reply ends here."""
+        call = self._call
+        if self._over or call.left:
+            return
+        self._over = True
+        self._ready += await call.cancelled_end()
+        self._response = call.response_of_stream()
+        call.ended = True
+        await self._pieces.aclose()
+
+    async def aclose(self) -> None:
+        """Close the socket, and leave an unfinished reply to the provider. Idempotent."""
+        if not self._call.ended:
+            await self._call.cancel(at_once=True)
+            self._call.ended = True
+        self._over = True
+        self._ready.clear()
+        await self._pieces.aclose()
+        await self._call.close_connection()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def background_stream(
+    client: HttpClient, wire: BackgroundWire, request: CanonicalRequest, on_attempt: AttemptObserver | None
+) -> BackgroundStream:
+    """The stream of a call that has not begun."""
+    return BackgroundStream(BackgroundCall(client, wire, request, on_attempt, stream=True))

@@ -1,0 +1,520 @@
+"""The contract of adapters that make videos, waiting for a video's job, and downloads that break off and go on.
+
+A video takes minutes, so it is a job. It is created, looked at until it is done, and then downloaded. The job
+belongs to the provider. It goes on whether anybody waits or not, and its id is enough to come back to it.
+
+Creating a job costs money, so a request whose answer was lost is never sent again by itself. If the provider lists
+its jobs, the job that was made all the same is looked for in that list. If it can't be found for certain, the
+result is an `OutcomeUnknownError`. All other requests (looking, downloading, deleting) may be repeated any number
+of times.
+
+A file is written beside its target under another name, checked, and only then renamed. So a file at the target is
+always whole. After a break the download asks for the rest. If the server can't send the rest, or the file has
+changed since, the download begins again. A file is **whole** if it has the size and the checksum that the server
+said. If the server said neither, an MP4 must be whole by its own structure. For any other file there is nothing to
+check but the orderly end of the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from callboard.adapters.calls import CallRequest
+from callboard.adapters.config import RetryPolicy
+from callboard.adapters.contract import AttemptObserver, CallWarning
+from callboard.adapters.http.retry import backoff_delay
+from callboard.adapters.jobs import USUAL_POLLING, PollPolicy, is_passing, wait_for_job
+from callboard.adapters.requests.media import media_bytes
+from callboard.bus.errors import (
+    AdapterError,
+    StreamError,
+)
+from callboard.bus.private_file import UnfinishedFile
+from callboard.bus.values.content import ImageBlock
+from callboard.bus.values.usage import TokenUsage
+
+__all__ = [
+    "VIDEO_VARIANTS",
+    "PollPolicy",
+    "VideoAdapter",
+    "VideoCapabilities",
+    "VideoContent",
+    "VideoJob",
+    "VideoRequest",
+    "VideoStatus",
+    "VideoTerms",
+    "VideoVariant",
+    "download_video",
+    "download_video_to",
+    "wait_for_video",
+]
+
+VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+"""The status of a job, in our words. The last three are ends."""
+
+VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
+"""What can be downloaded of a job: the video, an image of it, or many small ones on one sheet."""
+
+VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
+"""All variants. A model's own variants are in its capabilities."""
+
+
+class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The abilities of a model. None is not known: nothing is refused for it."""
+
+    seconds: tuple[int, ...] | None = None
+    """The lengths that can be had, in seconds."""
+    default_seconds: int | None = None
+    """The length of a video in seconds, unless another is asked for."""
+    sizes: tuple[str, ...] | None = None
+    """The sizes, as ``WIDTHxHEIGHT``."""
+    first_frame: bool = True
+    """Whether an image may be given as the first frame."""
+    first_frame_media_types: tuple[str, ...] | None = ("image/jpeg", "image/png", "image/webp")
+    """The media types of such an image."""
+    audio: Literal["always", "never", "choice"] = "choice"
+    """Whether videos have sound. ``choice`` leaves it to the request."""
+    variants: tuple[VideoVariant, ...] = ("video",)
+    """What can be downloaded."""
+    cancels: bool = False
+    """Whether a job can be deleted."""
+    max_prompt_characters: int | None = None
+    """The most characters of a prompt."""
+
+
+class VideoTerms(msgspec.Struct, frozen=True):
+    """What a job is to make, as far as it is known. None where the choice is left to the provider."""
+
+    seconds: int | None = None
+    """The video's length in seconds."""
+    size: str | None = None
+    """The size in pixels, as ``WIDTHxHEIGHT``."""
+    audio: bool | None = None
+    """Whether the video has sound."""
+    key: str | None = None
+    """The name of the key whose account has the job; None for the adapter's own key."""
+
+
+UNKNOWN_TERMS = VideoTerms()
+
+
+class VideoRequest(CallRequest, frozen=True, kw_only=True):
+    """One video of one model.
+
+    Raises:
+        ValueError: The first frame has a URL and no bytes.
+    """
+
+    prompt: str
+    """What to film."""
+    seconds: int | None = None
+    """The video's length in seconds."""
+    size: str | None = None
+    """The size in pixels, as ``WIDTHxHEIGHT``."""
+    first_frame: ImageBlock | None = None
+    """An image to begin with, with its bytes."""
+    audio: bool | None = None
+    """Whether the video has sound."""
+
+    def __post_init__(self) -> None:
+        if self.first_frame is not None and media_bytes(self.first_frame) is None:
+            raise ValueError("a first frame is given as bytes: ImageBlock.from_path(path) reads a file")
+
+    @property
+    def terms(self) -> VideoTerms:
+        """What is asked for, as the job's terms."""
+        return VideoTerms(self.seconds, self.size, self.audio)
+
+
+class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the provider describes it now."""
+
+    id: str
+    """The provider's id of the job."""
+    model: str
+    """The ``provider:name`` of the model."""
+    provider: str
+    """The adapter's name."""
+    status: VideoStatus
+    """How the job stands."""
+    progress: float | None = None
+    """The share that is done, from 0 to 1; None if the provider doesn't say."""
+    error: AdapterError | None = None
+    """Why the job failed."""
+    created_at: int | None = None
+    """When the job was created, in seconds since the epoch; None if the provider doesn't say."""
+    expires_at: int | None = None
+    """The end of the time for downloading, in seconds since the epoch; None if the provider doesn't say."""
+    terms: VideoTerms = UNKNOWN_TERMS
+    """What the job makes."""
+    usage: TokenUsage | None = None
+    """The seconds of a completed job, as a piece (see `adapters.operations.media_wire`); None before."""
+    addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The addresses of downloads by variant, where the id doesn't tell them."""
+    warnings: tuple[CallWarning, ...] = ()
+    """What the caller should know, such as ``found_again`` of a job whose creation was never confirmed."""
+    provider_request_id: str | None = None
+    """The provider's id of the request, for its support."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has come to its end, good or bad."""
+        return self.status in ("completed", "failed", "cancelled")
+
+
+class VideoContent(Protocol):
+    """A download. It must be closed, whatever happens."""
+
+    @property
+    def start(self) -> int:
+        """The position of the first byte in the file, from 0."""
+        ...
+
+    @property
+    def total(self) -> int | None:
+        """The bytes of the whole file; None if the server doesn't say."""
+        ...
+
+    @property
+    def media_type(self) -> str:
+        """The file's media type; empty if the server doesn't say."""
+        ...
+
+    @property
+    def etag(self) -> str:
+        """The server's mark of this version of the file; empty if the server gives none."""
+        ...
+
+    @property
+    def digest(self) -> tuple[str, bytes] | None:
+        """The algorithm and the checksum of the whole file; None if the server doesn't say."""
+        ...
+
+    async def chunk(self) -> bytes | None:
+        """The next bytes; None at the end.
+
+        Raises:
+            NetworkError: The connection broke or stalled.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class VideoAdapter(Protocol):
+    """One provider's videos.
+
+    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
+    call raises nothing but AdapterError and the loop's cancellation. `wait_for_video` looks until a job is done,
+    `download_video` copes with downloads that break.
+    """
+
+    name: str
+    """The adapter's name, which stands before the colon of its models' names."""
+
+    async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
+        """The new job. Each costs money, so the request is only sent again if surely nothing came of it.
+
+        A job whose confirmation was lost is looked for, where the provider lists its jobs.
+
+        Args:
+            request: What to make.
+            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked. Nothing was sent.
+            OutcomeUnknownError: There may be a job whose id is not known.
+            AdapterError: The request failed for another reason.
+        """
+        ...
+
+    async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
+        """The job as it is now. The provider is asked once, for at most 30 seconds.
+
+        Args:
+            job_id: The provider's id of the job.
+            model: The job's model.
+            terms: What is known of the job, where the provider says less.
+
+        Raises:
+            NotFoundError: There is no such job.
+            AdapterError: The request failed for another reason.
+        """
+        ...
+
+    async def open_video(
+        self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
+    ) -> VideoContent:
+        """Begin to download. It costs nothing.
+
+        Args:
+            job: The job, which must be completed.
+            variant: The file of the job.
+            start: The first byte that is wanted. It has an effect if the server can begin there, and the file
+                still has that `etag`.
+            etag: The mark of the version that an earlier download began.
+
+        Raises:
+            InvalidRequestError: The job isn't completed.
+            CapabilityError: The model has no such variant.
+            StreamError: The server sends another part or another file.
+            AdapterError: The request failed for another reason.
+        """
+        ...
+
+    async def delete_video(self, job_id: str, *, model: str) -> bool:
+        """Delete a job and its files. False if there was no such job. Raises CapabilityError where there is no
+        way.
+        """
+        ...
+
+    def get_video_capabilities(self, model: str) -> VideoCapabilities:
+        """What a model can make. No network is used. Raises CapabilityError if the model makes no videos."""
+        ...
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a request. A job that was created goes on. True if the request was running. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what runs and release all connections. Idempotent."""
+        ...
+
+
+async def wait_for_video(
+    retrieve: Callable[[], Awaitable[VideoJob]],
+    job: VideoJob,
+    *,
+    policy: PollPolicy = USUAL_POLLING,
+    random: Callable[[], float],
+    on_look: Callable[[VideoJob], object] | None = None,
+) -> VideoJob:
+    """The video's job when it is over; see `wait_for_job`."""
+    return await wait_for_job(retrieve, job, policy=policy, random=random, on_look=on_look)
+
+
+MOST_BREAKS = 6
+"""So many in a row without a new byte end a download."""
+
+AFTER_BREAKS = RetryPolicy()
+
+_UNSATISFIABLE = 416
+
+_HASHED_AT_ONCE = 1 << 20
+
+
+async def download_video(
+    adapter: VideoAdapter,
+    job: VideoJob,
+    variant: VideoVariant = "video",
+    *,
+    random: Callable[[], float],
+    policy: RetryPolicy = AFTER_BREAKS,
+    on_progress: Callable[[int, int | None], object] | None = None,
+) -> bytes:
+    """The whole file of a completed job, in memory.
+
+    Args:
+        adapter: The adapter of the job's provider.
+        job: The job.
+        variant: The file of the job.
+        random: Gives numbers in [0, 1), for the jitter.
+        policy: The waits after breaks. Seven breaks in a row without a new byte end the download.
+        on_progress: Called with the bytes so far and the bytes in all; None if the server doesn't say.
+
+    Raises:
+        AdapterError: The download failed.
+    """
+    target = BytesIO()
+    await _Download(adapter, job, variant, target, random, policy, on_progress).run()
+    return target.getvalue()
+
+
+async def download_video_to(
+    adapter: VideoAdapter,
+    job: VideoJob,
+    path: str | Path,
+    variant: VideoVariant = "video",
+    *,
+    random: Callable[[], float],
+    policy: RetryPolicy = AFTER_BREAKS,
+    on_progress: Callable[[int, int | None], object] | None = None,
+) -> Path:
+    """A completed job's file, which appears at `path` when it is whole, in place of any file that was there.
+
+    The file's owner alone can read it. If the download fails, nothing new stands at `path`, nor beside it.
+
+    Args:
+        adapter: The adapter of the job's provider.
+        job: The job.
+        path: Where the file is to stand.
+        variant: Which of its files.
+        random: Gives numbers in [0, 1), for the jitter.
+        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
+        on_progress: Told the bytes so far, and the bytes in all; None if the server doesn't say.
+
+    Raises:
+        AdapterError: The download failed.
+        OSError: The file can't be written.
+    """
+    target = Path(path)
+    unfinished = await to_thread.run_sync(UnfinishedFile, target)
+    try:
+        await _Download(adapter, job, variant, unfinished.file, random, policy, on_progress).run()
+        await to_thread.run_sync(unfinished.keep)
+    except BaseException:
+        unfinished.drop()
+        raise
+    return target
+
+
+class _Download:
+    """One download, over all its connections, into a file that begins empty."""
+
+    def __init__(
+        self,
+        adapter: VideoAdapter,
+        job: VideoJob,
+        variant: VideoVariant,
+        file: BinaryIO,
+        random: Callable[[], float],
+        policy: RetryPolicy,
+        on_progress: Callable[[int, int | None], object] | None,
+    ) -> None:
+        self._adapter = adapter
+        self._job = job
+        self._variant: VideoVariant = variant
+        self._file = file
+        self._random = random
+        self._policy = policy
+        self._on_progress = on_progress
+        self._size = 0
+        self._total: int | None = None
+        self._etag = ""
+        self._digest: tuple[str, bytes] | None = None
+        self._media_type = ""
+
+    async def run(self) -> None:
+        breaks = 0
+        while True:
+            before = self._size
+            try:
+                await self._go_on()
+                await to_thread.run_sync(self._check)
+                return
+            except AdapterError as error:
+                breaks = 1 if self._size > before else breaks + 1
+                if error.provider_status == _UNSATISFIABLE and before:
+                    self._begin_anew()
+                elif not is_passing(error):
+                    raise
+                if breaks > MOST_BREAKS:
+                    raise
+                hint = error.retry_after_seconds
+                wait = backoff_delay(breaks - 1, self._policy, self._random()) if hint is None else hint
+                await anyio.sleep(min(wait, self._policy.max_delay))
+
+    async def _go_on(self) -> None:
+        content = await self._adapter.open_video(self._job, self._variant, start=self._size, etag=self._etag)
+        try:
+            if content.start != self._size or self._is_other(content):
+                if content.start:
+                    self._begin_anew()
+                    raise StreamError("the file has changed while it was downloaded")
+                self._begin_anew()
+            self._total, self._etag, self._media_type = content.total, content.etag, content.media_type
+            self._digest = content.digest or self._digest
+            while (piece := await content.chunk()) is not None:
+                await to_thread.run_sync(self._file.write, piece)
+                self._size += len(piece)
+                if self._on_progress is not None:
+                    self._on_progress(self._size, self._total)
+        finally:
+            await content.aclose()
+
+    def _is_other(self, content: VideoContent) -> bool:
+        """Whether the server's file is another than the one whose beginning is here."""
+        if not self._size:
+            return False
+        return (content.total, content.etag) != (self._total, self._etag)
+
+    def _begin_anew(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._size, self._total, self._etag, self._digest = 0, None, "", None
+
+    def _check(self) -> None:
+        """Require that the file is whole. A file that is short goes on, and a wrong file begins anew."""
+        if self._total is not None and self._size < self._total:
+            raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
+        said = self._wrong()
+        if said is not None:
+            self._begin_anew()
+            raise StreamError(said)
+
+    def _wrong(self) -> str | None:
+        if self._size == 0:
+            return "the download is empty"
+        if self._total is not None and self._size > self._total:
+            return f"the download has {self._size} bytes, and should have {self._total}"
+        if self._digest is not None:
+            algorithm, expected = self._digest
+            if self._hash(algorithm) != expected:
+                return f"the download's {algorithm} is not the one that the server gave"
+        elif self._total is None and self._variant == "video" and self._media_type in ("video/mp4", ""):
+            self._file.flush()
+            if not is_whole_mp4(self._file, self._size):
+                return "the download is not a whole MP4 file, and the server did not say how long it is"
+        return None
+
+    def _hash(self, algorithm: str) -> bytes:
+        found = hashlib.new(algorithm, usedforsecurity=False)
+        self._file.seek(0)
+        while piece := self._file.read(_HASHED_AT_ONCE):
+            found.update(piece)
+        return found.digest()
+
+
+_HEAD = 8
+
+_LARGE = 16
+
+
+def is_whole_mp4(file: BinaryIO, size: int) -> bool:
+    """Whether the boxes fill the file to its last byte, and the boxes that make it playable are there.
+
+    Args:
+        file: The file. Its position is moved.
+        size: The size of the file in bytes.
+    """
+    at = 0
+    kinds: set[bytes] = set()
+    while at < size:
+        file.seek(at)
+        head = file.read(_LARGE)
+        if len(head) < _HEAD:
+            return False
+        length, kind = struct.unpack_from(">I4s", head)
+        if length == 1:
+            if len(head) < _LARGE:
+                return False
+            (length,) = struct.unpack_from(">Q", head, _HEAD)
+        if length == 0:
+            return False  # "to the end of the file": it may be cut anywhere
+        if length < _HEAD:
+            return False
+        kinds.add(kind)
+        at += length
+    return at == size and {b"ftyp", b"moov"} <= kinds
