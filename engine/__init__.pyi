@@ -1,9 +1,5 @@
 # Written by scripts/make_stubs.py.
 from .abort import AbortController, AbortSignal
-from .batches.handle import BatchHandle
-from .batches.plan import BatchState
-from .batches.results import BatchResult, BatchResults
-from .batches.submitting import BatchOptions
 from .budgets.account import AccountState, Amount
 from .budgets.budget import Budget
 from .budgets.exceeded import BudgetExceededError
@@ -13,7 +9,6 @@ from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
 from .conversation.reply import Reply
 from .conversation.requests.schema_mode import SchemaMode
 from .conversation.results import GenerateResult, StepResult
-from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.default import default_engine, set_default_engine
@@ -29,9 +24,6 @@ from .generation.readers.of_turns import OnUsage, ViewReader
 from .generation.streaming import StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .health_report import Check, HealthReport
-from .media.images import ImageOptions, ImageResult
-from .media.video_handle import VideoHandle, VideoResult
-from .media.videos import VideoOptions
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.config import load_registry
 from .models.configured import ConfiguredModel
@@ -44,6 +36,12 @@ from .nodes.remote.remote_bus import RemoteBus
 from .objects.generate import ObjectResult
 from .objects.reply import NoObjectGeneratedError, NoObjectReason
 from .objects.stream import ObjectStream
+from .operations.batch_creation import BatchOptions
+from .operations.batch_handle import BatchHandle
+from .operations.batch_plan import BatchResult, BatchResults, BatchState
+from .operations.embeddings import EmbeddingOptions, EmbeddingResult
+from .operations.images import ImageOptions, ImageResult
+from .operations.videos import VideoHandle, VideoOptions, VideoResult
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts

@@ -14,12 +14,9 @@ from callboard.bus import SYSTEM_CLOCK, Bus, Clock, ConfigReloaded, ShutdownRepo
 from callboard.bus.values.shown import short
 from callboard.tracestore import Capture, PriceTable, Redact, Store
 
-from .background.engine_methods import BackgroundMethods
-from .batches.engine_methods import BatchMethods
 from .budgets.account import AccountState
 from .budgets.budget import Budget
 from .generation.engine_methods import GenerationMethods
-from .media.engine_methods import MediaMethods
 from .middleware.chain import Chain
 from .middleware.contract import MiddlewareLike
 from .models.config import load_registry
@@ -29,6 +26,7 @@ from .models.host_adapters import Provider, entry_of
 from .models.registry import ModelRegistry
 from .objects.engine_methods import ObjectMethods
 from .opening import store_for
+from .operations.methods import OperationMethods
 from .pricing.engine_methods import PricingMethods
 from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
@@ -52,9 +50,7 @@ class Engine(
     SessionMethods,
     GenerationMethods,
     ObjectMethods,
-    MediaMethods,
-    BatchMethods,
-    BackgroundMethods,
+    OperationMethods,
     PricingMethods,
     WatchingMethods,
 ):

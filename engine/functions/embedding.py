@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from ..calls.plain_call import Models
-from ..embedding import EmbeddingOptions, EmbeddingResult
 from ..engine import Engine
+from ..operations.embeddings import EmbeddingOptions, EmbeddingResult
 from .default import default_engine, engine_on
 from .sync_host import sync_host
 

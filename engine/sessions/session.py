@@ -318,7 +318,7 @@ class Session:
         Raises:
             StoreError: The trace can't be read.
         """
-        from ..background.taking_up import open_replies
+        from ..operations.background import open_replies
 
         found = await open_replies(self._runtime, self.id)
         return found[-1] if found and self._state.running is None else None
@@ -349,7 +349,7 @@ class Session:
         return TurnStream(self._runtime, self._taking_up(reply, options, streamed=True))
 
     def _taking_up(self, reply: OpenReply, options: TurnOptions, *, streamed: bool) -> Turn:
-        from ..background.taking_up import turn_of_reply
+        from ..operations.background import turn_of_reply
 
         asked = options_among(options, advice=_ADVICE)
         return turn_of_reply(self._runtime, reply, asked, streamed=streamed, state=self._state)

@@ -82,7 +82,7 @@ LATE_PARTS = {
         *("sqlite.store", "sqlite.database", "writing.actor", "writing.writer"),
     ),
     "engine": (
-        *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),
+        *("cli", "health", "type_schema", "watching.preview", "web_view"),
         *(
             "functions.embedding",
             "functions.objects",
@@ -92,7 +92,7 @@ LATE_PARTS = {
             "functions.sync_stream",
         ),
         *("nodes", "nodes.cluster", "nodes.node"),
-        *("media.video_handle", "media.images", "media.videos"),
+        *("operations.batch_creation", "operations.embeddings", "operations.images", "operations.videos"),
         *("middleware.caching", "middleware.logging"),
         *("tools.function.define", "tools.function.threads", "tools.running"),
     ),

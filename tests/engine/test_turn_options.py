@@ -11,10 +11,10 @@ import pytest
 from callboard.bus.errors import RequestTimeoutError
 from callboard.engine import Engine, Session, TimeoutConfig, Tool, tool
 from callboard.engine.calls.plain_call import require_known
-from callboard.engine.embedding import EmbeddingOptions
-from callboard.engine.media.images import ImageOptions
-from callboard.engine.media.videos import VideoOptions
 from callboard.engine.models.config import read_models_yaml
+from callboard.engine.operations.embeddings import EmbeddingOptions
+from callboard.engine.operations.images import ImageOptions
+from callboard.engine.operations.videos import VideoOptions
 from tests.support.engines import keeping, requests_of, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, TokenUsage
+from callboard.adapters import AttemptObserver, CallWarning, CapabilityError, ImageBlock, TokenUsage
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
 from callboard.adapters.operations.media_wire import fit_image
@@ -18,7 +19,20 @@ from ..budgets.worst_case import most_of_images
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..routing.candidates import Named, Route
 from ..runtime.runtime import Runtime
-from .inputs import ImageInput, image_block
+
+ImageInput: TypeAlias = ImageBlock | bytes | str | Path
+"""An image: a block, the bytes of a file, or the path of a file."""
+
+
+def image_block(given: ImageInput) -> ImageBlock:
+    """An image as a block."""
+    match given:
+        case ImageBlock():
+            return given
+        case bytes():
+            return ImageBlock(data=given)
+        case str() | Path():
+            return ImageBlock.from_path(given)
 
 
 class ImageOptions(CallOptions, total=False):
@@ -82,7 +96,7 @@ async def make_images(
     model: Models,
     options: ImageOptions,
 ) -> ImageResult:
-    """See `MediaMethods.generate_image`."""
+    """See `Engine.generate_image`."""
     options = require_known(options, ImageOptions)
     calls = PlainCalls("image", runtime, model, options, _maker, lambda: (prompt,))
     asked = tuple(image_block(image) for image in images)

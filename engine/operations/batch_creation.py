@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from callboard.adapters import AdapterError, AttemptObserver, CanonicalRequest
-from callboard.adapters.batches import BatchAdapter, BatchItem, BatchRequest
+from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchRequest
 from callboard.adapters.jobs import PollPolicy
 from callboard.bus import BatchPlanned, BatchSubmitting
 from callboard.bus.errors import InvalidRequestError
@@ -25,29 +25,30 @@ from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..calls.quotes import texts_of
-from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
 from ..runtime.runtime import Runtime
-from .adapter import taker
-from .calls import JobAsAnswer
-from .handle import USUAL_BATCH_POLLING, BatchHandle, Submission
-from .known import Begun, begun_batches, handles, has_job, only_handle, turn
-from .plan import BatchPlan, call_id, check_id, digest_of, ids_of
-from .resuming import (
+from .batch_handle import USUAL_BATCH_POLLING, BatchHandle, Submission
+from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
+from .batch_resuming import (
     MAYBE_SENT,
     SETTLE_SECONDS,
-    about,
-    decision_of,
+    Begun,
+    begun_batches,
+    creating,
     find_part,
+    handles,
+    has_job,
+    only_handle,
     plan_of,
+    share,
+    stored_batch,
     submissions_of,
+    taker,
     tell_submitted,
+    turn,
 )
-from .stored import creating, share, stored_batch
-
-GRACE_SECONDS = 10.0
-"""Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
+from .jobs import GRACE_SECONDS, JobAnswer, decision_of, priced_as
 
 
 class BatchOptions(CallOptions, total=False):
@@ -70,7 +71,7 @@ async def create_batch(
     batch_id: str | None,
     options: BatchOptions,
 ) -> BatchHandle:
-    """See `BatchMethods.create_batch`."""
+    """See `Engine.create_batch`."""
     options = require_known(options, BatchOptions)
     name = batch_id or runtime.clock.new_id("batch")
     check_id(name)
@@ -119,7 +120,7 @@ class _Creation:
             before = submissions.get(part)
             if not has_job(before):
                 submissions[part] = await self._sent(plan, part, items, before)
-        known = handles(runtime).get(self._batch_id)
+        known = handles[runtime].get(self._batch_id)
         if known is not None:
             known._take_over(submissions, self._requests)
             return known
@@ -128,7 +129,7 @@ class _Creation:
 
     async def _begin(self) -> Begun:
         """The batch as this engine and the trace know it, or as it is planned now."""
-        begun = begun_batches(self._runtime).get(self._batch_id)
+        begun = begun_batches[self._runtime].get(self._batch_id)
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
@@ -141,7 +142,7 @@ class _Creation:
             begun = self._planned(), {}
             self._tell_plan(begun[0])
         self._require_same(begun[0].digest)
-        return begun_batches(self._runtime).setdefault(self._batch_id, begun)
+        return begun_batches[self._runtime].setdefault(self._batch_id, begun)
 
     def _require_one_model(self) -> None:
         registry = self._runtime.registry
@@ -167,7 +168,7 @@ class _Creation:
             batch_id=self._batch_id,
             decision=decision_of(self._named, self._calls.plan.requested),
             wire_model=named.entry.wire_name,
-            priced_as=published_name(runtime.registry.adapter_of(named.entry), named.entry),
+            priced_as=priced_as(runtime, named),
             sizes=self._calls.adapter(named).split_batch(items),
             digest=self._digest,
             request_ids=ids_of(self._batch_id, self._requests),
@@ -178,7 +179,7 @@ class _Creation:
     def _tell_plan(self, plan: BatchPlan) -> None:
         given = any(request.request_id for request in self._requests)
         event = BatchPlanned(
-            **about(plan),
+            **plan.about(),
             parts=plan.sizes,
             digest=plan.digest,
             request_ids=plan.request_ids if given else (),
@@ -250,14 +251,14 @@ class _Creation:
         basics = self._calls.basics(self._named.entry, request_id)
         request = BatchRequest(model=plan.model, mark=plan.mark(part), items=items, **basics)
 
-        async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAsAnswer:
-            begun_batches(runtime)[plan.batch_id][1][part] = sent
-            intent = BatchSubmitting(**about(plan), part=part, call_id=request_id, began_at=sent.began_at)
+        async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAnswer[BatchJob]:
+            begun_batches[runtime][plan.batch_id][1][part] = sent
+            intent = BatchSubmitting(**plan.about(), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
             await share(runtime)  # before it is sent: the next process must know what to look for
-            return JobAsAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
+            return JobAnswer(await adapter.create_batch(request, on_attempt=on_attempt), plan.model)
 
-        def publish(answer: JobAsAnswer) -> None:
+        def publish(answer: JobAnswer[BatchJob]) -> None:
             sent.job = answer.job
             tell_submitted(runtime, plan, part, request_id, answer.job)
 
@@ -268,7 +269,7 @@ class _Creation:
             )
         except AdapterError as error:
             if type(error).__name__ not in MAYBE_SENT:
-                begun_batches(runtime)[plan.batch_id][1].pop(part, None)
+                begun_batches[runtime][plan.batch_id][1].pop(part, None)
             raise
         await runtime.host.secure()
         return sent

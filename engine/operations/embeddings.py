@@ -35,10 +35,10 @@ from callboard.adapters.usage.estimate import upper_end
 from callboard.bus import CallboardError, ConfigurationError, Cost, CostSource
 from callboard.bus.values.shown import Shown
 
-from .calls.plain_call import CallOptions, Models, PlainCalls, require_known
-from .models.entries import ModelEntry
-from .routing.candidates import Named, Plan, Route, choose
-from .runtime.runtime import Runtime
+from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
+from ..models.entries import ModelEntry
+from ..routing.candidates import Named, Plan, Route, choose
+from ..runtime.runtime import Runtime
 
 
 class EmbeddingOptions(CallOptions, total=False):
@@ -108,11 +108,7 @@ async def embed(
 
 
 def require_same_space(plan: Plan) -> None:
-    """Check that all models of a plan embed alike.
-
-    Raises:
-        ConfigurationError: They don't. The text says what to write in models.yaml.
-    """
+    """Check that all models of a plan embed alike."""
     first = plan.named[0]
     for named in plan.named[1:]:
         if space_of(named.entry) != space_of(first.entry):
@@ -195,11 +191,7 @@ class _Embedding:
             raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
 
     def _abilities(self, adapter: EmbeddingAdapter, named: Named) -> EmbeddingCapabilities:
-        """The abilities of a model.
-
-        Raises:
-            CapabilityError: The model can't do what is asked.
-        """
+        """The abilities of a model."""
         can = adapter.get_embedding_capabilities(named.entry.wire_name)
         asked = self._options.get("dimensions")
         if asked is not None and (refusal := can.refusal(asked)) is not None:

@@ -19,12 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import msgspec
 
-from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
+from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse, TokenUsage
 from callboard.adapters.batches import BatchAdapter, BatchItem, BatchJob, BatchOutcome, BatchStatus
 from callboard.adapters.contract import CallWarning
 from callboard.adapters.jobs import PollPolicy, is_passing, wait_for_job
 from callboard.adapters.operations.batches import bare_request
-from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress
+from callboard.adapters.usage.unfinished import NOTHING_USED
+from callboard.bus import BatchCompleted, BatchPartEnded, BatchProgress, Cost, CostSource, LlmCallFailed
 from callboard.bus.errors import (
     CallboardError,
     CancelledError,
@@ -37,12 +38,50 @@ from callboard.tracestore import CountedCall
 from ..budgets.reservation_names import job_of
 from ..old_names import takes_old_names
 from ..runtime.runtime import Runtime
-from .adapter import with_adapter
-from .calls import ItemCall
-from .collected import CollectedResults, HandOutFailedError, OnResult
-from .plan import BatchPlan, BatchState, status_of
-from .results import BatchResult, BatchResults
-from .stored import counted_calls
+from ..runtime.settled import settled_store
+from .batch_plan import (
+    BatchPlan,
+    BatchResult,
+    BatchResults,
+    BatchState,
+    CollectedResults,
+    HandOutFailedError,
+    OnResult,
+    status_of,
+)
+from .jobs import EndedCall, with_adapter
+
+NOT_BILLED = Cost(0, CostSource.COMPUTED, None, "a batch's request that came to nothing is not billed")
+
+
+class ItemCall(EndedCall):
+    """One request of a batch as a call. It is priced at the moment at which its result is read."""
+
+    def publish(self, outcome: BatchOutcome, key: str | None) -> Cost | None:
+        """Publish the end of the request. Returns its cost; None if that isn't known."""
+        if isinstance(outcome, CanonicalResponse):
+            return self.complete(
+                outcome, key, stop_reason=outcome.stop_reason, raw_stop_reason=outcome.raw_stop_reason
+            )
+        self.fail(outcome, key)
+        return outcome.cost
+
+    def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
+        told = super()._failed(error, will_retry=will_retry, delay=delay)
+        return msgspec.structs.replace(told, of_batch=True)
+
+    def cost_of(self, usage: TokenUsage) -> Cost:
+        return NOT_BILLED if usage is NOTHING_USED else self.price(usage)
+
+    def account(self, error: AdapterError) -> None:
+        """Leave the usage as the provider's results tell it."""
+
+
+async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
+    """Those of some calls that are in the trace already, by their ids."""
+    store = await settled_store(runtime)
+    return {} if store is None else await store.counted_calls(call_ids)
+
 
 OnProgress = Callable[[BatchState], object]
 
@@ -365,10 +404,10 @@ class BatchHandle:
             outcome = outcomes[number]
             before = counted.get(self._plan.call_id(place)) or self._counted.get(place)
             if before is None and not isinstance(outcome, OutcomeUnknownError):
-                call = ItemCall(self._runtime, self._plan, self._plan.call_id(place), sent.call_id)
-                before = self._counted[place] = CountedCall(call.tell(outcome, job.key), None)
+                call = ItemCall(self._runtime, "batch", self._plan, self._plan.call_id(place), sent.call_id)
+                before = self._counted[place] = CountedCall(call.publish(outcome, job.key), None)
             await self._keep(place, outcome, before, on_result)
-        ended = BatchPartEnded(**self._about(), part=part, job_id=job.id, status=job.status)
+        ended = BatchPartEnded(**self._plan.about(), part=part, job_id=job.id, status=job.status)
         self._runtime.bus.publish(ended, request_id=sent.call_id, tags=self._plan.tags)
         self._runtime.budgets.release(job_of(sent.call_id))
         await self._runtime.host.secure()
@@ -391,18 +430,15 @@ class BatchHandle:
 
     # -- what is told
 
-    def _about(self) -> dict[str, str]:
-        decision = self._plan.decision
-        return {"batch_id": self.id, "provider": decision.provider, "model": decision.model}
-
     def _tell_progress(self) -> None:
         seen = self.state
         state = (seen.status, seen.succeeded, seen.failed)
         if state == self._told:
             return
         self._told = state
+        status, succeeded, failed = state
         event = BatchProgress(
-            **self._about(), status=seen.status, total=seen.total, succeeded=seen.succeeded, failed=seen.failed
+            **self._plan.about(), status=status, total=seen.total, succeeded=succeeded, failed=failed
         )
         self._runtime.bus.publish(event, request_id=self.id, tags=self._plan.tags)
 
@@ -410,7 +446,7 @@ class BatchHandle:
         cost = self._results.cost
         seen = self.state
         event = BatchCompleted(
-            **self._about(),
+            **self._plan.about(),
             status=seen.status,
             succeeded=seen.succeeded,
             failed=seen.failed,

@@ -1,28 +1,109 @@
-"""Batches are come back to: what the trace knows of one, and the search for jobs of which nobody has heard."""
+"""Coming back to batches: what the engine and the trace know of them, and the search for unconfirmed jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
 
-from callboard.adapters import CanonicalRequest
+from callboard.adapters import (
+    CanonicalRequest,
+    CapabilityError,
+)
 from callboard.adapters.batches import BatchAdapter, BatchJob
+from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.jobs import PollPolicy
-from callboard.bus import BatchSubmitted, RoutingDecision
-from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from callboard.bus import BatchSubmitted, Log
+from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFoundError, StoreError
 from callboard.tracestore import StoredBatch, StoredSubmission
 
-from ..models.published_prices import published_name
 from ..routing.candidates import Named, expand
 from ..runtime.runtime import Runtime
-from .adapter import taker, with_adapter
-from .calls import FoundCreation, JobAsAnswer
-from .handle import BatchHandle, Submission
-from .known import begun_batches, handles, only_handle
-from .plan import BatchPlan, call_id, digest_of
-from .stored import counted_calls, stored_batch, stored_batches
+from ..runtime.settled import settled_store
+from .batch_handle import NOT_BILLED, BatchHandle, Submission, counted_calls
+from .batch_plan import BatchPlan, call_id, digest_of
+from .jobs import EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
+
+Begun: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
+"""A batch that was planned, and its parts as far as they were sent."""
+
+begun_batches: PerEngine[dict[str, Begun]] = PerEngine(dict)
+"""The batches that an engine has begun to create."""
+
+handles: PerEngine[WeakValueDictionary[str, BatchHandle]] = PerEngine(WeakValueDictionary)
+"""The handles that are in use, by batch."""
+
+_TURNS: PerEngine[WeakValueDictionary[str, anyio.Lock]] = PerEngine(WeakValueDictionary)
+
+
+def has_job(sent: Submission | None) -> bool:
+    """Whether a part is known to be with the provider."""
+    return sent is not None and sent.job is not None
+
+
+def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
+    """Whose turn it is, among the tasks of this engine, to create a batch."""
+    return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
+
+
+def only_handle(runtime: Runtime, handle: BatchHandle) -> BatchHandle:
+    """The one handle of a batch in this engine, so that its end is published once."""
+    return handles[runtime].setdefault(handle.id, handle)
+
+
+def taker(adapter: ProviderAdapter, named: Named) -> BatchAdapter:
+    """The adapter, which takes batches. Raises CapabilityError if it doesn't."""
+    if not isinstance(adapter, BatchAdapter):
+        raise CapabilityError(f"{named.model} takes no batches: its adapter has none")
+    return adapter
+
+
+_log = Log("engine.batches")
+
+
+@asynccontextmanager
+async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
+    """A block in which nobody else with the same trace creates this batch. It waits for its turn.
+
+    Whoever comes next reads in the trace what was done here.
+    """
+    store = await settled_store(runtime)
+    if store is None:
+        yield
+        return
+    async with store.exclusive(f"batch {batch_id}"):
+        try:
+            yield
+        finally:
+            await share(runtime)
+
+
+async def share(runtime: Runtime) -> None:
+    """Return when what was published is in the trace, where others read it. While the trace can't be written, it
+    is where it survives the end of this process.
+    """
+    try:
+        await runtime.host.flush()
+    except StoreError as error:
+        _log.warning("batch_not_shared", error=str(error))
+    await runtime.host.secure()
+
+
+async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
+    """A batch as the trace knows it; None if it doesn't."""
+    store = await settled_store(runtime)
+    return None if store is None else await store.batch(batch_id)
+
+
+async def stored_batches(runtime: Runtime, limit: int) -> list[StoredBatch]:
+    """The latest batches of the trace, the latest first."""
+    store = await settled_store(runtime)
+    return [] if store is None else await store.batches(limit)
+
 
 SETTLE_SECONDS = 30.0
 """Seconds after which a job is listed, if it was ever created."""
@@ -44,10 +125,10 @@ async def resume_batch(
     polling: PollPolicy,
     settle_seconds: float,
 ) -> BatchHandle:
-    """See `BatchMethods.resume_batch`."""
+    """See `Engine.resume_batch`."""
     await runtime.host.start()
     runtime.pricing.notice()
-    known = handles(runtime).get(batch_id)
+    known = handles[runtime].get(batch_id)
     if known is not None:
         await known.refresh()
         return known
@@ -76,18 +157,7 @@ async def resume_batch(
 async def find_part(
     runtime: Runtime, plan: BatchPlan, part: int, sent: Submission, until: float
 ) -> Submission | None:
-    """A part whose creation was never confirmed, as the provider lists it.
-
-    Args:
-        runtime: The engine's parts.
-        plan: The batch's plan.
-        part: The number of the part.
-        sent: What is known of its sending.
-        until: When the job would be listed, if it was ever created, in seconds since the epoch.
-
-    Returns:
-        None if it was never created.
-    """
+    """A part whose creation was never confirmed, as the provider lists it."""
     before = (await counted_calls(runtime, [sent.call_id])).get(sent.call_id)
     if before is not None and before.error_type is not None and before.error_type not in MAYBE_SENT:
         return None  # the provider refused it
@@ -107,7 +177,8 @@ async def find_part(
         if left <= 0:
             return None
         await anyio.sleep(min(left, _LOOK_EVERY))
-    FoundCreation(runtime, plan, sent.call_id, None).tell(JobAsAnswer(job, plan.model), job.key)
+    creation = EndedCall(runtime, "batch_create", plan, sent.call_id, None)
+    creation.complete(JobAnswer(job, plan.model), job.key, NOT_BILLED)
     tell_submitted(runtime, plan, part, sent.call_id, job)
     await runtime.host.secure()
     return Submission(sent.call_id, sent.began_at, job)
@@ -115,9 +186,9 @@ async def find_part(
 
 async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
     """The ids of the jobs that belong to other parts or to other batches, as this engine or the trace knows."""
-    in_use = handles(runtime).values()
+    in_use = handles[runtime].values()
     known = {(handle.id, number): job for handle in in_use for number, job in enumerate(handle.jobs, 1)}
-    for name, (_, submissions) in begun_batches(runtime).items():
+    for name, (_, submissions) in begun_batches[runtime].items():
         known |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
     jobs = {place: job.id for place, job in known.items() if job is not None}
     for batch in await stored_batches(runtime, _LATEST):
@@ -129,20 +200,9 @@ async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
 def tell_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
     """Publish that a provider has a part."""
     event = BatchSubmitted(
-        **about(plan), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
+        **plan.about(), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
     )
     runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
-
-
-def decision_of(named: Named, requested: str) -> RoutingDecision:
-    """The decision for a batch's model, among which there was no choice."""
-    return RoutingDecision(
-        requested=requested,
-        model=named.model,
-        provider=named.entry.adapter,
-        resolved_by=named.resolved_by,
-        candidates=(),
-    )
 
 
 def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
@@ -152,7 +212,7 @@ def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
         batch_id=stored.batch_id,
         decision=decision_of(named, stored.model),
         wire_model=named.entry.wire_name,
-        priced_as=published_name(runtime.registry.adapter_of(named.entry), named.entry),
+        priced_as=priced_as(runtime, named),
         sizes=stored.parts,
         digest=stored.digest,
         request_ids=ids,
@@ -174,8 +234,3 @@ def submissions_of(stored: StoredBatch) -> dict[int, Submission]:
     return {
         part: Submission(sent.call_id, sent.began_at, job_of(sent)) for part, sent in stored.submissions.items()
     }
-
-
-def about(plan: BatchPlan) -> dict[str, str]:
-    """What all events of a batch say."""
-    return {"batch_id": plan.batch_id, "provider": plan.decision.provider, "model": plan.decision.model}

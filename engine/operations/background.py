@@ -1,4 +1,4 @@
-"""Turns that begin with a reply which another process has asked for, and which its provider goes on making."""
+"""Turns that start with a reply which another process has requested, and which its provider goes on making."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sessions.state import SessionState
 
 
 async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenReply]:
-    """See `BackgroundMethods.open_replies`."""
+    """See `Engine.open_replies`."""
     await runtime.host.start()
     store = await settled_store(runtime)
     if runtime.store is None:
@@ -30,18 +30,7 @@ async def open_replies(runtime: Runtime, session_id: str | None) -> list[OpenRep
 def turn_of_reply(
     runtime: Runtime, reply: OpenReply, options: TurnOptions, *, streamed: bool, state: SessionState | None = None
 ) -> Turn:
-    """A turn that takes a reply up. It is not run yet.
-
-    Args:
-        runtime: The parts of the engine.
-        reply: The reply.
-        options: The options of the turn.
-        streamed: Whether the reply is streamed.
-        state: The session; None without one.
-
-    Raises:
-        CallboardError: The reply belongs to another session.
-    """
+    """A turn that takes a reply up. It is not run yet."""
     if state is None:
         state = SessionState("", reply.model, None, (), reply.tags or {})
     elif reply.session_id != state.id:

@@ -1,10 +1,11 @@
-"""The handle of a video's job: wait for the job, look at it, download the video, end the job.
+"""Videos. One call creates a job; the end of the job is a call of its own, once it is known.
 
     running    the provider works on the job; each look may change its status
     done       the job is completed, has failed or was cancelled, and no look changes it any more
     told       its end was published, and the cost of a completed job was counted
 
-`_end` leads from done to told, once. A second task that waits finds the job told.
+A running job leaves nothing open in the trace, whatever becomes of this process. `VideoHandle._end` leads from
+done to told, once: the first handle that sees the end counts the cost, and every later one finds it counted.
 """
 
 from __future__ import annotations
@@ -14,33 +15,52 @@ import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar, overload
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
 
-from callboard.adapters import AdapterError, RetryPolicy, TokenUsage
-from callboard.adapters.actor import start_work
+from callboard.adapters import AdapterError, AttemptObserver, CapabilityError, RetryPolicy, TokenUsage
 from callboard.adapters.contract import CallWarning, ProviderAdapter
+from callboard.adapters.operations.media_wire import check_video, video_usage
 from callboard.adapters.videos import (
+    PollPolicy,
     VideoAdapter,
     VideoJob,
+    VideoRequest,
     VideoStatus,
+    VideoTerms,
     VideoVariant,
     download_video,
     download_video_to,
     wait_for_video,
 )
-from callboard.bus import Cost, JobCompleted, JobFailed, JobProgress
+from callboard.bus import Cost, JobCompleted, JobCreated, JobFailed, JobProgress
 from callboard.bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from callboard.bus.log import Log
+from callboard.tracestore import StoredJob
 
+from ..budgets.reservation_names import job_of
+from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
 from ..old_names import takes_old_names
+from ..routing.candidates import Named, Route, expand
 from ..runtime.runtime import Runtime
-from .job_call import JobCall, JobOrigin, stored_job
+from .images import ImageInput, image_block
+from .jobs import (
+    GRACE_SECONDS,
+    EndedCall,
+    JobAnswer,
+    JobOrigin,
+    PerEngine,
+    decision_of,
+    priced_as,
+    with_adapter,
+)
 
 T = TypeVar("T")
 
 OnProgress = Callable[[VideoJob], object]
+
 OnBytes = Callable[[int, int | None], object]
 
 _log = Log("engine.media")
@@ -64,18 +84,21 @@ class VideoHandle:
     The end is published once, and the cost of a completed job is counted once.
     """
 
-    def __init__(self, runtime: Runtime, job: VideoJob, origin: JobOrigin) -> None:
+    def __init__(
+        self, runtime: Runtime, job: VideoJob, origin: JobOrigin, created_by: str | None, polling: PollPolicy
+    ) -> None:
         self._runtime = runtime
         self._job = job
         self._origin = origin
+        self._created_by = created_by
+        self._polling = polling
         self._cost: Cost | None = None
         self._told = False
         self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
         self._looking = anyio.Lock()
         self._waiting = 0
         self._listeners: list[OnProgress] = []
-        self._call = JobCall(runtime, origin)
-        self._call.begin()
+        self._call = VideoCall(runtime, origin, created_by)
 
     @property
     def id(self) -> str:
@@ -167,7 +190,7 @@ class VideoHandle:
             await wait_for_video(
                 self._retrieve,
                 self._job,
-                policy=self._origin.polling,
+                policy=self._polling,
                 random=self._runtime.clock.random,
                 on_look=self._see,
             )
@@ -183,27 +206,14 @@ class VideoHandle:
         async def look(adapter: VideoAdapter) -> VideoJob:
             return await adapter.retrieve_video(self.id, model=model, terms=terms)
 
-        try:
-            return await self._with_adapter(look)
-        except AdapterError as error:
-            if type(error) is AdapterError and error.provider_status is None:
-                error.retryable = True  # the adapter crashed, and the next look finds another one
-            raise
+        return await self._with_adapter(look)
 
     def _see(self, job: VideoJob) -> None:
         if self._job.done:  # cancelled, while this look was under way
             return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
-            changed = JobProgress(
-                job_id=job.id,
-                kind="video",
-                provider=job.provider,
-                model=self.model,
-                status=job.status,
-                progress=job.progress,
-            )
-            self._publish(changed)
+            self._publish(JobProgress(**self._about(), status=job.status, progress=job.progress))
         for listener in tuple(self._listeners):
             listener(job)
 
@@ -224,16 +234,9 @@ class VideoHandle:
         if counted is not None:
             self._cost = counted
             return
-        self._cost = self._call.completed_by(job)
-        told = JobCompleted(
-            job_id=job.id,
-            kind="video",
-            provider=job.provider,
-            model=self.model,
-            cost_nano_usd=self._cost.nano_usd,
-            expires_at=job.expires_at,
-        )
-        self._publish(told)
+        answer = JobAnswer(job, job.model, job.usage or TokenUsage())
+        self._cost = self._call.complete(answer, job.terms.key)
+        self._publish(JobCompleted(**self._about(), cost_nano_usd=self._cost.nano_usd, expires_at=job.expires_at))
         await self._call.secured()
 
     async def _counted_before(self) -> Cost | None:
@@ -246,17 +249,9 @@ class VideoHandle:
 
     def _fail(self, job: VideoJob) -> None:
         error = self._error()
-        self._call.failed_by(job, error)
-        told = JobFailed(
-            job_id=job.id,
-            kind="video",
-            provider=job.provider,
-            model=self.model,
-            status=job.status,
-            error_type=type(error).__name__,
-            message=str(error)[:2000],
-        )
-        self._publish(told)
+        self._call.fail(error, job.terms.key)
+        name, said = type(error).__name__, str(error)[:2000]
+        self._publish(JobFailed(**self._about(), status=job.status, error_type=name, message=said))
 
     def _error(self) -> AdapterError:
         job = self._job
@@ -377,26 +372,157 @@ class VideoHandle:
     def _see_cancelled(self) -> None:
         self._see(msgspec.structs.replace(self._job, status="cancelled"))
 
-    # -- how
+    def _with_adapter(self, work: Callable[[VideoAdapter], Awaitable[T]]) -> Awaitable[T]:
+        return with_adapter(self._runtime, self._origin.decision.provider, work)
 
-    async def _with_adapter(self, work: Callable[[VideoAdapter], Awaitable[T]]) -> T:
-        """The result of work with the job's present adapter. An earlier one may have been replaced or have
-        crashed."""
-
-        async def on_it(adapter: ProviderAdapter) -> T:
-            assert isinstance(adapter, VideoAdapter)
-            return await work(adapter)
-
-        with self._runtime.in_flight.call():
-            running = await self._runtime.adapters.acquire(self._origin.decision.provider)
-            try:
-                handle = start_work(running.ref, self._runtime.clock.new_id("req"), on_it)
-                try:
-                    return await handle.wait()
-                finally:
-                    handle.kill()  # which does nothing if it is done
-            finally:
-                running.release()
+    def _about(self) -> dict[str, str]:
+        return {"job_id": self.id, "kind": "video", "provider": self._job.provider, "model": self.model}
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
-        self._runtime.bus.publish(event, request_id=self._origin.created_by, tags=self._origin.tags)
+        self._runtime.bus.publish(event, request_id=self._created_by, tags=self._origin.tags)
+
+
+class VideoCall(EndedCall):
+    """The end of a job as a call. What its creation has reserved is given back with it."""
+
+    def __init__(self, runtime: Runtime, origin: JobOrigin, created_by: str | None) -> None:
+        super().__init__(runtime, "video", origin, runtime.clock.new_id("req"), created_by)
+
+    def _reservation(self) -> str | None:
+        created_by = self.context.caused_by
+        return None if created_by is None else job_of(created_by)
+
+
+async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
+    """The facts about a job in the trace. Raises StoreError if the trace can't be read."""
+    if runtime.store is None:
+        return StoredJob()
+    await runtime.host.settle()
+    if not runtime.store.is_open:
+        return StoredJob()
+    return await runtime.store.job(provider, job_id)
+
+
+class VideoOptions(CallOptions, total=False):
+    """The options of a video. What the model hasn't got is a CapabilityError before anything is sent.
+
+    A fallback is tried only if the model before it surely made nothing. Retries and the time limit are those of
+    the job's creation.
+    """
+
+    seconds: int | None
+    """The length in seconds."""
+    size: str | None
+    """The size as ``WIDTHxHEIGHT``."""
+    first_frame: ImageInput | None
+    """An image to begin with."""
+    audio: bool | None
+    """Whether the video has sound."""
+    polling: PollPolicy
+    """The policy for looking at the job."""
+
+
+async def create_video(runtime: Runtime, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
+    """See `Engine.create_video`."""
+    options = require_known(options, VideoOptions)
+    calls = PlainCalls("video_create", runtime, model, options, _maker, lambda: (prompt,))
+    first_frame = options.get("first_frame")
+    frame = None if first_frame is None else image_block(first_frame)
+
+    def request_to(named: Named, request_id: str) -> VideoRequest:
+        return VideoRequest(
+            model=f"{named.entry.adapter}:{named.entry.wire_name}",
+            prompt=prompt,
+            seconds=options.get("seconds"),
+            size=options.get("size"),
+            first_frame=frame,
+            audio=options.get("audio"),
+            **calls.basics(named.entry, request_id),
+        )
+
+    def check(adapter: VideoAdapter, named: Named) -> None:
+        check_video(request_to(named, ""), adapter.get_video_capabilities(named.entry.wire_name))
+
+    async def call(route: Route, request_id: str, caused_by: str | None) -> VideoHandle:
+        named = route.option.named
+        request = request_to(named, request_id)
+        origin = JobOrigin(
+            decision=route.decision,
+            wire_model=named.entry.wire_name,
+            priced_as=priced_as(runtime, named),
+            tags=dict(options.get("tags", {})) or None,
+        )
+
+        async def work(adapter: VideoAdapter, on_attempt: AttemptObserver) -> JobAnswer[VideoJob]:
+            job = await adapter.create_video(request, on_attempt=on_attempt)
+            return JobAnswer(job, job.model)
+
+        def publish(created: JobAnswer[VideoJob]) -> None:
+            runtime.bus.publish(_created(created.job, route), request_id=request_id, tags=origin.tags)
+
+        most = [video_usage(request.terms)]
+        created, _ = await calls.ask(
+            route, request_id, caused_by, work, most=most, grace=GRACE_SECONDS, on_answer=publish
+        )
+        polling = options.get("polling", PollPolicy())
+        return _known(runtime, VideoHandle(runtime, created.job, origin, request_id, polling))
+
+    return await calls.run(lambda: calls.first_that_works(check, call))
+
+
+def _created(job: VideoJob, route: Route) -> JobCreated:
+    return JobCreated(
+        job_id=job.id,
+        kind="video",
+        provider=job.provider,
+        model=route.decision.model,
+        status=job.status,
+        seconds=job.terms.seconds,
+        size=job.terms.size,
+        audio=job.terms.audio,
+        key=job.terms.key,
+    )
+
+
+async def resume_video(
+    runtime: Runtime, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
+) -> VideoHandle:
+    """See `Engine.resume_video`."""
+    named = expand(runtime.registry, model, ()).named[0]
+    entry = named.entry
+    await runtime.host.start()
+    runtime.pricing.notice()
+    known = _HANDLES[runtime].get((entry.adapter, job_id))
+    if known is not None:
+        await known.refresh()
+        return known
+    _maker(runtime.adapters.consult(runtime.registry.adapter_of(entry)), named)
+    stored = await stored_job(runtime, entry.adapter, job_id)
+    terms = VideoTerms(
+        stored.seconds if asked.seconds is None else asked.seconds,
+        stored.size if asked.size is None else asked.size,
+        stored.audio if asked.audio is None else asked.audio,
+        asked.key or stored.key,
+    )
+    origin = JobOrigin(
+        decision=decision_of(named, model), wire_model=entry.wire_name, priced_as=priced_as(runtime, named)
+    )
+    job = VideoJob(id=job_id, model=origin.model, provider=entry.adapter, status="queued", terms=terms)
+    handle = _known(runtime, VideoHandle(runtime, job, origin, stored.created_by, polling))
+    await handle.refresh()
+    return handle
+
+
+_HANDLES: PerEngine[WeakValueDictionary[tuple[str, str], VideoHandle]] = PerEngine(WeakValueDictionary)
+"""The handles that are in use, by provider and job."""
+
+
+def _known(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
+    """The one handle of a job in this engine, so that the job's end is published once."""
+    return _HANDLES[runtime].setdefault((handle.job.provider, handle.id), handle)
+
+
+def _maker(adapter: ProviderAdapter, named: Named) -> VideoAdapter:
+    if not isinstance(adapter, VideoAdapter):
+        raise CapabilityError(f"{named.model} can't make videos: its adapter has none")
+    return adapter

@@ -1,1 +1,0 @@
-"""Replies that a provider makes in the background: found in the trace after their process, and taken up."""

@@ -1,1 +1,0 @@
-"""Images and videos, traced and priced like every call."""

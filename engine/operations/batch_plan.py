@@ -1,0 +1,282 @@
+"""What a batch is to do, what is seen of it, and what comes of it.
+
+A batch's requests have places from 0, and go into parts, each of which is one job at the provider. A request is
+known there by its call id, the batch's id with the place, which is also its call's id in the trace. A job is known
+by its mark: the batch's id, the digest of all requests, and the part's number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import accumulate
+
+import msgspec
+
+from callboard.adapters import AdapterError, CanonicalRequest, CanonicalResponse
+from callboard.adapters.batches import BatchJob, BatchStatus
+from callboard.bus import Cost
+from callboard.bus.errors import CallboardError, InvalidRequestError
+from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
+
+from .jobs import JobOrigin
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,48}")
+
+
+class BatchPlan(JobOrigin, frozen=True, kw_only=True):
+    """A batch that is decided on."""
+
+    batch_id: str
+    """The batch's id."""
+    sizes: tuple[int, ...]
+    """The number of requests in each part, in their order."""
+    digest: str
+    """The beginning of the hash of all requests."""
+    request_ids: tuple[str, ...]
+    """The ids of the requests, as the results have them."""
+    key: str | None = None
+    """The name of the key that the caller wants."""
+
+    @property
+    def total(self) -> int:
+        """The number of requests."""
+        return sum(self.sizes)
+
+    def parts(self) -> range:
+        """The numbers of the parts, from 1."""
+        return range(1, len(self.sizes) + 1)
+
+    def places(self, part: int) -> range:
+        """The places of a part's requests."""
+        ends = list(accumulate(self.sizes, initial=0))
+        return range(ends[part - 1], ends[part])
+
+    def about(self) -> dict[str, str]:
+        """What all events of the batch say."""
+        return {"batch_id": self.batch_id, "provider": self.decision.provider, "model": self.decision.model}
+
+    def mark(self, part: int) -> str:
+        """The mark of a part's job."""
+        return f"{self.batch_id}/{self.digest}/{part}"
+
+    def call_id(self, place: int) -> str:
+        """The id of one request's call."""
+        return call_id(self.batch_id, place)
+
+
+def call_id(batch_id: str, place: int) -> str:
+    """The id of the call of one request of a batch."""
+    return f"{batch_id}-{place}"
+
+
+class BatchState(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as it was at the last look."""
+
+    batch_id: str
+    """The batch's id."""
+    status: BatchStatus
+    """How the batch stands: an end once all of its jobs have ended."""
+    total: int
+    """The number of requests."""
+    succeeded: int
+    """The number of requests that are answered, as far as the provider counts them."""
+    failed: int
+    """The number of requests that came to nothing, as far as the provider counts them."""
+    done: bool
+    """Whether all jobs have ended, and their results are read and counted."""
+
+
+_ENDS: tuple[BatchStatus, ...] = ("cancelled", "expired", "completed", "failed")
+
+
+def status_of(jobs: Sequence[BatchJob | None]) -> BatchStatus:
+    """The status of a batch with these jobs. None stands for a part without a job that is known."""
+    known = [job for job in jobs if job is not None]
+    if all(job.done for job in known):
+        ended = {job.status for job in known}
+        return next((status for status in _ENDS if status in ended), "failed")
+    if any(job.status == "cancelling" for job in known):
+        return "cancelling"
+    return "queued" if all(job.status == "queued" for job in known) else "in_progress"
+
+
+def digest_of(requests: Sequence[CanonicalRequest]) -> str:
+    """12 hex digits of the hash of all that the requests ask for. Ids and ways of asking are no part of it."""
+    digest = sha256()
+    for request in requests:
+        said = [(message.role, message.content) for message in request.messages]
+        about = msgspec.structs.replace(
+            request,
+            request_id="",
+            message_id="",
+            session_id="",
+            messages=(),
+            max_retries=None,
+            retry=None,
+            timeout_seconds=None,
+            capabilities=None,
+        )
+        digest.update(msgspec.json.encode((about, said), enc_hook=repr, order="deterministic") + b"\n")
+    return digest.hexdigest()[:12]
+
+
+def check_id(batch_id: str) -> None:
+    """Require that an id of a batch can be one."""
+    if _ID.fullmatch(batch_id) is None:
+        raise InvalidRequestError(f"batch id {batch_id!r} is none: 1 to 48 letters, digits, '_' and '-'")
+
+
+def ids_of(batch_id: str, requests: Sequence[CanonicalRequest]) -> tuple[str, ...]:
+    """The ids of requests as results have them: the caller's, or else those of their calls."""
+    ids = tuple(request.request_id or call_id(batch_id, place) for place, request in enumerate(requests))
+    if len(set(ids)) < len(ids):
+        twice = next(each for each in ids if ids.count(each) > 1)
+        raise InvalidRequestError(f"two requests of the batch have the id {twice!r}")
+    return ids
+
+
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one request. It has a response or an error."""
+
+    request_id: str
+    """The id of the request; that of its call if the caller gave none."""
+    call_id: str
+    """The id of the request's call in the trace."""
+    response: CanonicalResponse | None = None
+    """The response; None if there is none."""
+    error: AdapterError | None = None
+    """Why there is no response."""
+    cost: Cost | None = None
+    """The cost; None if it is not known whether anything is billed."""
+
+    @property
+    def text(self) -> str:
+        """All text of the response. Raises the error if there is none."""
+        return self.unwrap().text
+
+    def unwrap(self) -> CanonicalResponse:
+        """The response.
+
+        Raises:
+            AdapterError: There is none.
+        """
+        if self.response is None:
+            raise self.error or AdapterError(f"request {self.request_id} has no result")
+        return self.response
+
+    @property
+    def cost_sum(self) -> CostSum:
+        """The result's part in a sum."""
+        if self.response is not None:
+            return CostSum.of_call(self.response.usage, self.cost)
+        error = self.error
+        unknown = error is not None and usage_is_unknown(error.error_class, error.provider_status)
+        return CostSum.of_call(None if error is None else error.usage, self.cost, unknown=unknown)
+
+
+class BatchResults(msgspec.Struct, frozen=True, kw_only=True):
+    """All results of a batch, in the order of its requests."""
+
+    batch_id: str
+    """The batch's id."""
+    status: BatchStatus
+    """How the batch ended."""
+    results: tuple[BatchResult, ...]
+    """The results."""
+
+    def __iter__(self) -> Iterator[BatchResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, place: int) -> BatchResult:
+        return self.results[place]
+
+    @property
+    def cost(self) -> CostSum:
+        """The cost of all requests."""
+        total = CostSum()
+        for result in self.results:
+            total += result.cost_sum
+        return total
+
+
+OnResult = Callable[[BatchResult], Awaitable[object] | object]
+
+
+class HandOutFailedError(Exception):
+    """What the caller's own function raised, which nobody must take for a fault of the provider."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class CollectedResults:
+    """The results by their places in the batch. Of one that was handed out only its cost is left."""
+
+    def __init__(self, batch_id: str) -> None:
+        self._batch_id = batch_id
+        self._kept: dict[int, BatchResult] = {}
+        self._handed_out: dict[int, tuple[bool, CostSum]] = {}  # whether it is an answer, and its cost
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._handed_out)
+
+    def __contains__(self, place: int) -> bool:
+        return place in self._kept or place in self._handed_out
+
+    def get(self, place: int) -> BatchResult | None:
+        """The result at a place; None if it is not there yet, or was handed out."""
+        return self._kept.get(place)
+
+    @property
+    def answered(self) -> int:
+        """The number of results that are answers."""
+        kept = sum(result.response is not None for result in self._kept.values())
+        return kept + sum(is_answer for is_answer, _ in self._handed_out.values())
+
+    @property
+    def cost(self) -> CostSum:
+        """The cost of all results, handed out or not."""
+        kept = [result.cost_sum for result in self._kept.values()]
+        return sum((*kept, *(spent for _, spent in self._handed_out.values())), CostSum())
+
+    def all(self) -> tuple[BatchResult, ...]:
+        """All results in the order of the requests."""
+        if self._handed_out:
+            raise CallboardError(
+                f"results of batch {self._batch_id} were handed out by for_each(), and none of them is kept"
+            )
+        return tuple(self._kept[place] for place in sorted(self._kept))
+
+    def forget(self, places: Iterable[int]) -> None:
+        """Forget the results at some places, since there will be others."""
+        for place in places:
+            self._kept.pop(place, None)
+            self._handed_out.pop(place, None)
+
+    async def add(self, place: int, result: BatchResult, on_result: OnResult | None) -> None:
+        """Keep a result, or hand it out."""
+        if on_result is None:
+            self._kept[place] = result
+        else:
+            await self._hand_out(place, result, on_result)
+
+    async def hand_out_kept(self, on_result: OnResult) -> None:
+        """Hand out what was kept, in the order of the requests."""
+        for place in sorted(self._kept):
+            await self._hand_out(place, self._kept[place], on_result)
+            del self._kept[place]
+
+    async def _hand_out(self, place: int, result: BatchResult, on_result: OnResult) -> None:
+        try:
+            given = on_result(result)
+            if isinstance(given, Awaitable):
+                await given
+        except Exception as error:
+            raise HandOutFailedError(error) from error
+        self._handed_out[place] = result.response is not None, result.cost_sum

@@ -1,0 +1,162 @@
+"""What jobs have in common, videos as well as batches: a provider works on them, whatever becomes of this process.
+
+submitting  one call creates the job. Its start is in the journal before the request is sent, and the job's id
+            as soon as it is known. A cancelled creation waits `GRACE_SECONDS` for that id.
+running     only the job's handle looks at it, with the provider's present adapter (`with_adapter`). An engine
+            has one handle for each job.
+over        the end is published as a call of its own (`EndedCall`), priced when it is first seen. The trace is
+            asked before that, so that an end which another process has published is not counted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from callboard.adapters import AdapterError, StopReason, TokenUsage
+from callboard.adapters.actor import start_work
+from callboard.adapters.batches import BatchJob
+from callboard.adapters.contract import AttemptStarted, CallWarning
+from callboard.adapters.videos import VideoJob
+from callboard.bus import Cost, RoutingDecision
+
+from ..calls.events import CallContext, CallEvents, Served
+from ..models.published_prices import published_name
+from ..routing.candidates import Named
+from ..runtime.runtime import Runtime
+
+T = TypeVar("T")
+J = TypeVar("J", bound=VideoJob | BatchJob)
+
+GRACE_SECONDS = 10.0
+"""Seconds for which a cancelled creation still waits for the job's id, so that the job isn't lost."""
+
+
+class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job comes from."""
+
+    decision: RoutingDecision
+    """The decision for the model."""
+    wire_model: str
+    """The model's name at its provider."""
+    priced_as: str | None
+    """The provider whose published prices the model has."""
+    tags: dict[str, str] | None = None
+    """The tags of the job's calls."""
+
+    @property
+    def model(self) -> str:
+        """The model as ``provider:name``, by its name at the provider."""
+        return f"{self.decision.provider}:{self.wire_model}"
+
+
+def priced_as(runtime: Runtime, named: Named) -> str | None:
+    """The provider whose published prices a model has."""
+    return published_name(runtime.registry.adapter_of(named.entry), named.entry)
+
+
+def decision_of(named: Named, requested: str) -> RoutingDecision:
+    """The decision for a model among which there was no choice."""
+    return RoutingDecision(
+        requested=requested,
+        model=named.model,
+        provider=named.entry.adapter,
+        resolved_by=named.resolved_by,
+        candidates=(),
+    )
+
+
+class JobAnswer(msgspec.Struct, Generic[J], frozen=True):
+    """A job as the answer of a call. A call that creates a job has no usage: the job's end has it."""
+
+    job: J
+    model: str
+    """The model as ``provider:name``."""
+    usage: TokenUsage = TokenUsage()
+
+    @property
+    def response_id(self) -> str | None:
+        return self.job.id
+
+    @property
+    def provider_request_id(self) -> str | None:
+        return self.job.provider_request_id
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        return self.job.warnings
+
+
+class EndedCall(CallEvents):
+    """A call that no adapter makes. Its start and its end are published together; it has lasted since `begin`."""
+
+    sends = False
+
+    def __init__(
+        self, runtime: Runtime, operation: str, origin: JobOrigin, request_id: str, caused_by: str | None
+    ) -> None:
+        context = CallContext(
+            runtime=runtime,
+            request_id=request_id,
+            routing=origin.decision,
+            priced_as=origin.priced_as,
+            caused_by=caused_by,
+            tags=origin.tags,
+        )
+        super().__init__(context, streamed=False)
+        self.operation = operation
+        self.begin()
+
+    def complete(
+        self,
+        answer: Served,
+        key: str | None,
+        cost: Cost | None = None,
+        stop_reason: StopReason = StopReason.END_TURN,
+        raw_stop_reason: str | None = None,
+    ) -> Cost:
+        """Publish a good end. Without a cost it is priced with the prices that are in force now."""
+        self.on_attempt(AttemptStarted(1, key=key))
+        cost = self.price(answer.usage, answer.model) if cost is None else cost
+        self.publish_end(self.completed(answer, cost, stop_reason, raw_stop_reason))
+        return cost
+
+    def fail(self, error: AdapterError, key: str | None) -> None:
+        """Publish a bad end. It costs nothing, unless the error has a usage."""
+        self.on_attempt(AttemptStarted(1, key=key))
+        self.publish_end(error)
+
+
+class PerEngine(Generic[T]):
+    """One object for each engine, which is dropped with the engine."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: WeakKeyDictionary[Runtime, T] = WeakKeyDictionary()
+
+    def __getitem__(self, runtime: Runtime) -> T:
+        return self._made.setdefault(runtime, self._make())
+
+
+async def with_adapter(runtime: Runtime, provider: str, work: Callable[[Any], Awaitable[T]]) -> T:
+    """The result of work with a provider's present adapter. An earlier one may have been replaced or have crashed.
+
+    The error of a crashed adapter is retryable: the next try finds another adapter.
+    """
+    with runtime.in_flight.call():
+        running = await runtime.adapters.acquire(provider)
+        try:
+            handle = start_work(running.ref, runtime.clock.new_id("req"), work)
+            try:
+                return await handle.wait()
+            except AdapterError as error:
+                if type(error) is AdapterError and error.provider_status is None:
+                    error.retryable = True
+                raise
+            finally:
+                handle.kill()  # which does nothing if it is done
+        finally:
+            running.release()
