@@ -11,23 +11,22 @@ models and many servers count none; then the images themselves are what is price
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.images import GeneratedImage, ImageCapabilities, ImageRequest
-from callboard.adapters.operations.media_wire import ImageReply, from_base64
+from callboard.adapters.operations.media_wire import ImageReply, from_base64, input_bytes
 from callboard.adapters.requests.encoding import encode_json
 from callboard.adapters.requests.host_options import merge_own_options
-from callboard.adapters.transport.multipart import FormPart
+from callboard.adapters.transport.multipart import FormPart, write_form
 from callboard.adapters.usage.contradictions import has_negative, source_of
 from callboard.adapters.usage.counts import reported_count
 from callboard.adapters.usage.stated_cost import reported_cost
+from callboard.bus.values.content import ImageBlock
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import TokenUsage, details_of
-
-from .forms import file_part, form_call
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 
@@ -40,10 +39,13 @@ _COMMON = ImageCapabilities(
     input_media_types=("image/png", "image/webp", "image/jpeg"),
     max_prompt_characters=32_000,
 )
+
 _FIXED = msgspec.structs.replace(
     _COMMON, sizes=_STANDARD, aspect_ratios=(), qualities=("low", "medium", "high", "auto")
 )
+
 _FREE = msgspec.structs.replace(_FIXED, free_sizes=True, max_pixels=3840 * 2160)
+
 _FINER = msgspec.structs.replace(_FREE, qualities=("low", "medium", "high", "xhigh", "max", "auto"))
 
 _MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
@@ -55,6 +57,7 @@ _MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
 )
 
 _MEDIA_TYPES = {"jpg": "image/jpeg", "svg": "image/svg+xml"}
+
 _UNKNOWN = ImageCapabilities()
 
 
@@ -180,3 +183,28 @@ def _count(counts: Mapping[str, Json], name: str) -> int:
 
 def _object(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
+
+
+def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
+    """The request of a form: its fields as text or as JSON, then the files. It is never sent twice, since it is
+    paid for.
+    """
+    parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
+    body, media_type = write_form([*parts, *files])
+    return WireCall(path, body, headers={"content-type": media_type}, once=True)
+
+
+def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
+    """An image as a file of a form.
+
+    Args:
+        name: The field's name.
+        block: The image.
+        filename: The file's name without its suffix.
+    """
+    media_type, data = input_bytes(block)
+    return FormPart(name, data, f"{filename}.{media_type.removeprefix('image/')}", media_type)
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else encode_json(value).decode()

@@ -35,7 +35,7 @@ from callboard.bus.errors import AdapterError
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.warning_codes import WarningCode
 
-from .forms import file_part, form_call
+from .openai_images import file_part, form_call
 
 _SORA = VideoCapabilities(
     seconds=(4, 8, 12),

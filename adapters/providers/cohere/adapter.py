@@ -1,12 +1,80 @@
-"""Cohere's embeddings as an adapter."""
+"""Cohere's embeddings, ``/v2/embed``, as an adapter."""
 
 from __future__ import annotations
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.requests.settings import SharedOptions
+from collections.abc import Mapping
 
-from .embeddings import CohereEmbeddings
+import msgspec
+
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.answers import EmbeddingOnlyWire
+from callboard.adapters.operations.embedding_wire import EmbeddingReply, from_numbers
+from callboard.adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.requests.settings import SharedOptions
+from callboard.adapters.usage.counts import reported_count
+from callboard.bus.errors import StreamError
+from callboard.bus.values.json import JsonObject
+
+PATH = "/v2/embed"
+
+
+class _Billed(msgspec.Struct, gc=False):
+    input_tokens: float | None = None
+    image_tokens: float | None = None
+
+
+class _Meta(msgspec.Struct, gc=False):
+    billed_units: _Billed | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    embeddings: ByType
+    id: str | None = None
+    meta: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class CohereEmbeddings(msgspec.Struct, frozen=True):
+    """What is billed counts, not what was tokenised."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        return cohere_capabilities(model)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        fields, warnings = cohere_fields(request)
+        body: JsonObject = {"model": request.wire_model, "embedding_types": ["float"], **fields}
+        merge_own_options(body, request, "cohere", provider)
+        return WireCall(PATH, encode_json(body), warnings=warnings)
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        if reply.embeddings.floats is None:
+            raise StreamError("the reply holds no vectors of type float")
+        billed = _billed(reply.meta)
+        counted = reported_count(billed.input_tokens)
+        images = reported_count(billed.image_tokens)
+        if counted is not None:
+            counted += images or 0
+        return EmbeddingReply(
+            [from_numbers(numbers) for numbers in reply.embeddings.floats],
+            counted,
+            response_id=reply.id,
+            usage=bytes(reply.meta) if counted is not None else None,
+            details={"image_input": images} if counted is not None and images else None,
+        )
+
+
+def _billed(meta: msgspec.Raw) -> _Billed:
+    try:
+        return msgspec.json.decode(meta, type=_Meta).billed_units or _Billed()
+    except msgspec.ValidationError:
+        return _Billed()
 
 
 class CohereWire(EmbeddingOnlyWire):

@@ -10,6 +10,7 @@ import msgspec
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire import ChatWire, Endpoint, OtherWires
 from callboard.adapters.http.wire_call import WireCall, bearer
+from callboard.adapters.protocols.openai_batches import OpenAIBatches
 from callboard.adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from callboard.adapters.protocols.openai_images import OpenAIImages, is_image_model
 from callboard.adapters.protocols.openai_videos import OpenAIVideos
@@ -27,7 +28,6 @@ from callboard.bus.errors import AdapterError
 from ...calls import RateLimitInfo
 from ...contract import AdapterCapabilities, CanonicalRequest
 from .background import ResponsesInBackground
-from .batch import RESPONSES_BATCHES
 from .chat import response
 from .chat.request import build_request
 from .chat.stream import ResponsesNormaliser
@@ -35,6 +35,10 @@ from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, fin
 from .errors import CODES
 from .images import ResponsesImages
 from .quirks import OPENAI, choose_quirks
+
+RESPONSES_BATCHES = OpenAIBatches(endpoint="/v1/responses", codes=CODES)
+"""Batches of servers that have OpenAI's Responses API. The endpoint is one of those that OpenAI's own package
+lists (3.54.0, `openai.types.batch_create_params`)."""
 
 _PROBE_SECONDS = 5.0
 _NO_SUCH_PATH = (404, 405, 501)

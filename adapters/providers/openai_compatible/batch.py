@@ -24,8 +24,7 @@ import msgspec
 from callboard.adapters.batches import BatchJob, BatchLimits, BatchStatus
 from callboard.adapters.http.wire_call import WireCall, get
 from callboard.adapters.operations.batch_wire import BatchWire, ListPage, Written, fields_of
-from callboard.adapters.protocols.batch_files import MARK, FileBatches, mark_of, places
-from callboard.adapters.protocols.openai_batches import OpenAIBatches
+from callboard.adapters.protocols.openai_batches import MARK, FileBatches, OpenAIBatches, mark_of, places
 from callboard.adapters.requests.encoding import encode_json
 from callboard.bus.values.json import Json
 

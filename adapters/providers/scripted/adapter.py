@@ -6,13 +6,31 @@ of every other adapter, and a host that is tested against it meets nothing new w
 
 from __future__ import annotations
 
+import math
+import re
+import zlib
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import anyio.lowlevel
 
-from callboard.adapters.embeddings import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from callboard.adapters.config import AdapterConfig
+from callboard.adapters.contract import (
+    AdapterCapabilities,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptStarted,
+    CanonicalRequest,
+)
+from callboard.adapters.embeddings import (
+    INPUT_TYPES,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    Vector,
+)
 from callboard.adapters.health import AdapterHealth
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.call import HttpCall
@@ -24,13 +42,11 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import ConfigurationError, InvalidRequestError
 from callboard.bus.values.usage import TokenUsage
 
-from ...config import AdapterConfig
-from ...contract import AdapterCapabilities, AttemptFirstEvent, AttemptObserver, AttemptStarted, CanonicalRequest
 from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
 from .replies import ScriptedReply, read_options
-from .vectors import word_vector
 
 REQUESTS_KEPT = 1000
+
 DIMENSIONS = 64
 
 Script: TypeAlias = Sequence[str | ScriptedReply] | Callable[[CanonicalRequest], str | ScriptedReply]
@@ -152,3 +168,16 @@ class ScriptedAdapter(HttpAdapter):
     async def health_check(self) -> AdapterHealth:
         """Always well."""
         return AdapterHealth(True, "plays a script")
+
+
+_WORDS = re.compile(r"\w+")
+
+
+def word_vector(text: str, dimensions: int) -> Vector:
+    """Of length 1: each word adds to or takes from one number, whichever its checksum says."""
+    numbers = [0.0] * dimensions
+    for word in _WORDS.findall(text.lower()) or [""]:
+        checksum = zlib.crc32(word.encode("utf-8", "replace"))
+        numbers[checksum % dimensions] += 1.0 if checksum & 0x80000000 else -1.0
+    length = math.sqrt(sum(number * number for number in numbers)) or 1.0
+    return array("f", (number / length for number in numbers))

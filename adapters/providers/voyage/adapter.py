@@ -1,12 +1,82 @@
-"""Voyage AI's embeddings as an adapter."""
+"""Voyage AI: OpenAI's shape of a reply, and a request of its own.
+
+Limits are those of docs.voyageai.com (its reference of the endpoint, and its table of models), seen on 2026-11-22:
+1000 texts a request, and by model 120,000, 320,000 or 1,000,000 tokens in all of them together.
+"""
 
 from __future__ import annotations
 
-from callboard.adapters.http.adapter import HttpAdapter
-from callboard.adapters.operations.answers import EmbeddingOnlyWire
-from callboard.adapters.requests.settings import SharedOptions
+import re
+from collections.abc import Mapping
 
-from .embeddings import VoyageEmbeddings
+import msgspec
+
+from callboard.adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.operations.answers import EmbeddingOnlyWire
+from callboard.adapters.operations.embedding_wire import EmbeddingReply
+from callboard.adapters.protocols.openai_embeddings import read_reply
+from callboard.adapters.requests.encoding import encode_json
+from callboard.adapters.requests.host_options import merge_own_options
+from callboard.adapters.requests.settings import SharedOptions
+from callboard.bus.values.json import JsonObject
+
+PATH = "/v1/embeddings"
+
+_FIXED = EmbeddingCapabilities(
+    max_inputs=1000,
+    max_input_tokens=32_000,
+    max_request_tokens=120_000,
+    dimensions=1024,
+    supports_dimensions=False,
+    input_types=("query", "document"),
+    supports_truncation=True,
+    encodings=("base64", "float"),
+)
+
+_CHOSEN = msgspec.structs.replace(_FIXED, supports_dimensions=True, dimension_choices=(256, 512, 1024, 2048))
+
+_LITE = msgspec.structs.replace(_CHOSEN, max_request_tokens=1_000_000)
+
+_MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
+    (r"voyage-(?:3\.5|\d+)-lite$", _LITE),
+    (r"voyage-(?:3\.5|[4-9])$", msgspec.structs.replace(_CHOSEN, max_request_tokens=320_000)),
+    (r"voyage-(?:\d+-large|code-[3-9])$", _CHOSEN),
+    (r"voyage-2$", msgspec.structs.replace(_FIXED, max_input_tokens=4000, max_request_tokens=320_000)),
+    (r"voyage-law-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000)),
+    (r"voyage-code-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000, dimensions=1536)),
+)
+
+_OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
+"""What is known of a model that isn't in the table: the tightest of the limits."""
+
+
+class VoyageEmbeddings(msgspec.Struct, frozen=True):
+    """Voyage's ``/v1/embeddings``."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        if model == "voyage-3-lite":
+            return msgspec.structs.replace(_FIXED, dimensions=512)
+        return next((row for pattern, row in _MODELS if re.match(pattern, model)), _OF_TOMORROW)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        body: JsonObject = {
+            "model": request.wire_model,
+            "input": list(request.inputs),
+            "truncation": request.truncate,
+        }
+        if request.encoding == "base64":
+            body["encoding_format"] = "base64"  # there is no name for the other
+        if request.input_type is not None:
+            body["input_type"] = request.input_type
+        if request.dimensions is not None:
+            body["output_dimension"] = request.dimensions
+        merge_own_options(body, request, "voyage", provider)
+        return WireCall(PATH, encode_json(body))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        return read_reply(body)
 
 
 class VoyageWire(EmbeddingOnlyWire):
