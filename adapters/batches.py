@@ -1,12 +1,12 @@
 """The contract of adapters that take batches: the protocol, its requests and its jobs.
 
 A batch holds many conversations for one model. The provider answers them within a day or so, mostly for half the
-price, and in any order. The job belongs to the provider: it goes on whether anybody waits or not.
+price, and in any order. The job belongs to the provider: it goes on without this process.
 
 Creating a job costs money, so a request whose answer was lost is never sent again by itself. Every job bears a
 mark of the caller's, and the provider's list is searched for it. Anthropic's jobs bear no mark: there, a job is
-told by its time and its number of requests, and is certain only when its results have the caller's ids. All other
-requests (looking, reading, cancelling) may be repeated any number of times.
+recognised by its time and its number of requests, and is certain only when its results have the caller's ids. All
+other requests (looking, reading, cancelling) may be repeated any number of times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BatchItem(msgspec.Struct, frozen=True):
     """One request of a batch."""
 
     id: str
-    """The id by which its result is told: 1 to 64 of ``A-Z a-z 0-9 _ -``, once in a batch."""
+    """The id of its result: 1 to 64 of ``A-Z a-z 0-9 _ -``, once in a batch."""
     request: CanonicalRequest
     """The request."""
 
@@ -149,7 +149,7 @@ class BatchAdapter(Protocol):
             count: The number of its requests.
             since: When its creation began, in seconds since the epoch.
             key: The name of the key that it was created with; None for the adapter's own.
-            known: The ids of jobs that are others, as the caller knows.
+            known: The ids of jobs that the caller knows to be others.
 
         Raises:
             OutcomeUnknownError: Several jobs may be the one.
@@ -170,12 +170,12 @@ class BatchAdapter(Protocol):
         """The results of a job that is over: one for each request, in the order of the requests.
 
         It costs nothing. Results that break off in the middle are asked for again. A result may be made only when
-        it is taken from the sequence, so whoever needs it twice should keep it.
+        it is taken from the sequence, so keep it if you need it twice.
 
         Args:
             job: The job.
             items: The job's requests. A request without messages will do; tools' inputs are then taken as they
-                came, and what was left out of the request isn't told.
+                came, and there are no warnings about omitted parts of the request.
 
         Raises:
             OutcomeUnknownError: The results are those of other requests.

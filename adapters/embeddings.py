@@ -96,7 +96,7 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_truncation: bool = False
     """Whether a request may say that texts that are too long are cut."""
     cuts_silently: bool = False
-    """Whether the provider cuts texts that are too long without being told to."""
+    """Whether the provider cuts texts that are too long although the request doesn't ask for it."""
     encodings: tuple[Encoding, ...] = ("float",)
     """How vectors can come over the wire, the best way first."""
 
@@ -131,7 +131,7 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     input_type: InputType | None = None
     """What the texts are embedded for. Where it makes no difference it is left out with a warning."""
     truncate: bool = False
-    """Whether texts that are too long may be cut. Otherwise they are an error, if the provider can be told so."""
+    """Whether texts that are too long may be cut. Otherwise they are an error, where the provider has the option."""
     encoding: Encoding | None = None
     """How the vectors come over the wire; None is the best way that the provider has."""
 
@@ -234,10 +234,10 @@ class PartialEmbeddingError(AdapterError):
 
 
 AT_ONCE = 4
-"""Batches under way at the same time, if nobody says otherwise."""
+"""The default number of batches in progress at the same time."""
 
 SHARE_OF_TOKENS = 0.8
-"""Of a request's token limit is filled, by estimate: so many percent of a guess are its error."""
+"""The share of a request's token limit that is filled, since estimates err."""
 
 _TOO_MANY = re.compile(
     r"batch|array too long|length of the list|tokens per request|too many (?:inputs|items|texts)|"
@@ -334,8 +334,8 @@ async def run_batches(
         batches: The batches.
         run: Embeds the texts of one batch. It may be asked again for a part of a batch.
         texts: How many texts there are.
-        at_once: The most batches that are under way at the same time.
-        on_progress: Is told after each batch how many texts are done. The last call has all of them.
+        at_once: The most batches in progress at the same time.
+        on_progress: Called after each batch with the number of finished texts. The last call has all of them.
 
     Raises:
         Exception: What `run` or `on_progress` raises besides AdapterError.
@@ -399,7 +399,7 @@ def _first(error: Exception) -> Exception:
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
-    """Raise unless the vectors can be compared with those that came before: a mixture would be worthless."""
+    """Raise unless the vectors can be compared with the earlier ones. A mixture would be worthless."""
     if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
         raise CapabilityError(f"{response.model} gave {response.dimensions} dimensions where {known} came before")
 
@@ -430,7 +430,7 @@ async def embed_all(
     Args:
         adapter: The adapter of the model's provider.
         request: The texts and what to make of them.
-        at_once: The most batches that are under way at the same time.
+        at_once: The most batches in progress at the same time.
         on_attempt: Told of the attempts of all batches.
 
     Raises:

@@ -135,7 +135,7 @@ class GeneratedImage(Shown, frozen=True, kw_only=True):
     height: int | None = None
     """The height in pixels; None as for `width`."""
     revised_prompt: str | None = None
-    """The prompt as the provider rewrote it, if it says so."""
+    """The prompt as the provider rewrote it, if it reports that."""
 
     def save(self, path: str | Path) -> Path:
         """Write the bytes to a file that its owner alone can read, in place of any file that was there.
@@ -201,7 +201,7 @@ class ImageAdapter(Protocol):
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running. Idempotent. The images may be made and billed all the same."""
+        """Stop a request. True if it was running. Idempotent. The images may still be made and billed."""
         ...
 
     async def close(self) -> None:

@@ -32,9 +32,7 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     give_up_after: float = 900.0
     """The seconds after which the last error is raised if all looks have failed. The job goes on."""
     not_yet: int = 3
-    """So many looks in the beginning may find no such job, since a provider doesn't know everywhere at once what
-    it has just created.
-    """
+    """The number of first looks that may find no such job: a provider's servers may not yet share a new job."""
 
     def schedule(self) -> RetryPolicy:
         """The pauses between looks, in the form of the waits between attempts."""
@@ -47,7 +45,7 @@ USUAL_POLLING = PollPolicy()
 
 
 def is_passing(error: AdapterError) -> bool:
-    """Whether a look that failed with such an error tells nothing of the job."""
+    """Whether an error of a look concerns only the look, and not the job."""
     return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
 
 

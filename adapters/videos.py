@@ -1,10 +1,10 @@
 """The contract of adapters that make videos, waiting for a video's job, and downloads that break off and go on.
 
 A video takes minutes, so it is a job. It is created, looked at until it is done, and then downloaded. The job
-belongs to the provider. It goes on whether anybody waits or not, and its id is enough to come back to it.
+belongs to the provider. It goes on without this process, and its id is enough to come back to it.
 
 Creating a job costs money, so a request whose answer was lost is never sent again by itself. If the provider lists
-its jobs, the job that was made all the same is looked for in that list. If it can't be found for certain, the
+its jobs, a job that was made nevertheless is looked for in that list. If it can't be found for certain, the
 result is an `OutcomeUnknownError`. All other requests (looking, downloading, deleting) may be repeated any number
 of times.
 
@@ -159,7 +159,7 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     """The seconds of a completed job, as a piece (see `adapters.operations.media_wire`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The addresses of downloads by variant, where the id doesn't tell them."""
+    """The addresses of downloads by variant, where they don't follow from the id."""
     warnings: tuple[CallWarning, ...] = ()
     """What the caller should know, such as ``found_again`` of a job whose creation was never confirmed."""
     provider_request_id: str | None = None
@@ -417,7 +417,7 @@ class _Download:
             except AdapterError as error:
                 breaks = 1 if self._size > before else breaks + 1
                 if error.provider_status == _UNSATISFIABLE and before:
-                    self._begin_anew()
+                    self._start_again()
                 elif not is_passing(error):
                     raise
                 if breaks > MOST_BREAKS:
@@ -431,9 +431,9 @@ class _Download:
         try:
             if content.start != self._size or self._is_other(content):
                 if content.start:
-                    self._begin_anew()
+                    self._start_again()
                     raise StreamError("the file has changed while it was downloaded")
-                self._begin_anew()
+                self._start_again()
             self._total, self._etag, self._media_type = content.total, content.etag, content.media_type
             self._digest = content.digest or self._digest
             while (piece := await content.chunk()) is not None:
@@ -450,18 +450,18 @@ class _Download:
             return False
         return (content.total, content.etag) != (self._total, self._etag)
 
-    def _begin_anew(self) -> None:
+    def _start_again(self) -> None:
         self._file.seek(0)
         self._file.truncate()
         self._size, self._total, self._etag, self._digest = 0, None, "", None
 
     def _check(self) -> None:
-        """Require that the file is whole. A file that is short goes on, and a wrong file begins anew."""
+        """Require that the file is whole. A short file is continued, and a wrong file starts again."""
         if self._total is not None and self._size < self._total:
             raise StreamError(f"the download ended after {self._size} of {self._total} bytes")
         said = self._wrong()
         if said is not None:
-            self._begin_anew()
+            self._start_again()
             raise StreamError(said)
 
     def _wrong(self) -> str | None:

@@ -78,7 +78,7 @@ class HttpEmbeddings:
         try:
             check_vectors(found, written.request)
         except AdapterError as error:
-            error.usage = usage  # it was billed all the same
+            error.usage = usage  # it is billed nevertheless
             raise
         attempts.first_event(reply.headers)
         warnings = written.warnings
@@ -202,5 +202,5 @@ class HttpImages:
 def _no_image(reply: ImageReply) -> AdapterError:
     words = f"no image came, but words: {reply.said[:500]}" if reply.said else "the reply holds no image"
     error = InvalidRequestError(words)
-    error.usage = reply.usage  # it was billed all the same
+    error.usage = reply.usage  # it is billed nevertheless
     return error

@@ -7,8 +7,8 @@
     over        the reply is whole, or failed, or was cancelled at the provider; or we gave up asking
 
 A break is no failure of the attempt: the provider goes on, and so does the attempt. Only the provider's own word
-ends it, or our own: a cancelled call is cancelled at the provider, too, which tells what it will bill. A call
-whose reader leaves, or whose process ends, leaves its reply behind, to be taken up by its id.
+ends it, or our own: a cancelled call is cancelled at the provider, too, whose reply has the usage that it bills. A
+call whose reader leaves, or whose process ends, leaves its reply behind, to be taken up by its id.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ POLLING = PollPolicy(first=1.0, longest=15.0)
 """When a reply is looked at, and for how long breaks are waited out."""
 
 CANCEL_SECONDS = 4.0
-"""Seconds in which the provider is told that a call is cancelled; the engine waits a little longer than that."""
+"""Seconds for cancelling a call at the provider; the engine waits a little longer than that."""
 
 _CANCEL_AGAIN = 0.25
 """Seconds between two requests to end a reply."""
@@ -90,7 +90,7 @@ class BackgroundCall(HttpCall):
         self._failing_since: float | None = None
         self._failures = 0
         self._cancelling = anyio.Lock()
-        self._cancel_told = False
+        self._cancel_sent = False
         self._reply: HttpReply | None = None
 
     def prepare_attempt(self) -> None:
@@ -99,7 +99,7 @@ class BackgroundCall(HttpCall):
         self.answered()
 
     async def write(self) -> WireCall:
-        if self.request.response_id and not self.request.messages:  # whoever takes it up may know its id alone
+        if self.request.response_id and not self.request.messages:  # only its id may be known
             self.written = WireCall("", b"")
             return self.written
         written = await super().write()
@@ -118,7 +118,7 @@ class BackgroundCall(HttpCall):
                 except AdapterError as error:
                     await self._next_or_raise(error)
         except CancelledError as error:
-            await self.tell_cancel()
+            await self.cancel_at_provider()
             error.usage = self.usage_so_far()
             raise
         except AdapterError as error:
@@ -128,7 +128,7 @@ class BackgroundCall(HttpCall):
             self.ended = True
 
     async def _next_or_raise(self, error: AdapterError) -> None:
-        """Wait for another attempt. Raises the error where none may follow: a reply may still be under way."""
+        """Wait for another attempt. Raises the error where none may follow: a reply may still be in progress."""
         if self.lost or self.request.response_id:
             self.identify(error)
             raise error
@@ -316,7 +316,7 @@ class BackgroundCall(HttpCall):
             raise self._unless_unknown(error) from error
 
     def _unless_unknown(self, error: AdapterError) -> AdapterError:
-        """The error; of a request that was sent and may be under way without our knowing it, another one."""
+        """The error, or OutcomeUnknownError if the request was sent and its reply may be in progress."""
         if self.response_id or self.cancelled or came_to_nothing(error):
             return error
         said = (
@@ -350,7 +350,7 @@ class BackgroundCall(HttpCall):
         return OutcomeUnknownError(said, provider_status=error.provider_status)
 
     def answered(self) -> None:
-        """The provider has answered, so that breaks count anew."""
+        """The provider has answered, so that breaks are counted from zero."""
         self._failing_since, self._failures = None, 0
 
     async def _broken(self, error: AdapterError) -> None:
@@ -411,25 +411,25 @@ class BackgroundCall(HttpCall):
         """End a cancelled stream, with what the provider says that it used. Idempotent."""
         if self.attempt == 0:
             self.assembler = self.new_assembler()
-        await self.tell_cancel()
+        await self.cancel_at_provider()
         self.assembler.abort(StopReason.CANCELLED, self.usage_so_far())
         return self.assembler.take()
 
-    async def tell_cancel(self) -> None:
-        """Have the provider end the reply, and learn what it used. It never fails, as there is nobody to tell."""
+    async def cancel_at_provider(self) -> None:
+        """End the reply at the provider, and take its usage. A failure is only logged."""
         async with self._cancelling:
-            if self._cancel_told or self.left or not self.response_id or not self.sent:
+            if self._cancel_sent or self.left or not self.response_id or not self.sent:
                 return
-            self._cancel_told = True
+            self._cancel_sent = True
             with anyio.move_on_after(CANCEL_SECONDS) as scope:
                 while True:
-                    if await self._told_cancel():
+                    if await self._cancel_once():
                         break
                     await anyio.sleep(_CANCEL_AGAIN)
         if scope.cancelled_caught:
             _log.warning("background_not_cancelled", response_id=self.response_id, provider=self.client.name)
 
-    async def _told_cancel(self) -> bool:
+    async def _cancel_once(self) -> bool:
         known = self._key.known
         call = self._wire.cancel(self.response_id)
         try:
@@ -448,7 +448,7 @@ class BackgroundCall(HttpCall):
         return await self._ended_otherwise()
 
     async def _ended_otherwise(self) -> bool:
-        """A reply that can't be cancelled is over: then the provider tells what it used."""
+        """Take the usage of a reply that can't be cancelled, because it is over."""
         known = self._key.known
         request = self.client.request(self._wire.look(self.response_id), None if known is None else known.value)
         try:
@@ -466,16 +466,16 @@ class BackgroundCall(HttpCall):
             _log.warning("background_unreadable", error, response_id=self.response_id)
 
     async def _end_of(self, error: AdapterError) -> None:
-        """A call whose own time is up ends its reply, too: nobody waits for it."""
+        """End the reply of a call whose own time is up."""
         if self.response_id and self.out_of_time():
-            await self.tell_cancel()
+            await self.cancel_at_provider()
             error.usage = self.usage_so_far()
 
 
 class BackgroundStream:
     """A streamed reply; see `adapters.contract.AdapterStream` for what it promises.
 
-    Whoever leaves it early leaves the reply to the provider; only `cancel()` of the adapter ends the reply.
+    A reader that leaves early leaves the reply to the provider. Only `cancel()` of the adapter ends the reply.
     """
 
     def __init__(self, call: BackgroundCall) -> None:
@@ -523,7 +523,7 @@ class BackgroundStream:
         return True
 
     async def _cancelled_unread(self) -> None:
-        """The call was cancelled while nobody read: the reply ends here."""
+        """The call was cancelled without a reader: the reply ends here."""
         call = self._call
         if self._over or call.left:
             return
@@ -555,5 +555,5 @@ class BackgroundStream:
 def background_stream(
     client: HttpClient, wire: BackgroundWire, request: CanonicalRequest, on_attempt: AttemptObserver | None
 ) -> BackgroundStream:
-    """The stream of a call that has not begun."""
+    """The stream of a call that has not started."""
     return BackgroundStream(BackgroundCall(client, wire, request, on_attempt, stream=True))

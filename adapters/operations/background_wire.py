@@ -64,7 +64,7 @@ class BackgroundWire(Protocol):
         ...
 
     def usage(self, body: bytes, assembler: Assembler) -> TokenUsage | None:
-        """The usage that the provider tells with the state of a reply; None if it tells none."""
+        """The usage that the provider reports with the state of a reply; None without one."""
         ...
 
     def normaliser(self, assembler: Assembler) -> NumberedNormaliser:

@@ -1,4 +1,4 @@
-"""The wire of a provider's batches: how jobs are written and read, and how their results are told. All is pure."""
+"""The wire of a provider's batches: how jobs are written and read, and how their results are read. All is pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Written(NamedTuple):
     """A request of a batch, as the provider's protocol of conversations writes it."""
 
     id: str
-    """The id by which its result is told."""
+    """The id of its result."""
     call: WireCall
     """The request as it would be sent alone."""
 
 
 class BatchLine(NamedTuple):
-    """The result of one request, as the provider tells it. It has a reply or an error."""
+    """The result of one request, as the provider reports it. It has a reply or an error."""
 
     id: str
     """The id of the request."""
@@ -151,7 +151,7 @@ def not_billed(error: AdapterError) -> AdapterError:
 def error_of_item(
     value: Json, provider: str, codes: Mapping[str, ErrorType], status: int | None = None
 ) -> AdapterError:
-    """The error of one request, as the provider tells it. Such a request isn't billed."""
+    """The error of one request, as the provider reports it. Such a request isn't billed."""
     return not_billed(build_error(read_error_value(value), provider=provider, status=status, codes=codes))
 
 

@@ -53,7 +53,7 @@ _MOST_PAGES = 20
 """So many pages of a provider's list are looked through."""
 
 _READS = 5
-"""So often a download that breaks is begun, though each brings no more lines than the one before."""
+"""The most downloads in a row that bring no new line."""
 
 
 class HttpBatches(HttpJobs):
@@ -184,7 +184,7 @@ class HttpBatches(HttpJobs):
             without_gain = 0 if len(downloads.lines) > before else without_gain + 1
             if error is not None and without_gain == _READS:
                 raise error
-            downloads.begin_anew()
+            downloads.start_again()
             await anyio.sleep(backoff_delay(without_gain, self._client.config.retry, self._client.clock.random()))
         if len(downloads.lines) and not any(item.id in downloads.lines for item in items):
             said = f"{self._client.name}: the results of batch {job.id} are those of other requests"
@@ -192,7 +192,7 @@ class HttpBatches(HttpJobs):
         return _Outcomes(items, lambda item: self._outcome(job, item, downloads))
 
     async def _download(self, downloads: Downloads, job: BatchJob) -> AdapterError | None:
-        """Download what is left. Returns the error of a download that may be begun anew, and raises any other."""
+        """Download the rest. Returns the error of a download that may be started again, and raises any other."""
         client = self._client
         asked = CallRequest(
             request_id=client.clock.new_id("req"), model=f"{client.name}:batch", max_retries=0, key=job.key
@@ -223,7 +223,7 @@ class HttpBatches(HttpJobs):
 
 
 class _Outcomes(Sequence[BatchOutcome]):
-    """Outcomes that are made of their replies when they are asked for, each time anew, so that none is kept."""
+    """Outcomes that are read from their replies at each access, so that none is kept in memory."""
 
     def __init__(self, items: Sequence[BatchItem], read: Callable[[BatchItem], BatchOutcome]) -> None:
         self._items, self._read = items, read
@@ -242,7 +242,7 @@ class _Outcomes(Sequence[BatchOutcome]):
 
 
 def bare_request(request_id: str, model: str) -> CanonicalRequest:
-    """A request of which only the name is known, to read its result with."""
+    """A request without messages, for reading a result when only the id is known."""
     return CanonicalRequest(request_id=request_id, model=model, messages=(), max_output_tokens=1)
 
 
@@ -261,7 +261,7 @@ class Downloads:
         self._wire = wire
         self._job = job
         self._left = list(wire.results(job))
-        self.lines = Spool()
+        self.lines = ReplyFile()
         """The results that have come."""
 
     @property
@@ -269,7 +269,7 @@ class Downloads:
         """Whether fewer replies have come than the job says that there are."""
         return self.lines.replies < self._job.succeeded
 
-    def begin_anew(self) -> None:
+    def start_again(self) -> None:
         """Download everything again, and keep the lines that came."""
         self._left = list(self._wire.results(self._job))
 
@@ -291,17 +291,17 @@ class Downloads:
             if reply.status >= 300:
                 body = await attempts.wait(lambda: read_error_body(reply), seconds, what="the error's body")
                 raise client.error_of(body, reply)
-            begun = bytearray()
+            started = bytearray()
             while (chunk := await attempts.wait(reply.chunk, seconds, what="the results")) is not None:
                 *whole, rest = chunk.split(b"\n")
                 for line in whole:
-                    begun += line
-                    self._take_line(bytes(begun))
-                    begun.clear()
-                begun += rest
-                if len(begun) > MOST_LINE_BYTES:
+                    started += line
+                    self._take_line(bytes(started))
+                    started.clear()
+                started += rest
+                if len(started) > MOST_LINE_BYTES:
                     raise StreamError(f"{client.name}: one result has more than {MOST_LINE_BYTES:,} bytes")
-            self._take_line(bytes(begun))
+            self._take_line(bytes(started))
         finally:
             await close_reply(reply)
 
@@ -345,7 +345,7 @@ def read_reply(client: HttpClient, request: CanonicalRequest, written: WireCall,
 
 
 def unanswered(job: BatchJob, *, short: bool = False) -> AdapterError:
-    """The error of a request of which the results of its job say nothing."""
+    """The error of a request that the results of its job don't mention."""
     match job.status:
         case "cancelled" if not short:
             return cancelled_item(job.provider)
@@ -376,11 +376,11 @@ class _Place(NamedTuple):
     size: int
 
 
-class Spool:
-    """The lines of results, by the ids of their requests. The first line of a request stands."""
+class ReplyFile:
+    """The lines of results by request id, in memory and then in a temporary file. The first line of a request wins."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=MOST_IN_MEMORY)  # noqa: SIM115 (closed with the spool)
+        self._file = tempfile.SpooledTemporaryFile(max_size=MOST_IN_MEMORY)  # noqa: SIM115 (closed with this object)
         weakref.finalize(self, self._file.close)
         self._lines: dict[str, BatchLine | _Place] = {}
         self._end = 0

@@ -31,7 +31,7 @@ class EmbeddingReply(msgspec.Struct):
     response_id: str | None = None
     """The provider's id of the reply."""
     usage: bytes | None = None
-    """The part of the reply that tells the usage, as it came."""
+    """The part of the reply that has the usage, as it came."""
     details: dict[str, int] | None = None
     """Further counts, as in `TokenUsage`."""
     cost: StatedCost = StatedCost()

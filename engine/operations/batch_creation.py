@@ -33,19 +33,19 @@ from .batch_plan import BatchPlan, call_id, check_id, digest_of, ids_of
 from .batch_resuming import (
     MAYBE_SENT,
     SETTLE_SECONDS,
-    Begun,
-    begun_batches,
+    Started,
     creating,
     find_part,
     handles,
     has_job,
     only_handle,
     plan_of,
+    publish_submitted,
     share,
+    started_batches,
     stored_batch,
     submissions_of,
     taker,
-    tell_submitted,
     turn,
 )
 from .jobs import GRACE_SECONDS, JobAnswer, decision_of, priced_as
@@ -127,22 +127,22 @@ class _Creation:
         polling = self._options.get("polling", USUAL_BATCH_POLLING)
         return only_handle(runtime, BatchHandle(runtime, plan, self._requests, polling, submissions))
 
-    async def _begin(self) -> Begun:
-        """The batch as this engine and the trace know it, or as it is planned now."""
-        begun = begun_batches[self._runtime].get(self._batch_id)
+    async def _begin(self) -> Started:
+        """The batch from this engine and the trace, or a new plan."""
+        started = started_batches[self._runtime].get(self._batch_id)
         stored = await stored_batch(self._runtime, self._batch_id)
         if stored is not None:
             self._require_same(stored.digest)
             told = submissions_of(stored)
-            if begun is None:
-                begun = plan_of(self._runtime, self._named, stored), told
+            if started is None:
+                started = plan_of(self._runtime, self._named, stored), told
             # Another process may have gone on since this engine left off.
-            begun[1].update({part: sent for part, sent in told.items() if not has_job(begun[1].get(part))})
-        elif begun is None:
-            begun = self._planned(), {}
-            self._tell_plan(begun[0])
-        self._require_same(begun[0].digest)
-        return begun_batches[self._runtime].setdefault(self._batch_id, begun)
+            started[1].update({part: sent for part, sent in told.items() if not has_job(started[1].get(part))})
+        elif started is None:
+            started = self._planned(), {}
+            self._publish_plan(started[0])
+        self._require_same(started[0].digest)
+        return started_batches[self._runtime].setdefault(self._batch_id, started)
 
     def _require_one_model(self) -> None:
         registry = self._runtime.registry
@@ -176,7 +176,7 @@ class _Creation:
             tags=tags,
         )
 
-    def _tell_plan(self, plan: BatchPlan) -> None:
+    def _publish_plan(self, plan: BatchPlan) -> None:
         given = any(request.request_id for request in self._requests)
         event = BatchPlanned(
             **plan.about(),
@@ -216,7 +216,7 @@ class _Creation:
     ) -> Submission:
         """A part, sent now or found to have been sent before."""
         if before is not None:
-            # Nobody knows for how long its sender was at it, who may have died a moment ago.
+            # The sender may have died a moment ago, so the time to settle starts now.
             until = self._runtime.clock.now_us() / 1e6 + self._options.get("settle_seconds", SETTLE_SECONDS)
             found = await find_part(self._runtime, plan, part, before, until)
             if found is not None:
@@ -252,7 +252,7 @@ class _Creation:
         request = BatchRequest(model=plan.model, mark=plan.mark(part), items=items, **basics)
 
         async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAnswer[BatchJob]:
-            begun_batches[runtime][plan.batch_id][1][part] = sent
+            started_batches[runtime][plan.batch_id][1][part] = sent
             intent = BatchSubmitting(**plan.about(), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
             await share(runtime)  # before it is sent: the next process must know what to look for
@@ -260,7 +260,7 @@ class _Creation:
 
         def publish(answer: JobAnswer[BatchJob]) -> None:
             sent.job = answer.job
-            tell_submitted(runtime, plan, part, request_id, answer.job)
+            publish_submitted(runtime, plan, part, request_id, answer.job)
 
         most = partial(self._most, items)
         try:
@@ -269,7 +269,7 @@ class _Creation:
             )
         except AdapterError as error:
             if type(error).__name__ not in MAYBE_SENT:
-                begun_batches[runtime][plan.batch_id][1].pop(part, None)
+                started_batches[runtime][plan.batch_id][1].pop(part, None)
             raise
         await runtime.host.secure()
         return sent

@@ -74,7 +74,7 @@ class ItemCall(EndedCall):
         return NOT_BILLED if usage is NOTHING_USED else self.price(usage)
 
     def account(self, error: AdapterError) -> None:
-        """Leave the usage as the provider's results tell it."""
+        """Leave the usage as the provider's results have it."""
 
 
 async def counted_calls(runtime: Runtime, call_ids: Sequence[str]) -> dict[str, CountedCall]:
@@ -127,7 +127,7 @@ class BatchHandle:
         self._counted: dict[int, CountedCall] = {}  # by this handle, which an engine without a trace must remember
         self._handing_out = False
         self._looking = anyio.Lock()
-        self._told: tuple[BatchStatus, int, int] | None = None
+        self._published: tuple[BatchStatus, int, int] | None = None
         self._completed = False
 
     @property
@@ -195,10 +195,10 @@ class BatchHandle:
                 await self._results.hand_out_kept(on_result)  # which another look has read
             for part in self._plan.parts():
                 await self._look_at(part, on_result)
-                self._tell_progress()
+                self._publish_progress()
             if self._is_counted and not self._completed:
                 self._completed = True
-                self._tell_end()
+                self._publish_end()
                 await self._runtime.host.secure()
         return self.state
 
@@ -271,7 +271,7 @@ class BatchHandle:
         timeout: float | None,
     ) -> None:
         try:
-            await look()  # at once: it may be over
+            await look()  # immediately: it may be over
         except AdapterError as error:
             if not is_passing(error):
                 raise
@@ -391,7 +391,7 @@ class BatchHandle:
         """Make a call of each result that isn't one yet.
 
         Another process may count them at the same moment. So the trace is asked again and again, and at the end it
-        says what counts in the budgets: there each result is one row, whoever told it.
+        decides what counts in the budgets: there each result is one row.
         """
         counted: dict[str, CountedCall] = {}
         places = list(self._plan.places(part))
@@ -428,21 +428,21 @@ class BatchHandle:
         )
         await self._results.add(place, result, on_result)
 
-    # -- what is told
+    # -- events
 
-    def _tell_progress(self) -> None:
+    def _publish_progress(self) -> None:
         seen = self.state
         state = (seen.status, seen.succeeded, seen.failed)
-        if state == self._told:
+        if state == self._published:
             return
-        self._told = state
+        self._published = state
         status, succeeded, failed = state
         event = BatchProgress(
             **self._plan.about(), status=status, total=seen.total, succeeded=succeeded, failed=failed
         )
         self._runtime.bus.publish(event, request_id=self.id, tags=self._plan.tags)
 
-    def _tell_end(self) -> None:
+    def _publish_end(self) -> None:
         cost = self._results.cost
         seen = self.state
         event = BatchCompleted(

@@ -208,7 +208,7 @@ OnResult = Callable[[BatchResult], Awaitable[object] | object]
 
 
 class HandOutFailedError(Exception):
-    """What the caller's own function raised, which nobody must take for a fault of the provider."""
+    """An exception of the caller's own function, which is no fault of the provider."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

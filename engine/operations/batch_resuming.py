@@ -1,4 +1,4 @@
-"""Coming back to batches: what the engine and the trace know of them, and the search for unconfirmed jobs."""
+"""Coming back to batches: what the engine and the trace have of them, and the search for unconfirmed jobs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .batch_handle import NOT_BILLED, BatchHandle, Submission, counted_calls
 from .batch_plan import BatchPlan, call_id, digest_of
 from .jobs import EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter
 
-Begun: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
+Started: TypeAlias = tuple[BatchPlan, dict[int, Submission]]
 """A batch that was planned, and its parts as far as they were sent."""
 
-begun_batches: PerEngine[dict[str, Begun]] = PerEngine(dict)
-"""The batches that an engine has begun to create."""
+started_batches: PerEngine[dict[str, Started]] = PerEngine(dict)
+"""The batches that an engine has started to create."""
 
 handles: PerEngine[WeakValueDictionary[str, BatchHandle]] = PerEngine(WeakValueDictionary)
 """The handles that are in use, by batch."""
@@ -46,7 +46,7 @@ def has_job(sent: Submission | None) -> bool:
 
 
 def turn(runtime: Runtime, batch_id: str) -> anyio.Lock:
-    """Whose turn it is, among the tasks of this engine, to create a batch."""
+    """The lock for which the tasks of this engine queue to create a batch."""
     return _TURNS[runtime].setdefault(batch_id, anyio.Lock())
 
 
@@ -67,9 +67,9 @@ _log = Log("engine.batches")
 
 @asynccontextmanager
 async def creating(runtime: Runtime, batch_id: str) -> AsyncIterator[None]:
-    """A block in which nobody else with the same trace creates this batch. It waits for its turn.
+    """A block in which no other program with the same trace creates this batch. It waits for its turn.
 
-    Whoever comes next reads in the trace what was done here.
+    The next program reads in the trace what was done here.
     """
     store = await settled_store(runtime)
     if store is None:
@@ -94,7 +94,7 @@ async def share(runtime: Runtime) -> None:
 
 
 async def stored_batch(runtime: Runtime, batch_id: str) -> StoredBatch | None:
-    """A batch as the trace knows it; None if it doesn't."""
+    """A batch in the trace; None if there is none."""
     store = await settled_store(runtime)
     return None if store is None else await store.batch(batch_id)
 
@@ -112,10 +112,10 @@ _LOOK_EVERY = 2.0
 """Seconds between two looks for a job whose creation was never confirmed."""
 
 _LATEST = 100
-"""So many batches of the trace are asked for their jobs, before one that nobody owns is taken for a lost one."""
+"""The number of batches in the trace whose jobs are excluded from the search for a lost one."""
 
 MAYBE_SENT = frozenset({"OutcomeUnknownError", "ProcessLost", "CancelledError"})
-"""The ends of creations of which nobody knows what became of them."""
+"""The errors of creations with an unknown outcome."""
 
 
 async def resume_batch(
@@ -179,16 +179,16 @@ async def find_part(
         await anyio.sleep(min(left, _LOOK_EVERY))
     creation = EndedCall(runtime, "batch_create", plan, sent.call_id, None)
     creation.complete(JobAnswer(job, plan.model), job.key, NOT_BILLED)
-    tell_submitted(runtime, plan, part, sent.call_id, job)
+    publish_submitted(runtime, plan, part, sent.call_id, job)
     await runtime.host.secure()
     return Submission(sent.call_id, sent.began_at, job)
 
 
 async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
-    """The ids of the jobs that belong to other parts or to other batches, as this engine or the trace knows."""
+    """The ids of the jobs of other parts and other batches, as found in this engine and in the trace."""
     in_use = handles[runtime].values()
     known = {(handle.id, number): job for handle in in_use for number, job in enumerate(handle.jobs, 1)}
-    for name, (_, submissions) in begun_batches[runtime].items():
+    for name, (_, submissions) in started_batches[runtime].items():
         known |= {(name, number): sent.job for number, sent in submissions.items() if sent.job is not None}
     jobs = {place: job.id for place, job in known.items() if job is not None}
     for batch in await stored_batches(runtime, _LATEST):
@@ -197,7 +197,7 @@ async def known_jobs(runtime: Runtime, plan: BatchPlan, part: int) -> list[str]:
     return [job_id for place, job_id in jobs.items() if place != (plan.batch_id, part)]
 
 
-def tell_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
+def publish_submitted(runtime: Runtime, plan: BatchPlan, part: int, request_id: str, job: BatchJob) -> None:
     """Publish that a provider has a part."""
     event = BatchSubmitted(
         **plan.about(), part=part, job_id=job.id, call_id=request_id, key=job.key, certain=job.certain
@@ -222,7 +222,7 @@ def plan_of(runtime: Runtime, named: Named, stored: StoredBatch) -> BatchPlan:
 
 
 def submissions_of(stored: StoredBatch) -> dict[int, Submission]:
-    """The parts of a batch that were sent, as the trace knows them."""
+    """The parts of a batch that were sent, from the trace."""
 
     def job_of(sent: StoredSubmission) -> BatchJob | None:
         if sent.job_id is None:

@@ -52,13 +52,13 @@ class EmbeddingOptions(CallOptions, total=False):
     input_type: InputType | None
     """The purpose for which the texts are embedded."""
     truncate: bool
-    """Whether a text that is too long is cut. Otherwise it is an error, if the provider can be asked to say so."""
+    """Whether a text that is too long is cut. Otherwise it is an error, where the provider has such an option."""
     batch_size: int | None
     """The largest number of texts in a batch; None is the largest that the provider takes."""
     at_once: int
-    """The largest number of batches under way side by side."""
+    """The largest number of batches in progress at the same time."""
     on_progress: OnProgress | None
-    """A function that is told after each batch how many texts are done, and how many there are."""
+    """A function that gets the number of finished texts and of all texts after each batch."""
 
 
 class EmbeddingResult(Shown, frozen=True, kw_only=True):

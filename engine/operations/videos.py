@@ -2,10 +2,10 @@
 
     running    the provider works on the job; each look may change its status
     done       the job is completed, has failed or was cancelled, and no look changes it any more
-    told       its end was published, and the cost of a completed job was counted
+    published  its end was published, and the cost of a completed job was counted
 
 A running job leaves nothing open in the trace, whatever becomes of this process. `VideoHandle._end` leads from
-done to told, once: the first handle that sees the end counts the cost, and every later one finds it counted.
+done to published, once: the first handle that sees the end counts the cost, and every later one finds it counted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage
     """The seconds of the video, as pieces."""
     cost: Cost
-    """The cost. It is counted once, by whoever sees the job's end first."""
+    """The cost. It is counted once, when the job's end is first seen."""
 
 
 class VideoHandle:
@@ -93,7 +93,7 @@ class VideoHandle:
         self._created_by = created_by
         self._polling = polling
         self._cost: Cost | None = None
-        self._told = False
+        self._published = False
         self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
         self._looking = anyio.Lock()
         self._waiting = 0
@@ -133,7 +133,7 @@ class VideoHandle:
     # -- looking
 
     async def refresh(self) -> VideoJob:
-        """Look at the job once. There is no look if the job is over, or if somebody waits for it and looks anyway.
+        """Look at the job once. There is no look if the job is over, or if another task waits for it.
 
         Raises:
             AdapterError: The look failed.
@@ -209,7 +209,7 @@ class VideoHandle:
         return await self._with_adapter(look)
 
     def _see(self, job: VideoJob) -> None:
-        if self._job.done:  # cancelled, while this look was under way
+        if self._job.done:  # cancelled, during this look
             return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
@@ -221,16 +221,16 @@ class VideoHandle:
 
     async def _end(self) -> None:
         """Publish the end and count the cost, if the job is over and that was not done before."""
-        if not self._job.done or self._told:
+        if not self._job.done or self._published:
             return
         job = self._job
-        self._told = job.status != "completed"
-        if self._told:
+        self._published = job.status != "completed"
+        if self._published:
             self._fail(job)
             await self._call.secured()
             return
         counted = await self._counted_before()
-        self._told = True
+        self._published = True
         if counted is not None:
             self._cost = counted
             return
@@ -359,8 +359,7 @@ class VideoHandle:
         return True
 
     async def _still_runs(self) -> bool:
-        """Whether there is anything to end. A look tells; a provider may not know a job yet that it has just
-        created."""
+        """Whether there is anything to end. A provider may not find a job yet that it has just created."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
                 if self._waiting:  # who then finds it done, and counts it
