@@ -131,7 +131,7 @@ class EmbeddingRequest(CallRequest, frozen=True, kw_only=True):
     input_type: InputType | None = None
     """What the texts are embedded for. Where it makes no difference it is left out with a warning."""
     truncate: bool = False
-    """Whether texts that are too long may be cut. Otherwise they are an error, where the provider has the option."""
+    """Whether texts that are too long may be cut. Otherwise they are an error, if the provider has that option."""
     encoding: Encoding | None = None
     """How the vectors come over the wire; None is the best way that the provider has."""
 
