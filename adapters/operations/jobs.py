@@ -23,7 +23,7 @@ from callboard.adapters.http.retry import backoff_delay
 from callboard.adapters.http.single_reply import fetch
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.videos import VideoJob
-from callboard.bus.errors import AdapterError, OutcomeUnknownError
+from callboard.bus.errors import AdapterError, OutcomeUnknownError, RequestTimeoutError
 from callboard.bus.values.warning_codes import WarningCode
 
 T = TypeVar("T")
@@ -79,7 +79,10 @@ class HttpJobs:
         policy = request.retry or client.config.retry
         for look in range(_LOOKS):
             seconds = backoff_delay(look, policy, client.clock.random())
-            await attempts.wait(partial(anyio.sleep, seconds), what="another look")
+            try:
+                await attempts.wait(partial(anyio.sleep, seconds), what="another look")
+            except RequestTimeoutError:  # the call's own time is over, and the outcome is as unknown as before
+                return None
             try:
                 found = await search()
             except OutcomeUnknownError:  # several jobs may be the one

@@ -42,7 +42,7 @@ CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
     "embeddings.md": "tests/test_embeddings_page.py",
     "generate.md": "tests/test_generate_page.py",
-    "how-to/background.md": "tests/engine/background/test_background_page.py",
+    "how-to/background.md": "tests/engine/operations/test_background_page.py",
     "how-to/batches.md": "tests/test_batches_page.py",
     "media.md": "tests/test_media_page.py",
     "objects.md": "tests/test_objects_page.py",

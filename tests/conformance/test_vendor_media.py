@@ -13,7 +13,7 @@ from callboard.adapters import CapabilityError, ImageBlock
 from callboard.adapters.operations.media_wire import check_video, fit_image
 from callboard.bus.values.json import JsonObject
 
-from ..adapters.media.making import form, image_request, image_wire, video_request, video_wire
+from ..adapters.operations.making import form, image_request, image_wire, video_request, video_wire
 from ..support.judges import (
     contents_faults,
     image_edits_faults,

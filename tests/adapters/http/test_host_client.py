@@ -21,7 +21,7 @@ from ...support.certificate import local_certificate
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, serving
 from ...support.virtual_time import Backend, backend
-from ..media.making import image_request
+from ..operations.making import image_request
 
 pytestmark = pytest.mark.anyio
 

@@ -24,9 +24,7 @@ from callboard.bus.errors import AdapterError, InvalidRequestError, NetworkError
 from ...support.fake_http import request
 from ...support.scripted_server import Connection, Script, serving
 from ...support.virtual_time import Backend, backend
-from ..embeddings.wires import MODELS
-from ..embeddings.wires import request as embedding_request
-from ..media.making import image_request, video_request
+from ..operations.making import MODELS, embedding_request, image_request, video_request
 
 pytestmark = pytest.mark.anyio
 

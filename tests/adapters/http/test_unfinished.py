@@ -46,8 +46,7 @@ from ...support.fake_http import (
 )
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
-from ..embeddings.wires import embedder
-from ..embeddings.wires import request as embedding_request
+from ..operations.making import embedding_request, maker
 
 COUNTS = st.integers(0, 10**6)
 ESTIMATED, PARTIAL = UsageSource.ESTIMATED, UsageSource.PARTIAL
@@ -186,7 +185,7 @@ async def test_a_call_that_is_cancelled_between_two_attempts_has_used_no_more() 
 @pytest.mark.parametrize("kind", ["openai", "cohere"])
 async def test_an_embedding_that_is_given_up_has_used_its_texts(kind: str) -> None:
     """By an estimate, as its reply would have said it."""
-    adapter, _ = embedder(kind, FakeReply(wait=HANG), timeout_seconds=5.0)
+    adapter, _ = maker(kind, FakeReply(wait=HANG), timeout_seconds=5.0)
     asked = embedding_request(kind)
     error = await failure(adapter.embed(asked))
     estimate = sum(adapter.estimate_text_tokens(text, model=asked.model) for text in asked.inputs)

@@ -14,9 +14,7 @@ from callboard.bus.errors import AdapterError, ConfigurationError, InvalidReques
 
 from ...support.fake_http import request
 from ...support.virtual_time import Backend, FakeClock, backend
-from ..embeddings.wires import MODELS
-from ..embeddings.wires import request as embedding_request
-from ..media.making import image_request
+from ..operations.making import MODELS, embedding_request, image_request
 
 pytestmark = pytest.mark.anyio
 

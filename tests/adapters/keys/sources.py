@@ -16,10 +16,8 @@ from callboard.bus.clock import Clock
 
 from ...support.fake_http import request
 from ...support.virtual_time import FakeClock
-from ..embeddings.wires import MODELS
-from ..embeddings.wires import request as embedding_request
 from ..http.test_wrong_addresses import TALKERS
-from ..media.making import image_request, video_request
+from ..operations.making import MODELS, embedding_request, image_request, video_request
 
 OLD, NEW = "sk-the-old-key-0123456789", "sk-the-new-key-0123456789"
 

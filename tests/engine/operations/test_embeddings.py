@@ -48,7 +48,7 @@ from callboard.tracestore import CallFilter, PriceTable
 from tests.support.engines import entry, model, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
-from ..support.virtual_time import Backend, backend
+from ...support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,8 @@ from callboard.bus.errors import (
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.usage import UsageSource
 
-from .wires import MODELS, answer, embedder, packed, reply, request, sent
+from .making import MODELS, answer, maker, packed, reply, sent
+from .making import embedding_request as request
 
 pytestmark = pytest.mark.anyio
 each_kind = pytest.mark.parametrize("kind", MODELS)
@@ -36,7 +37,7 @@ def texts_for(kind: str) -> tuple[str, ...]:
 
 async def asked(kind: str, *texts: str, **changes: object) -> tuple[str, JsonObject]:
     """The path and the body of a request, whatever the reply."""
-    adapter, transport = embedder(kind, reply({}))
+    adapter, transport = maker(kind, reply({}))
     with pytest.raises(AdapterError):
         await adapter.embed(request(kind, *texts, max_retries=0, **changes))
     return transport.requests[0].url.partition("://")[2].partition("/")[2], sent(transport)
@@ -70,7 +71,7 @@ async def test_a_request_says_everything_in_its_provider_s_words(kind: str, path
 
 
 async def test_an_unknown_server_is_not_told_of_an_encoding_it_may_not_know() -> None:
-    adapter, transport = embedder(
+    adapter, transport = maker(
         "openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url="http://localhost:9000"
     )
     await adapter.embed(request("openai_compatible"))
@@ -88,15 +89,13 @@ async def test_an_unknown_server_is_not_told_of_an_encoding_it_may_not_know() ->
     ],
 )  # fmt: skip
 async def test_embeddings_stand_beside_a_server_s_conversations(base_url: str, url: str) -> None:
-    adapter, transport = embedder(
-        "openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url=base_url
-    )
+    adapter, transport = maker("openai_compatible", answer("openai_compatible", [[1.0], [2.0]]), base_url=base_url)
     await adapter.embed(request("openai_compatible"))
     assert transport.requests[0].url == url
 
 
 async def test_mistral_has_its_own_name_for_dimensions() -> None:
-    adapter, transport = embedder(
+    adapter, transport = maker(
         "openai_compatible", answer("openai_compatible", [[1.0] * 8]), base_url="https://api.mistral.ai"
     )
     await adapter.embed(request("openai_compatible", "x", model="m:codestral-embed", dimensions=8))
@@ -122,7 +121,7 @@ async def test_newer_gemini_models_are_told_in_the_text_what_it_is_for(input_typ
 async def test_each_input_type_is_sent_or_left_out_with_a_warning(kind: str) -> None:
     """Nothing is dropped in silence, and nothing sent that the provider doesn't know."""
     for input_type in INPUT_TYPES:
-        adapter, _ = embedder(kind, answer(kind, [[1.0]]))
+        adapter, _ = maker(kind, answer(kind, [[1.0]]))
         response = await adapter.embed(request(kind, "hello", input_type=input_type))
         codes = [warning.code for warning in response.warnings]
         known = input_type in adapter.get_embedding_capabilities(MODELS[kind]).input_types
@@ -131,7 +130,7 @@ async def test_each_input_type_is_sent_or_left_out_with_a_warning(kind: str) -> 
 
 async def test_cohere_is_told_that_texts_are_documents_if_nobody_says_what_they_are() -> None:
     """It demands a type, so the reply says which one was assumed."""
-    adapter, transport = embedder("cohere", answer("cohere", [[1.0], [2.0]]))
+    adapter, transport = maker("cohere", answer("cohere", [[1.0], [2.0]]))
     response = await adapter.embed(request("cohere"))
     assert sent(transport)["input_type"] == "search_document"
     assert [warning.code for warning in response.warnings] == ["input_type_assumed"]
@@ -153,18 +152,18 @@ async def test_each_family_of_bedrock_has_its_own_body(model: str, body: JsonObj
 
 
 async def test_a_bedrock_model_of_no_known_family_is_refused_before_the_network() -> None:
-    adapter, transport = embedder("bedrock")
+    adapter, transport = maker("bedrock")
     with pytest.raises(CapabilityError, match="no family"):
         await adapter.embed(request("bedrock", "hello", model="bedrock:a.model"))
     assert transport.requests == []
 
 
 async def test_bedrock_s_region_is_in_its_address_and_unknown_options_are_refused() -> None:
-    adapter, transport = embedder("bedrock", answer("bedrock", [[1.0]]), options={"region": "eu-west-1"})
+    adapter, transport = maker("bedrock", answer("bedrock", [[1.0]]), options={"region": "eu-west-1"})
     await adapter.embed(request("bedrock", "hello"))
     assert transport.requests[0].url.startswith("https://bedrock-runtime.eu-west-1.amazonaws.com/model/")
     with pytest.raises(ConfigurationError, match="options of type bedrock"):
-        embedder("bedrock", options={"zone": "x"})
+        maker("bedrock", options={"zone": "x"})
 
 
 @each_kind
@@ -176,7 +175,7 @@ async def test_provider_options_are_merged_into_the_body(kind: str) -> None:
 
 @each_kind
 async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
-    adapter, transport = embedder(kind, answer(kind, [[1.0]]))
+    adapter, transport = maker(kind, answer(kind, [[1.0]]))
     await adapter.embed(request(kind, "hello"))
     (sent_request,) = transport.requests
     assert "a-secret-key" in "".join(sent_request.headers.values())
@@ -203,7 +202,7 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
 async def test_dimensions_that_a_model_has_not_are_refused_before_the_network(
     kind: str, model: str, dimensions: int
 ) -> None:
-    adapter, transport = embedder(kind)
+    adapter, transport = maker(kind)
     with pytest.raises(CapabilityError, match=f"no vectors of {dimensions} dimensions"):
         await adapter.embed(request(kind, "hello", model=f"{kind}:{model}", dimensions=dimensions))
     assert transport.requests == []
@@ -215,7 +214,7 @@ async def test_the_dimensions_that_a_model_has_anyway_are_not_sent_where_they_ca
 
 
 async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
-    adapter, _ = embedder("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
+    adapter, _ = maker("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
     with pytest.raises(CapabilityError, match="asked for 2 dimensions and gave 3"):
         await adapter.embed(request("ollama", "hello", dimensions=2))
 
@@ -223,7 +222,7 @@ async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
 @pytest.mark.parametrize("vectors", [[[1.0]], [[1.0], [1.0, 2.0]], [[1.0], [2.0]]])
 async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float]]) -> None:
     """Too few, of different lengths, or not as long as asked for: the error has the usage."""
-    adapter, _ = embedder("openai", answer("openai", vectors))
+    adapter, _ = maker("openai", answer("openai", vectors))
     with pytest.raises(AdapterError) as caught:
         await adapter.embed(request("openai", "hello", "world", dimensions=2, max_retries=0))
     assert caught.value.usage is not None
@@ -231,13 +230,13 @@ async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float
 
 
 async def test_more_texts_than_go_into_one_request_are_refused() -> None:
-    adapter, _ = embedder("cohere")
+    adapter, _ = maker("cohere")
     with pytest.raises(CapabilityError, match="takes 96 texts in one request, not 97"):
         await adapter.embed(request("cohere", *["x"] * 97))
 
 
 async def test_no_text_is_no_request() -> None:
-    adapter, _ = embedder("openai")
+    adapter, _ = maker("openai")
     with pytest.raises(InvalidRequestError, match="no text"):
         await adapter.embed(request("openai", inputs=()))
 
@@ -245,7 +244,7 @@ async def test_no_text_is_no_request() -> None:
 async def test_a_text_that_a_provider_would_cut_in_silence_is_named() -> None:
     """Gemini can't be told to refuse it. Who wants it cut is not warned."""
     long = "word " * 5000
-    adapter, _ = embedder("gemini", answer("gemini", [[1.0], [2.0]]), answer("gemini", [[1.0], [2.0]]))
+    adapter, _ = maker("gemini", answer("gemini", [[1.0], [2.0]]), answer("gemini", [[1.0], [2.0]]))
     (warning,) = (await adapter.embed(request("gemini", "short", long))).warnings
     assert warning.code == "input_may_be_cut"
     assert warning.message.startswith("text 1: ")
@@ -253,7 +252,7 @@ async def test_a_text_that_a_provider_would_cut_in_silence_is_named() -> None:
 
 
 async def test_a_wish_to_cut_is_reported_where_the_provider_never_does() -> None:
-    adapter, _ = embedder("openai", answer("openai", [[1.0]]))
+    adapter, _ = maker("openai", answer("openai", [[1.0]]))
     (warning,) = (await adapter.embed(request("openai", "hello", truncate=True))).warnings
     assert warning.code == "parameter_dropped"
 
@@ -274,7 +273,7 @@ def test_an_unknown_input_type_is_refused() -> None:
 @each_kind
 async def test_vectors_and_usage_are_read(kind: str) -> None:
     vectors = [[0.25, -1.5], [3.0, 0.0]][: len(texts_for(kind))]
-    adapter, _ = embedder(kind, answer(kind, vectors))
+    adapter, _ = maker(kind, answer(kind, vectors))
     response = await adapter.embed(request(kind, *texts_for(kind)))
     assert [vector.tolist() for vector in response.vectors] == vectors
     assert (response.usage.input_tokens, response.usage.output_tokens) == (7, 0)
@@ -285,7 +284,7 @@ async def test_vectors_and_usage_are_read(kind: str) -> None:
 
 @each_kind
 async def test_usage_that_nobody_reports_is_an_estimate_and_says_so(kind: str) -> None:
-    adapter, _ = embedder(kind, answer(kind, [[1.0]], tokens=None))
+    adapter, _ = maker(kind, answer(kind, [[1.0]], tokens=None))
     response = await adapter.embed(request(kind, "hello world", input_type="document"))
     assert response.usage.estimated
     assert response.usage.input_tokens > 0
@@ -293,21 +292,21 @@ async def test_usage_that_nobody_reports_is_an_estimate_and_says_so(kind: str) -
 
 
 async def test_a_reported_zero_stays_zero() -> None:
-    adapter, _ = embedder("voyage", answer("voyage", [[1.0], [2.0]], tokens=0))
+    adapter, _ = maker("voyage", answer("voyage", [[1.0], [2.0]], tokens=0))
     usage = (await adapter.embed(request("voyage"))).usage
     assert (usage.input_tokens, usage.source) == (0, UsageSource.REPORTED)
 
 
 async def test_bedrock_counts_tokens_in_a_header_where_the_body_doesn_t() -> None:
     lists = reply({"embeddings": [[1.0, 2.0]]}, x_amzn_bedrock_input_token_count="11")
-    adapter, _ = embedder("bedrock", lists)
+    adapter, _ = maker("bedrock", lists)
     response = await adapter.embed(request("bedrock", "hi", model="bedrock:cohere.embed-english-v3"))
     assert (response.usage.input_tokens, response.usage.source) == (11, UsageSource.REPORTED)
 
 
 async def test_cohere_s_images_are_a_part_of_what_it_bills() -> None:
     meta: Json = {"billed_units": {"input_tokens": 2, "image_tokens": 5}}
-    adapter, _ = embedder("cohere", reply({"embeddings": {"float": [[1.0]]}, "meta": meta}))
+    adapter, _ = maker("cohere", reply({"embeddings": {"float": [[1.0]]}, "meta": meta}))
     usage = (await adapter.embed(request("cohere", "hello"))).usage
     assert (usage.input_tokens, usage.details) == (7, {"image_input": 5})
 
@@ -315,14 +314,14 @@ async def test_cohere_s_images_are_a_part_of_what_it_bills() -> None:
 async def test_vectors_are_put_in_the_order_of_their_indices() -> None:
     """A server may answer in the order in which it was done."""
     data: Json = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
-    adapter, _ = embedder("openai", reply({"data": data}))
+    adapter, _ = maker("openai", reply({"data": data}))
     response = await adapter.embed(request("openai"))
     assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
 
 
 async def test_servers_that_number_everything_alike_are_taken_by_their_order() -> None:
     data: Json = [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [2.0]}]
-    adapter, _ = embedder("openai", reply({"data": data}))
+    adapter, _ = maker("openai", reply({"data": data}))
     response = await adapter.embed(request("openai"))
     assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
 
@@ -330,7 +329,7 @@ async def test_servers_that_number_everything_alike_are_taken_by_their_order() -
 async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
     """As OpenRouter does."""
     data: Json = [{"index": 0, "embedding": [1.0]}]
-    adapter, _ = embedder("openai_compatible", reply({"data": data, "usage": {"prompt_tokens": 5, "cost": 1e-7}}))
+    adapter, _ = maker("openai_compatible", reply({"data": data, "usage": {"prompt_tokens": 5, "cost": 1e-7}}))
     usage = (await adapter.embed(request("openai_compatible", "x"))).usage
     assert (usage.input_tokens, usage.reported_cost_nano_usd) == (5, 100)
 
@@ -350,7 +349,7 @@ async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
     ],
 )
 async def test_a_reply_without_the_vectors_is_an_error(value: JsonObject, what: str) -> None:
-    adapter, _ = embedder("openai", reply(value))
+    adapter, _ = maker("openai", reply(value))
     with pytest.raises(StreamError, match=what):
         await adapter.embed(request("openai", max_retries=0))
 
@@ -358,14 +357,14 @@ async def test_a_reply_without_the_vectors_is_an_error(value: JsonObject, what: 
 @each_kind
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"null", b'{"embeddings":7,"data":7}', b"\xff"])
 async def test_what_is_no_reply_of_the_protocol_is_an_error_of_ours(kind: str, body: bytes) -> None:
-    adapter, _ = embedder(kind, FakeReply(body))
+    adapter, _ = maker(kind, FakeReply(body))
     with pytest.raises(StreamError):
         await adapter.embed(request(kind, *texts_for(kind), max_retries=0))
 
 
 async def test_an_error_inside_a_good_reply_is_that_error() -> None:
     """As gateways send it."""
-    adapter, _ = embedder("openai", reply({"error": {"code": "rate_limit_exceeded", "message": "slow"}}))
+    adapter, _ = maker("openai", reply({"error": {"code": "rate_limit_exceeded", "message": "slow"}}))
     with pytest.raises(RateLimitError, match="slow"):
         await adapter.embed(request("openai", max_retries=0))
 
@@ -391,7 +390,7 @@ async def test_refusals_have_the_classes_of_every_call(
 ) -> None:
     refused = reply(body)
     refused.status = status
-    adapter, _ = embedder(kind, refused)
+    adapter, _ = maker(kind, refused)
     with pytest.raises(expected) as caught:
         await adapter.embed(request(kind, *texts_for(kind), max_retries=0))
     assert caught.value.provider_status == status
@@ -401,7 +400,7 @@ async def test_refusals_have_the_classes_of_every_call(
 async def test_bedrock_names_its_errors_in_a_header() -> None:
     refused = reply({"message": "wait"}, x_amzn_errortype="ThrottlingException:http://internal/")
     refused.status = 400
-    adapter, _ = embedder("bedrock", refused)
+    adapter, _ = maker("bedrock", refused)
     with pytest.raises(RateLimitError) as caught:
         await adapter.embed(request("bedrock", "hello", max_retries=0))
     assert caught.value.provider_code == "ThrottlingException"
@@ -423,7 +422,7 @@ def test_base64_and_numbers_are_the_same_vector(numbers: list[float]) -> None:
 
 @each_kind
 def test_every_embedder_is_one_and_says_what_its_models_can(kind: str) -> None:
-    adapter, _ = embedder(kind)
+    adapter, _ = maker(kind)
     assert isinstance(adapter, EmbeddingAdapter)
     for model in (MODELS[kind], "of-tomorrow"):
         can = adapter.get_embedding_capabilities(model)

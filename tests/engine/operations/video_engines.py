@@ -15,9 +15,7 @@ from tests.support.media_server import MediaServer
 
 QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
 
-
 OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
-
 
 PRICES = PriceTable(
     [
@@ -25,7 +23,6 @@ PRICES = PriceTable(
         PriceRow(model="gemini:veo-3.1-generate-preview", extra={"video_second": 4 * 10**11}),
     ]
 )
-
 
 SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
 

@@ -18,10 +18,12 @@ from callboard.bus.streams.events import TextDelta
 from callboard.engine import Budget, Engine
 from callboard.tracestore import OpenReply, PriceRow, PriceTable
 from callboard.tracestore.writing import writer
-from tests.support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of
-from tests.support.background_server import SENT, WORDS, BackgroundServer, background_server
-from tests.support.programs import ended
-from tests.support.virtual_time import backend
+
+from ...support.background_engines import MODEL, PRICES, calls_in, engine_at, nano_of, registry
+from ...support.background_server import SENT, WORDS, BackgroundServer, background_server
+from ...support.cluster_engines import node_engine
+from ...support.programs import ended
+from ...support.virtual_time import backend
 
 pytestmark = pytest.mark.anyio
 
@@ -339,3 +341,38 @@ async def test_it_has_the_prices_of_its_beginning(server: BackgroundServer, tmp_
         assert engine.store is not None
         found = await engine.store.sql("SELECT ts_us, started_us FROM calls")
         assert found.rows[0][0] == found.rows[0][1] == reply.started_us
+
+
+async def test_another_node_takes_up_what_a_closed_node_left(
+    server: BackgroundServer, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """With the question in its history, and as the same call."""
+    made_before = len(server.books()["made"])
+    first = node_engine("one", postgres_dsn, tmp_path, models=registry(server.url), prices=PRICES)
+    async with first, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            session = await first.open_session("s1", model=MODEL)
+            with pytest.raises(CallboardError):
+                await session.send("the moon?", background=True)
+
+        with first.bus.subscribe("llm.call_accepted") as events:
+            tasks.start_soon(ask)
+            await anext(aiter(events))
+        await first.aclose()
+    second = node_engine("two", postgres_dsn, tmp_path, models=registry(server.url), prices=PRICES)
+    async with second:
+        session = await second.open_session("s1")
+        assert [message.text for message in session.messages] == ["the moon?"]
+        reply = await session.open_reply()
+        assert reply is not None
+        assert (await session.take_up(reply)).text == WORDS
+        assert [message.text for message in session.messages] == ["the moon?", WORDS]
+    books = server.books()
+    assert len(books["made"]) == made_before + 1
+    async with engine_at(server.url, postgres_dsn) as reading:
+        (row,) = await calls_in(reading)
+        assert row.status == "completed"
+        assert row.cost is not None
+        assert row.cost.nano_usd == nano_of(*books["bill"][row.response_id or ""])
+        assert row.started_us == reply.started_us

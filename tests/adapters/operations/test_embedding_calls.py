@@ -1,10 +1,11 @@
-"""Many texts become requests of the right size, side by side; each batch stands or falls by itself."""
+"""Many texts become requests of the right size; each batch is retried by itself, and stands or falls by itself."""
 
 from __future__ import annotations
 
 import itertools
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -12,13 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.adapters import (
+    AdapterConfig,
     AdapterError,
+    AttemptFailed,
     AttemptObserver,
+    AttemptReport,
+    AttemptStarted,
     AuthError,
     ContextOverflowError,
     InvalidRequestError,
+    ServerError,
     TokenUsage,
+    create_adapter,
 )
+from callboard.adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from callboard.adapters.config import RetryPolicy
+from callboard.adapters.conformance.fake_http import FakeTransport, failing
+from callboard.adapters.contract import AttemptFirstEvent
 from callboard.adapters.embeddings import (
     SHARE_OF_TOKENS,
     EmbeddingCapabilities,
@@ -28,7 +39,15 @@ from callboard.adapters.embeddings import (
     embed_all,
     plan_batches,
 )
-from callboard.bus.errors import ServerError
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.bus.errors import (
+    CapabilityError,
+    NetworkError,
+)
+
+from ...support import fake_http
+from .making import answer, maker
+from .making import embedding_request as request
 
 pytestmark = pytest.mark.anyio
 
@@ -95,9 +114,6 @@ def numbers(vectors: tuple[array[float] | None, ...]) -> list[float | None]:
     return [None if vector is None else vector[0] for vector in vectors]
 
 
-# -- how texts are cut into batches
-
-
 @given(
     st.lists(st.integers(0, 100), max_size=60),
     st.integers(1, 12),
@@ -117,9 +133,6 @@ def test_batches_are_all_texts_in_order_and_as_large_as_the_limits_allow(
     for batch, after in itertools.pairwise(batches):
         with_next = sum(estimates[at] for at in batch) + estimates[after.start]
         assert len(batch) == most or with_next > allowed, "it had room for one more"
-
-
-# -- how they run
 
 
 async def test_vectors_come_in_the_order_of_the_texts_whichever_batch_ends_first() -> None:
@@ -216,3 +229,68 @@ async def test_cancelling_ends_all_batches() -> None:
         await embed_all(adapter, asking(100))
     assert adapter.at_once == 0
     assert len(adapter.asked) == 4
+
+
+async def test_a_failure_that_passes_is_tried_again_and_reported() -> None:
+    adapter, transport = maker("openai", failing(503), NetworkError("lost"), answer("openai", [[1.0], [2.0]]))
+    reports: list[AttemptReport] = []
+    response = await adapter.embed(request("openai"), on_attempt=reports.append)
+    assert len(response.vectors) == 2
+    assert [type(report) for report in reports] == [
+        *(AttemptStarted, AttemptFailed, AttemptStarted, AttemptFailed),
+        *(AttemptStarted, AttemptFirstEvent),
+    ]
+    assert [report.reason for report in reports if isinstance(report, AttemptStarted)] == [
+        "first",
+        "retry",
+        "retry",
+    ]
+    assert transport.all_closed
+
+
+async def test_a_request_s_own_patience_goes_before_the_configuration_s() -> None:
+    adapter, transport = maker("openai", failing(503), answer("openai", [[1.0], [2.0]]))
+    with pytest.raises(ServerError):
+        await adapter.embed(request("openai", max_retries=0))
+    assert len(transport.requests) == 1
+    slow = RetryPolicy(base_delay=40.0, jitter=False)
+    adapter, _ = maker("openai", failing(503), answer("openai", [[1.0], [2.0]]))
+    before = anyio.current_time()
+    await adapter.embed(request("openai", retry=slow))
+    assert anyio.current_time() - before == 40.0
+
+
+@pytest.mark.parametrize("kind", ["voyage", "cohere", "bedrock"])
+async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: str) -> None:
+    adapter, transport = maker(kind)
+    asked = fake_http.request(model=f"{kind}:m")
+    with pytest.raises(CapabilityError, match=r"embeds texts and holds no conversations: use `engine\.embed"):
+        await adapter.complete(asked)
+    with pytest.raises(CapabilityError, match="holds no conversations"):
+        async with adapter.stream(asked) as stream:
+            [event async for event in stream]
+    assert transport.requests == []
+
+
+async def test_bedrock_is_not_asked_how_it_does() -> None:
+    """There is no request that costs nothing; only a missing key can be told."""
+    adapter, transport = maker("bedrock")
+    assert await adapter.health_check()
+    keyless, _ = maker("bedrock", api_key=None)
+    assert not await keyless.health_check()
+    assert transport.requests == []
+
+
+async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
+    """A cassette knows nothing of what it holds; the key isn't in it."""
+    path = tmp_path / "cassette.json"
+    recording = RecordingTransport(FakeTransport(answer("voyage", [[0.25], [0.5]])), path)
+    adapter = create_adapter("voyage", AdapterConfig(api_key="a-secret-key"), name="voyage", transport=recording)
+    assert isinstance(adapter, HttpAdapter)
+    first = await adapter.embed(request("voyage"))
+    await adapter.close()
+    assert "a-secret-key" not in path.read_text()
+    adapter = create_adapter("voyage", AdapterConfig(), name="voyage", transport=CassetteTransport(path))
+    assert isinstance(adapter, HttpAdapter)
+    again = await adapter.embed(request("voyage"))
+    assert (again.vectors, again.usage) == (first.vectors, first.usage)

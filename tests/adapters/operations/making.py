@@ -1,10 +1,12 @@
-"""Requests and scripted replies for every wire of embeddings."""
+"""Adapters whose network is a script, requests, scripted replies, and forms read by the standard library."""
 
 from __future__ import annotations
 
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from email.parser import BytesParser
+from email.policy import HTTP
 
 import msgspec
 
@@ -12,24 +14,17 @@ from callboard.adapters import AdapterConfig, create_adapter
 from callboard.adapters.conformance.fake_http import FakeReply, FakeTransport
 from callboard.adapters.embeddings import EmbeddingRequest
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.images import ImageRequest
+from callboard.adapters.operations.media_wire import ImageWire, VideoWire
+from callboard.adapters.videos import VideoRequest
 from callboard.bus.clock import Clock
 from callboard.bus.values.json import Json, JsonObject
 
 from ...support.virtual_time import FakeClock
 
-MODELS: Mapping[str, str] = {
-    "openai": "text-embedding-3-small",
-    "openai_compatible": "all-minilm",
-    "gemini": "gemini-embedding-001",
-    "ollama": "nomic-embed-text",
-    "voyage": "voyage-3.5",
-    "cohere": "embed-v4.0",
-    "bedrock": "amazon.titan-embed-text-v2:0",
-}
-"""A model for each type of adapter."""
 
-
-def embedder(
+def maker(
     kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
 ) -> tuple[HttpAdapter, FakeTransport]:
     """An adapter of that type whose network is a script."""
@@ -41,7 +36,67 @@ def embedder(
     return adapter, transport
 
 
-def request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
+def image_wire(kind: str, model: str) -> ImageWire:
+    """How an adapter of that type makes images with a model."""
+    wire_of = maker(kind)[0].wire.other_wires().images
+    assert wire_of is not None
+    return wire_of(model)
+
+
+def video_wire(kind: str) -> VideoWire:
+    """How an adapter of that type makes videos."""
+    wire = maker(kind)[0].wire.other_wires().videos
+    assert wire is not None
+    return wire
+
+
+def image_request(model: str, **changes: object) -> ImageRequest:
+    fields = {"request_id": "req_1", "model": model, "prompt": "A red boat.", **changes}
+    return ImageRequest(**fields)  # type: ignore[arg-type]
+
+
+def video_request(model: str, **changes: object) -> VideoRequest:
+    fields = {"request_id": "req_1", "model": model, "prompt": "A red boat.", **changes}
+    return VideoRequest(**fields)  # type: ignore[arg-type]
+
+
+def reply(value: Json, status: int = 200, **headers: str) -> FakeReply:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(
+        msgspec.json.encode(value), status=status, headers={"content-type": "application/json", **named}
+    )
+
+
+def form(call: WireCall) -> tuple[dict[str, str], dict[str, list[tuple[str, str, bytes]]]]:
+    """A form's fields, and of its files by their fields the name, the media type and the bytes."""
+    head = f"content-type: {call.headers['content-type']}\r\n\r\n".encode()
+    fields: dict[str, str] = {}
+    files: dict[str, list[tuple[str, str, bytes]]] = {}
+    message = BytesParser(policy=HTTP).parsebytes(head + call.body)
+    assert message.is_multipart()
+    for part in message.iter_parts():  # type: ignore[attr-defined]
+        name = part.get_param("name", header="content-disposition")
+        content = part.get_payload(decode=True)
+        if part.get_filename() is None:
+            fields[name] = content.decode()
+        else:
+            files.setdefault(name, []).append((part.get_filename(), part.get_content_type(), content))
+    return fields, files
+
+
+MODELS: Mapping[str, str] = {
+    "openai": "text-embedding-3-small",
+    "openai_compatible": "all-minilm",
+    "gemini": "gemini-embedding-001",
+    "ollama": "nomic-embed-text",
+    "voyage": "voyage-3.5",
+    "cohere": "embed-v4.0",
+    "bedrock": "amazon.titan-embed-text-v2:0",
+}
+"""An embedding model for each type of adapter."""
+
+
+def embedding_request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
     fields: dict[str, object] = {
         "request_id": "req_1",
         "model": f"{kind}:{MODELS[kind]}",
@@ -49,11 +104,6 @@ def request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
         **changes,
     }
     return EmbeddingRequest(**fields)  # type: ignore[arg-type]
-
-
-def reply(value: Json, **headers: str) -> FakeReply:
-    named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return FakeReply(msgspec.json.encode(value), headers={"content-type": "application/json", **named})
 
 
 def packed(*numbers: float) -> str:

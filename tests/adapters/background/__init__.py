@@ -1,1 +1,0 @@
-"""Replies that a provider makes in the background, against books and under faults."""

@@ -1,1 +1,0 @@
-"""Batches as adapters have them."""

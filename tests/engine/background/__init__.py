@@ -1,1 +1,0 @@
-"""Replies in the background through the whole engine, over the death of a process and over its close."""

@@ -1,1 +1,0 @@
-"""Batches as an engine has them, at a server that keeps books."""
