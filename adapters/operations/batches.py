@@ -377,7 +377,7 @@ class _Place(NamedTuple):
 
 
 class ReplyFile:
-    """The lines of results by request id, in memory and then in a temporary file. A request keeps its first line."""
+    """The lines of results by request id, in memory and then in a temporary file; the first line of a request."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=MOST_IN_MEMORY)  # noqa: SIM115 (closed with this object)
