@@ -160,6 +160,19 @@ async def test_a_creation_that_surely_came_to_nothing_is_sent_when_it_is_asked_f
     assert len(jobs_of(server, "dropped")) == 1
 
 
+async def test_a_creation_whose_time_is_over_is_found_when_it_is_asked_for_again(
+    server: BatchServer, store: Path
+) -> None:
+    requests = requests_of("gemini", "in time", "or not")
+    async with engine_at(server.url, store) as engine:
+        server.fail("hold create")
+        with pytest.raises(OutcomeUnknownError):
+            await engine.create_batch(requests, batch_id="held", timeout=0.5)
+        batch = await engine.create_batch(requests, batch_id="held", settle_seconds=0.0, polling=OFTEN)
+        assert (await batch.wait())[0].text == "answer to in time"
+    assert len(billed(server, "held")) == 2
+
+
 async def test_a_handle_learns_of_parts_that_are_sent_after_it_was_made(server: BatchServer, store: Path) -> None:
     """What was never confirmed is an error there, and a result as soon as it was sent after all."""
     requests = requests_of("openai", "one")

@@ -185,6 +185,16 @@ async def test_what_became_of_a_creation_that_cannot_be_told_is_said_and_never_t
     assert server.made["video"] <= 1
 
 
+async def test_a_creation_whose_time_is_over_is_not_paid_for_again(server: MediaServer) -> None:
+    """Not even by a fallback: the job may have been made, and there is no time left to look for it."""
+    server.hold.clear()
+    async with engine_at(server, other=server.url) as engine:
+        with pytest.raises(OutcomeUnknownError):
+            await engine.create_video("A red boat.", model=[SORA, "other:sora-2"], timeout=0.2)
+        server.hold.set()
+    assert len(server.of("create")) == 1
+
+
 async def test_a_provider_that_cannot_be_reached_leaves_it_to_the_next(server: MediaServer) -> None:
     async with engine_at(server, other=refusing_url()) as engine:
         handle = await engine.create_video("A red boat.", model=["other:sora-2", SORA], seconds=8, polling=OFTEN)
