@@ -115,7 +115,7 @@ class _Creation:
     async def _run_alone(self) -> BatchHandle:
         runtime = self._runtime
         plan, submissions = await self._begin()
-        items = self._items(plan)
+        items = self._items()
         for part in plan.parts():
             before = submissions.get(part)
             if not has_job(before):
@@ -161,19 +161,17 @@ class _Creation:
     # -- the plan
 
     def _planned(self) -> BatchPlan:
-        named, runtime, options = self._named, self._runtime, self._options
-        items = self._items_of(self._batch_id)
-        tags = dict(options.get("tags", {})) or None
+        named, options = self._named, self._options
         return BatchPlan(
             batch_id=self._batch_id,
-            decision=decision_of(self._named, self._calls.plan.requested),
+            decision=decision_of(named, self._calls.plan.requested),
             wire_model=named.entry.wire_name,
-            priced_as=priced_as(runtime, named),
-            sizes=self._calls.adapter(named).split_batch(items),
+            priced_as=priced_as(self._runtime, named),
+            sizes=self._calls.adapter(named).split_batch(self._items()),
             digest=self._digest,
             request_ids=ids_of(self._batch_id, self._requests),
             key=options.get("key"),
-            tags=tags,
+            tags=dict(options.get("tags", {})) or None,
         )
 
     def _publish_plan(self, plan: BatchPlan) -> None:
@@ -187,17 +185,14 @@ class _Creation:
         )
         self._runtime.bus.publish(event, request_id=plan.batch_id, tags=plan.tags)
 
-    def _items(self, plan: BatchPlan) -> list[BatchItem]:
-        return self._items_of(plan.batch_id)
-
-    def _items_of(self, batch_id: str) -> list[BatchItem]:
+    def _items(self) -> list[BatchItem]:
         entry = self._named.entry
         adapter = self._runtime.adapters.consult(self._runtime.registry.adapter_of(entry))
         can = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-        ids = ids_of(batch_id, self._requests)
+        ids = ids_of(self._batch_id, self._requests)
         return [
             BatchItem(
-                call_id(batch_id, place),
+                call_id(self._batch_id, place),
                 msgspec.structs.replace(
                     request,
                     request_id=ids[place],
@@ -222,10 +217,12 @@ class _Creation:
             if found is not None:
                 return found
         places = plan.places(part)
-        mine = tuple(items[places.start : places.stop])
 
         async def call(route: Route, request_id: str, caused_by: str | None) -> Submission:
-            return await self._send(plan, part, mine, route, request_id, caused_by)
+            basics = self._calls.basics(self._named.entry, request_id)
+            mine = tuple(items[places.start : places.stop])
+            request = BatchRequest(model=plan.model, mark=plan.mark(part), items=mine, **basics)
+            return await self._send(plan, part, request, route, caused_by)
 
         def check(adapter: BatchAdapter, named: Named) -> None:
             adapter.get_batch_limits(named.entry.wire_name)
@@ -238,21 +235,14 @@ class _Creation:
             raise
 
     async def _send(
-        self,
-        plan: BatchPlan,
-        part: int,
-        items: tuple[BatchItem, ...],
-        route: Route,
-        request_id: str,
-        caused_by: str | None,
+        self, plan: BatchPlan, part: int, request: BatchRequest, route: Route, caused_by: str | None
     ) -> Submission:
-        runtime = self._runtime
+        runtime, request_id = self._runtime, request.request_id
+        submissions = started_batches[runtime][plan.batch_id][1]
         sent = Submission(request_id, runtime.clock.now_us() // 1_000_000)
-        basics = self._calls.basics(self._named.entry, request_id)
-        request = BatchRequest(model=plan.model, mark=plan.mark(part), items=items, **basics)
 
         async def work(adapter: BatchAdapter, on_attempt: AttemptObserver) -> JobAnswer[BatchJob]:
-            started_batches[runtime][plan.batch_id][1][part] = sent
+            submissions[part] = sent
             intent = BatchSubmitting(**plan.about(), part=part, call_id=request_id, began_at=sent.began_at)
             runtime.bus.publish(intent, request_id=plan.batch_id, tags=plan.tags)
             await share(runtime)  # before it is sent: the next process must know what to look for
@@ -262,14 +252,14 @@ class _Creation:
             sent.job = answer.job
             publish_submitted(runtime, plan, part, request_id, answer.job)
 
-        most = partial(self._most, items)
+        most = partial(self._most, request.items)
         try:
             await self._calls.ask(
                 route, request_id, caused_by, work, most=most, grace=GRACE_SECONDS, on_answer=publish
             )
         except AdapterError as error:
             if type(error).__name__ not in MAYBE_SENT:
-                started_batches[runtime][plan.batch_id][1].pop(part, None)
+                submissions.pop(part, None)
             raise
         await runtime.host.secure()
         return sent
