@@ -31,11 +31,8 @@ class _Written(NamedTuple):
     """The texts as they are sent, the same by every attempt."""
 
     request: EmbeddingRequest
-    """The request, as it was fitted to the model."""
     call: WireCall
-    """The request on the wire."""
     warnings: tuple[CallWarning, ...]
-    """What was left out of the request."""
 
 
 class HttpEmbeddings:

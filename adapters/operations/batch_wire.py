@@ -20,7 +20,6 @@ class Written(NamedTuple):
     """A request of a batch, as the provider's protocol of conversations writes it."""
 
     id: str
-    """The id of its result."""
     call: WireCall
     """The request as it would be sent alone."""
 
@@ -29,7 +28,6 @@ class BatchLine(NamedTuple):
     """The result of one request, as the provider reports it. It has a reply or an error."""
 
     id: str
-    """The id of the request."""
     reply: bytes | None = None
     """The body that the request would have been answered with."""
     error: AdapterError | None = None
@@ -40,7 +38,6 @@ class ListPage(NamedTuple):
     """A page of the provider's list of jobs, the latest first."""
 
     jobs: Sequence[BatchJob]
-    """The jobs."""
     following: WireCall | None = None
     """The question for the page after it; None if there is none."""
 

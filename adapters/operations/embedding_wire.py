@@ -27,15 +27,12 @@ class EmbeddingReply(msgspec.Struct):
     input_tokens: int | None = None
     """The tokens that were counted; None if the reply doesn't say."""
     model: str | None = None
-    """The model that served the request."""
     response_id: str | None = None
-    """The provider's id of the reply."""
     usage: bytes | None = None
     """The part of the reply that has the usage, as it came."""
     details: dict[str, int] | None = None
     """Further counts, as in `TokenUsage`."""
     cost: StatedCost = StatedCost()
-    """The cost that the reply states."""
 
 
 class EmbeddingWire(Protocol):

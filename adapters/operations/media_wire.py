@@ -71,13 +71,9 @@ class ImageReply(msgspec.Struct):
     """What a reply says."""
 
     images: list[GeneratedImage]
-    """The images."""
     usage: TokenUsage | None = None
-    """The usage; None if the reply doesn't say."""
     model: str | None = None
-    """The model that served the request."""
     response_id: str | None = None
-    """The provider's id of the reply."""
     said: str = ""
     """Words in place of an image."""
 

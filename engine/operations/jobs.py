@@ -39,7 +39,6 @@ class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a job comes from."""
 
     decision: RoutingDecision
-    """The decision for the model."""
     wire_model: str
     """The model's name at its provider."""
     priced_as: str | None
