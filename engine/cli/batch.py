@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from callboard.adapters import CanonicalRequest, Message
-from callboard.adapters.videos import PollPolicy
+from callboard.adapters.jobs import PollPolicy
 from callboard.bus import CallboardError, ConfigurationError, Cost
 from callboard.bus.values.cost_sum import CostSum
 from callboard.bus.values.json import Json, JsonObject

@@ -18,8 +18,8 @@ from callboard.engine import EmbeddingResult
 from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Item
 from callboard.tracestore.collections.similarity import packed
 
-from ..embedding import space_of
 from ..models.registry import ModelRegistry
+from ..operations.embeddings import space_of
 
 # -- reading
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from callboard.adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from callboard.bus import CallboardError, ConfigurationError
 from callboard.engine import Engine, ImageResult, VideoHandle
-from callboard.engine.media.images import ImageOptions
+from callboard.engine.operations.images import ImageOptions
 
 from .common.figures import cost_text
 from .common.harmless import note, say
