@@ -9,8 +9,8 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
+        ".calls": "CallFilter CallRow CallStatus",
         ".export.otel": "OtelExporter",
-        ".filters": "CallFilter CallStatus",
         ".postgres.store": "PostgresStore",
         ".prices.rows": "PriceAlias PriceRow",
         ".prices.table": "Component Explanation PriceTable",
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = face(
             "SessionReprice SqlResult"
         ),
         ".rows": (
-            "CallRow CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
+            "CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
             "StoredBatch StoredJob StoredSubmission"
         ),
         ".saved_replies": "SavedReplies",

@@ -1,13 +1,13 @@
 # Written by scripts/make_stubs.py.
+from .calls import CallFilter, CallRow, CallStatus
 from .export.otel import OtelExporter
-from .filters import CallFilter, CallStatus
 from .postgres.store import PostgresStore
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
 from .prompt_caches import CacheSavings, cache_savings
 from .replay import StoredEvents
 from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
-from .rows import CallRow, CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
+from .rows import CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
 from .saved_replies import SavedReplies
 from .shipping.course import ShippingOptions
 from .shipping.shipper import ShippingStatistics, TraceShipper

@@ -16,11 +16,10 @@ from typing import Protocol, Self
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from .filters import CallFilter, SearchFilter
+from .calls import CallFilter, CallRow, SearchFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
 from .rows import (
-    CallRow,
     CostRow,
     CountedCall,
     ErrorRow,

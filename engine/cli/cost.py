@@ -12,7 +12,7 @@ import msgspec
 
 from callboard.bus.values.cost_sum import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
-from callboard.tracestore.filters import DIMENSIONS
+from callboard.tracestore.calls import DIMENSIONS
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.prices.home import price_table
 

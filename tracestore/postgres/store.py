@@ -16,7 +16,7 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
-from ..filters import CallFilter, SearchFilter
+from ..calls import CallFilter, SearchFilter
 from ..home import home_folder
 from ..nodes.ledger import SliceRow
 from ..nodes.ownership import NodeRow

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from callboard.bus.errors import StoreError
 
-from ..filters import SearchFilter
+from ..calls import SearchFilter
 from ..rows import FoundMessage
 from ..sql.connection import Database, Row, SqlValue, Statements
 from ..writing.captured import Bodies, message_of

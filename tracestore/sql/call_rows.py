@@ -1,16 +1,19 @@
-"""The rows of calls: which columns the start and the end of an attempt fill, and the statements that store them.
+"""The rows of calls: the columns that the start and the end of an attempt fill, and how they are stored.
 
-Columns that have the name of an event's field are named once here, and filled from the fields of these names.
+An event fills each column of `CallRow` for which it has a field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from callboard.bus.errors import ErrorClass
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Event
 
+from ..calls import COLUMNS, Column
 from ..timestamps import US_PER_DAY
 from .calls.columns import USAGE_COLUMNS, cost_columns, cost_values, json_text, usage_values
 from .connection import Insert, SqlValue
@@ -25,27 +28,52 @@ _SHARED = (*IDENTITY, "run", "ts_us", "day", "provider", "model", "status")
 
 REQUEST, ATTEMPT, RUN, STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
 
-_START_FIELDS = (
-    "requested_model",
-    "reason",
-    "estimated_input_tokens",
-    "priced_as",
-    "operation",
-    "reserved_tokens",
-    "key",
-)
-_END_FIELDS = ("first_token_ms", "latency_ms", "provider_request_id")
-_COMPLETED_FIELDS = ("served_model", "raw_stop_reason", "response_id")
-_FAILED_FIELDS = (
-    *("retry_count", "error_type", "provider_status", "provider_code", "delay_seconds", "retry_after_seconds"),
-)
-_of_start, _of_end = attrgetter(*_START_FIELDS), attrgetter(*_END_FIELDS)
-_of_completed, _of_failed = attrgetter(*_COMPLETED_FIELDS), attrgetter(*_FAILED_FIELDS)
+_EVENT_FIELDS = {"error_message": "message", "reserved_nano": "reserved_nano_usd"}
+"""The fields of events that have another name than their columns."""
 
-_STARTED = (*_START_FIELDS, "started_us", "streamed", "routing", "reserved_nano")
-_ENDED = (*_END_FIELDS, "finished_us", "resent", *USAGE_COLUMNS, *cost_columns("cost"))
-_COMPLETED = (*_ENDED, *_COMPLETED_FIELDS, "retry_count", "stop_reason", "warnings")
-_FAILED = (*_ENDED, *_FAILED_FIELDS, "error_message", "error_class", "will_retry")
+_NAMES = (*(name for name in COLUMNS if name not in _SHARED), "reserved_nano", "reserved_tokens")
+
+
+class _Filled:
+    """The columns that an event fills from its own fields."""
+
+    def __init__(self, event: type[Event], but: Sequence[str] = ()) -> None:
+        names = {name: _EVENT_FIELDS.get(name, name) for name in _NAMES if name not in but}
+        self.columns = tuple(name for name, field in names.items() if field in event.__struct_fields__)
+        self._read = attrgetter(*(names[name] for name in self.columns))
+        self._writers = [
+            (place, write)
+            for place, name in enumerate(self.columns)
+            if (write := _writer(name, COLUMNS.get(name))) is not None
+        ]
+
+    def values(self, event: Event) -> Values:
+        values = list(self._read(event))
+        for place, write in self._writers:
+            values[place] = write(values[place])
+        return values
+
+
+def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
+    """What makes the value of a column from a field; None if it is the same in SQL."""
+    if name in ("stop_reason", "error_class"):
+        return str  # members of an enum
+    if column is not None and column.kind == "json":
+        return lambda value: json_text(value) if value else None
+    if column is not None and column.kind == "bool":
+        # A later event fills in what an earlier one left NULL, so the default is no value.
+        return int if column.default is None else lambda value: 1 if value else None
+    return None
+
+
+_START = _Filled(LlmCallStarted)
+_COMPLETION = _Filled(LlmCallCompleted, but=_START.columns)
+_FAILURE = _Filled(LlmCallFailed, but=_START.columns)
+
+_STARTED = (*_START.columns, "started_us")
+_ENDED = ("finished_us", *USAGE_COLUMNS, *cost_columns("cost"))
+_COMPLETED = (*_ENDED, *_COMPLETION.columns, "retry_count")
+_FAILED = (*_ENDED, *_FAILURE.columns)
 
 
 def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
@@ -81,21 +109,17 @@ UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day"
 
 def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
     """The row of a start. In it and in the other rows, `run` stands for the run's number."""
-    return [
-        *(*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started"),
-        *(*_of_start(event), ts_us, int(event.streamed)),
-        None if event.routing is None else json_text(event.routing),
-        event.reserved_nano_usd,
-    ]
+    shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
+    return [*shared, *_START.values(event), ts_us]
 
 
 def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_us: int) -> Values:
     """The row of an end that is good."""
     row = _ended(event, identity, run, ts_us, "completed")
-    row += _of_completed(event)
+    row += _COMPLETION.values(event)
     attempt = identity[ATTEMPT]
     assert isinstance(attempt, int)
-    row += (attempt - 1, str(event.stop_reason), json_text(event.warnings) if event.warnings else None)
+    row.append(attempt - 1)
     return row
 
 
@@ -103,8 +127,7 @@ def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: in
     """The row of an end in an error."""
     status = "cancelled" if event.error_class == ErrorClass.CANCELLED else "failed"
     row = _ended(event, identity, run, ts_us, status)
-    row += _of_failed(event)
-    row += (event.message, str(event.error_class), int(event.will_retry))
+    row += _FAILURE.values(event)
     return row
 
 
@@ -112,16 +135,8 @@ def _ended(
     event: LlmCallCompleted | LlmCallFailed, identity: Values, run: str | int, ts_us: int, status: str
 ) -> Values:
     began_us = began(event, ts_us)
-    return [
-        *(*identity, run, began_us, began_us // US_PER_DAY, event.provider, event.model, status),
-        *(
-            *_of_end(event),
-            ts_us,
-            1 if event.resent else None,
-            *usage_values(event.usage),
-            *cost_values(event.cost),
-        ),
-    ]
+    shared = (*identity, run, began_us, began_us // US_PER_DAY, event.provider, event.model, status)
+    return [*shared, ts_us, *usage_values(event.usage), *cost_values(event.cost)]
 
 
 def began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> int:

@@ -10,11 +10,10 @@ from callboard.bus.clock import Clock
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from ..filters import CallFilter
+from ..calls import CallFilter, CallRow
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, RepriceRun
 from ..rows import (
-    CallRow,
     CostRow,
     CountedCall,
     ErrorRow,

@@ -21,6 +21,7 @@ from callboard.bus import (
     ToolStarted,
 )
 from callboard.tracestore import CallFilter, CallRow, Store
+from callboard.tracestore.calls import SHOWN
 
 MOST_TURN_CALLS = 300
 MOST_TURN_EVENTS = 3000
@@ -78,6 +79,7 @@ def attempt_seen(row: CallRow) -> dict[str, object]:
     fields: dict[str, object] = {name: getattr(row, name) for name in row.__struct_fields__}
     if row.usage is not None:
         fields["usage"] = msgspec.structs.replace(row.usage, raw=None)
+    fields["facts"] = [(column.label, str(value)) for name, column in SHOWN.items() if (value := fields[name])]
     return fields | times_and_cost(row)
 
 

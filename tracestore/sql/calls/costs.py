@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...prices.rows import MAX_INT64
 from ...rows import CostRow
 from ...timestamps import US_PER_DAY, to_us

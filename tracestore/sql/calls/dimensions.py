@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...filters import DIMENSIONS
+from ...calls import DIMENSIONS
 from ...timestamps import iso_day
 from ..connection import Dialect, SqlValue
 

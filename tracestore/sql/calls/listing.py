@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
 import msgspec
 
-from callboard.bus.values.messages import RoutingDecision
-
-from ...filters import CallFilter
-from ...rows import CallRow
+from ...calls import COLUMNS, CallFilter, CallRow, Column
 from ..connection import Dialect, Row, Sql, at_most
-from .columns import USAGE_COLUMNS, cost_columns, cost_of, tags_of, usage_of
+from .columns import USAGE_COLUMNS, cost_columns, cost_of, usage_of
 from .current_costs import NOW_NANO, with_cost
 from .where import condition
 
-_SEVERAL = {"call_id", "usage", "at_call_time", "cost"}
-"""The fields of a row that no column has under the same name."""
-
-_NAMES = tuple(name for name in CallRow.__struct_fields__ if name not in _SEVERAL)
-_COLUMNS = ("id", *_NAMES, *USAGE_COLUMNS, *cost_columns("cost"), *cost_columns("now"))
-_USAGE_AT = 1 + len(_NAMES)
+_COLUMNS = ("id", *COLUMNS, *USAGE_COLUMNS, *cost_columns("cost"), *cost_columns("now"))
+_USAGE_AT = 1 + len(COLUMNS)
 _COST_AT = _USAGE_AT + len(USAGE_COLUMNS)
 _NOW_AT = _COST_AT + len(cost_columns("cost"))
 
-_warnings = msgspec.json.Decoder(tuple[str, ...])
-_routing = msgspec.json.Decoder(RoutingDecision)
+
+def _reader(column: Column) -> Callable[[Any], object] | None:
+    """What makes a value of its column in Python; None if it is the same there."""
+    unset = column.default
+    if column.kind == "json":
+        decode = msgspec.json.Decoder(column.type).decode
+        return lambda text: decode(text) if text else copy(unset)
+    if column.kind == "bool":
+        return lambda number: unset if number is None else bool(number)
+    return None if unset is None else lambda value: unset if value is None else value
+
+
+_READERS = [(name, read) for name, column in COLUMNS.items() if (read := _reader(column)) is not None]
 
 
 def calls_query(where: CallFilter | None, under: str | None, limit: int | None, dialect: Dialect) -> Sql:
@@ -52,15 +60,9 @@ def calls_after_query(
 
 def call_row(row: Row) -> CallRow:
     """A row of `calls_query` as a CallRow."""
-    named = dict(zip(_NAMES, row[1:_USAGE_AT], strict=True))
-    named["tags"] = tags_of(named["tags"])
-    named["warnings"] = _warnings.decode(named["warnings"]) if named["warnings"] else ()
-    named["routing"] = _routing.decode(named["routing"]) if named["routing"] else None
-    for flag in ("streamed", "will_retry"):
-        named[flag] = None if named[flag] is None else bool(named[flag])
-    named["retry_count"] = named["retry_count"] or 0
-    named["resent"] = bool(named["resent"])
-    named["operation"] = named["operation"] or "chat"
+    named: dict[str, Any] = dict(zip(COLUMNS, row[1:_USAGE_AT], strict=True))
+    for name, read in _READERS:
+        named[name] = read(named[name])
     return CallRow(
         call_id=row[0],
         usage=usage_of(row[_USAGE_AT:_COST_AT]),

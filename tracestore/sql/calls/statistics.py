@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...rows import ErrorRow, Percentiles, StatisticsRow
 from ..connection import Database, Row
 from ..repricing.run_costs import current_runs

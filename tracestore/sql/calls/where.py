@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...timestamps import to_us
 from ..connection import Dialect, Sql, SqlValue
 from .current_costs import CURRENT_NANO

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...reports import RepriceReport
 from ...timestamps import iso_day
 from ..calls.unknown import usage_unknown

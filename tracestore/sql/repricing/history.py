@@ -12,7 +12,7 @@ import msgspec
 
 from callboard.bus.errors import StoreError
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...reports import CurrentPrices, RepriceRun
 from ..connection import Database, Statements, greater
 from .counts import CountsBeside

@@ -17,7 +17,7 @@ import msgspec
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...prices.table import PriceTable
 from ..calls.columns import USAGE_COLUMNS, usage_of
 from ..calls.current_costs import nano_under

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from callboard.bus.clock import Clock
 
-from ...filters import CallFilter
+from ...calls import CallFilter
 from ...prices.table import PriceTable
 from ...reports import OnProgress, RepriceReport, RepriceRun, RepriceSums
 from ..calls.where import condition
