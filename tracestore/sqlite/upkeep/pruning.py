@@ -9,11 +9,15 @@ Of a file that is shipped, nothing is deleted that a shared store still lacks.
 
 from __future__ import annotations
 
-import anyio
+import contextlib
+from pathlib import Path
 
-from ...shipping.marks import marks
+import anyio
+import msgspec
+
 from ...sql.upkeep import pruning
 from ..database import Database
+from ..files import escaped
 
 PAGES_AT_ONCE = 1000
 _INCREMENTAL = 2
@@ -38,7 +42,7 @@ class FilePruning(pruning.Pruning):
         self._file = database
 
     async def _allowed_until(self, before_us: int) -> int:
-        positions = [mark.position.event for mark in marks(self._file.path)]
+        positions = _shipped(self._file.path)
         if not positions:
             return before_us
         ((earliest,),) = await self._file.read("SELECT min(ts_us) FROM events WHERE id > ?", (min(positions),))
@@ -63,3 +67,24 @@ class FilePruning(pruning.Pruning):
         for _ in range(0, free, PAGES_AT_ONCE):
             await self._file.give_back(PAGES_AT_ONCE)
             await anyio.sleep(0.01)
+
+
+class _Position(msgspec.Struct, frozen=True):
+    event: int = 0
+
+
+class _Mark(msgspec.Struct):
+    position: _Position = _Position()
+
+
+def _shipped(trace: Path) -> list[int]:
+    """The numbers of the last events that shared stores have, one for each store.
+
+    Shipping leaves a file beside the trace for each store, see `tracestore.shipping.marks`. These files are read
+    here without it, because retention needs no more of shipping than this number.
+    """
+    found = []
+    for path in sorted(trace.parent.glob(f"{escaped(trace.name)}.shipped-*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=_Mark).position.event)
+    return found
