@@ -12,7 +12,7 @@ from .health_report import Check
 
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore
-    from callboard.tracestore.nodes.ownership import NodeRow
+    from callboard.tracestore.nodes import NodeRow
     from callboard.tracestore.postgres.upkeep.facts import ServerFacts
 
 

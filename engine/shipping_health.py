@@ -12,7 +12,7 @@ from .health_report import Check
 
 async def check_shipping(trace: Path) -> list[Check]:
     """How far each shared store is that the file is shipped to. No store is asked."""
-    from callboard.tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.marks import backlogs
 
     try:
         found = await backlogs(trace)

@@ -31,10 +31,9 @@ __getattr__, __dir__, __all__ = face(
         ".sqlite.database": "Durability",
         ".sqlite.store": "TraceStore",
         ".store": "Store",
-        ".writing.actor": "Flush TraceWriter",
         ".writing.captured": "Capture Redact decode_json encode_json",
         ".writing.state": "StoreState WriterOptions WriterStatistics",
-        ".writing.writer": "WriterCore",
+        ".writing.writer": "Flush TraceWriter WriterCore",
         "callboard.bus.events.upcasting": "upcast",
     },
 )

@@ -15,10 +15,9 @@ from .sql.connection import SqlValue
 from .sqlite.database import Durability
 from .sqlite.store import TraceStore
 from .store import Store
-from .writing.actor import Flush, TraceWriter
 from .writing.captured import Capture, Redact, decode_json, encode_json
 from .writing.state import StoreState, WriterOptions, WriterStatistics
-from .writing.writer import WriterCore
+from .writing.writer import Flush, TraceWriter, WriterCore
 from callboard.bus.events.upcasting import upcast
 
 __all__ = [

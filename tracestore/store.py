@@ -27,11 +27,12 @@ from .rows import (
     OpenReply,
     SavedSession,
     SessionRow,
+    Spending,
+    SpendingQuery,
     StatisticsRow,
     StoredBatch,
     StoredJob,
 )
-from .spending import Spending, SpendingQuery
 from .sql.lost_runs import Delivered
 
 

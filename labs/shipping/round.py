@@ -27,7 +27,7 @@ from callboard.tracestore import Capture, ShippingOptions, TraceShipper, TraceSt
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.receiving.receiver import Receiver
 from callboard.tracestore.postgres.statements import Statements
-from callboard.tracestore.shipping.recent import Recent
+from callboard.tracestore.shipping.source import Recent
 from tests.support.postgres_server import StartedServer
 from tests.support.virtual_time import FakeClock
 

@@ -28,7 +28,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1/",),
     "httpx": ("adapters/transport/httpx_client/",),
     "httpcore": ("adapters/transport/httpx_client/",),
-    "sqlite3": ("tracestore/sqlite/", "tracestore/collections/collection_file.py"),
+    "sqlite3": ("tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/nats/",),
@@ -79,7 +79,7 @@ LATE_PARTS = {
     "tracestore": (
         *("sqlite.upkeep.backup", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.free_sql"),
         *("replay", "saved_replies", "sql.calls.statistics"),
-        *("sqlite.store", "sqlite.database", "writing.actor", "writing.writer"),
+        *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (
         *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),

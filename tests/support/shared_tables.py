@@ -10,8 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from callboard.tracestore.nodes import (
+    AccountScope,
+    Allotment,
+    Answer,
+    Claimed,
+    Held,
+    NodeInfo,
+    NodeRow,
+    Owner,
+    Renewed,
+    Slot,
+    Standing,
+    TurnEnding,
+    Want,
+    Wants,
+    granted,
+)
 from callboard.tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
 from callboard.tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
 

@@ -14,8 +14,7 @@ from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppen
 from callboard.bus.values.call_settings import CallSettings
 from callboard.bus.values.messages import Candidate, RoutingDecision
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage
-from callboard.tracestore.codec import encode_event
-from callboard.tracestore.figures import KEPT, figures_of
+from callboard.tracestore.codec import KEPT, encode_event, figures_of
 
 MARK = "Zanzibar"
 FULL = {

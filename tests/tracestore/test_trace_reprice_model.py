@@ -32,7 +32,7 @@ from callboard.tracestore import (
     TraceStore,
 )
 from callboard.tracestore.postgres.store import PostgresStore
-from callboard.tracestore.spending import SpendingQuery
+from callboard.tracestore.rows import SpendingQuery
 from callboard.tracestore.sql.calls.sums import sum_up
 from callboard.tracestore.sql.repricing import repricing
 from callboard.tracestore.sql.store import SqlStore

@@ -18,8 +18,7 @@ from callboard.bus.events.envelope import Envelope
 
 from ..calls import CallFilter, SearchFilter
 from ..home import home_folder
-from ..nodes.ledger import SliceRow
-from ..nodes.ownership import NodeRow
+from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
@@ -32,16 +31,16 @@ from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..sql.uninterrupted import Patience, uninterrupted
 from ..timestamps import US_PER_DAY, to_us
-from ..writing.adoption import (
+from ..writing.spill import (
     BATCH_EVENTS,
     NOTHING_WAITS,
     LateEvents,
     adopt_leftovers,
     left_over,
     waiting_beside,
+    waiting_files,
     warn_of,
 )
-from ..writing.spill import waiting_files
 from .clean import clean_envelope, clean_text
 from .connection import name_of
 from .database import EVER_US, SCHEMA, Database
@@ -299,8 +298,8 @@ class PostgresStore(SqlStore):
         return slice_rows(await self._database.read(SLICES))
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        from ..search.index import search
-        from ..search.postgres_index import PostgresIndex
+        from ..search import search
+        from .search import PostgresIndex
 
         return await search(self._database, PostgresIndex(), where)
 

@@ -20,11 +20,12 @@ from ..rows import (
     OpenReply,
     SavedSession,
     SessionRow,
+    Spending,
+    SpendingQuery,
     StatisticsRow,
     StoredBatch,
     StoredJob,
 )
-from ..spending import Spending, SpendingQuery
 from ..store import Store
 from ..timestamps import to_us
 from .calls.costs import costs

@@ -31,8 +31,17 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..sql.connection import Row, SqlValue
-from ..writing.adoption import BATCH_EVENTS, NOTHING_WAITS, adopt_leftovers, waiting_beside, warn_of
-from ..writing.spill import leftovers, read_leftover, sealed_files, waiting_files
+from ..writing.spill import (
+    BATCH_EVENTS,
+    NOTHING_WAITS,
+    adopt_leftovers,
+    leftovers,
+    read_leftover,
+    sealed_files,
+    waiting_beside,
+    waiting_files,
+    warn_of,
+)
 from .database import Database
 from .files import is_at_rest
 from .schema.migrations import SCHEMA_VERSION

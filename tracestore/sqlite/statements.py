@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..search.sqlite_index import DROP
 from ..sql.connection import Insert, Row, SqlValue, Unstorable
 from .dialect import SQLITE
 from .insert import statements_for
+from .search import DROP
 
 if TYPE_CHECKING:
     import sqlite3

@@ -24,8 +24,7 @@ from ..sql.run_numbers import RunSpan
 from ..sql.session_owner import claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
-from ..writing.adoption import NOTHING_WAITS, LateEvents, left_over, waiting_beside, warn_of
-from ..writing.spill import waiting_files
+from ..writing.spill import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
 from .late_events import WholeTrace, take_in
@@ -161,8 +160,8 @@ class TraceStore(SqlStore):
         return await self._database.write(work)
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        from ..search.index import search
-        from ..search.sqlite_index import SqliteIndex
+        from ..search import search
+        from .search import SqliteIndex
 
         return await search(self._database, SqliteIndex(), where)
 

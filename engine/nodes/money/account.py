@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import Allotment, Slot, Standing
+from callboard.tracestore.nodes import Allotment, Slot, Standing
 
 from ...budgets.account import Account, AccountState, Amount, Refusal
 from ...budgets.budget import Budget

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
-from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Slot, Want
+from callboard.tracestore.nodes import Allotment, LedgerTables, Slot, Want
 
 from ...rate_limits.amounts import Declared, Ticket
 from ...rate_limits.permit import LiveGate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import Slot
-from callboard.tracestore.spending import SpendingQuery
+from callboard.tracestore.nodes import Slot
+from callboard.tracestore.rows import SpendingQuery
 
 from ...budgets.budget import Budget
 from ...budgets.from_trace import query_of

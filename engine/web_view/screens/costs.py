@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from callboard.bus import ConfigurationError
 from callboard.tracestore import CallFilter, CostRow, PriceTable, Store
-from callboard.tracestore.home import home_folder
-from callboard.tracestore.prices.home import published_table
+from callboard.tracestore.home import home_folder, published_table
 
 from ..access import body_of
 from ..answers import EventStream, Refused, answer, as_json, frame

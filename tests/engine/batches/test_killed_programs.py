@@ -12,7 +12,7 @@ import pytest
 from callboard.bus.errors import StoreError
 from callboard.tracestore import CallFilter
 from callboard.tracestore.writing import writer
-from callboard.tracestore.writing.adoption import adopt_leftovers
+from callboard.tracestore.writing.spill import adopt_leftovers
 from tests.support.batch_engines import TEXTS, engine_at, nano_of, run_to_the_end
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.batch_wires import MODELS

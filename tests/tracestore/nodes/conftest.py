@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from callboard.tracestore.nodes.ownership import OwnershipTables
+from callboard.tracestore.nodes import OwnershipTables
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 from tests.support.shared_tables import OwnershipModel

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, TurnEnding
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
 from tests.support.postgres_server import own_server, why_not

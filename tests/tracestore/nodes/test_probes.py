@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callboard.tracestore.nodes.probes import ProbeTables
+from callboard.tracestore.nodes import ProbeTables
 from callboard.tracestore.postgres.nodes.database import SharedDatabase
 from callboard.tracestore.postgres.nodes.probes import PostgresProbes
 from tests.support.shared_tables import ProbeModel

@@ -298,7 +298,7 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
 
 
 async def test_what_waits_for_the_store_counts_deletions(local: TraceStore, trace: Path, shared: str) -> None:
-    from callboard.tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.marks import backlogs
 
     await say(local, Maker("run_a"), "s", SECRET)
     async with shipped(trace, shared):

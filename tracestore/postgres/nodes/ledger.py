@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ...nodes.ledger import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
+from ...nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
 from ...sql.calls.spending import spending
 from ...sql.connection import Row, Statements
 from .database import SharedDatabase

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from ...nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
 from ...sql.connection import Row, SqlValue, Statements
 from .database import SharedDatabase
 from .leases import SECONDS_LEFT

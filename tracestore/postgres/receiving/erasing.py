@@ -16,8 +16,7 @@ import msgspec
 
 from callboard.bus.events.sessions import SessionCreated
 
-from ...shipping.packing import SESSION, TOPIC, TS_US
-from ...shipping.shipment import Origin, Shipment
+from ...shipping.shipment import SESSION, TOPIC, TS_US, Origin, Shipment
 from ...sql.connection import placeholders
 from ...sql.upkeep.erasures import Erasure
 from ...sql.upkeep.expiry import delete_sessions, erase_old_words, erase_words, forget_names, sweep_bodies

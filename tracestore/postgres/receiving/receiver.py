@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
-from ...shipping.packing import cleaned
-from ...shipping.shipment import START, Ending, Origin, Position, Shipment
+from ...shipping.shipment import START, Ending, Origin, Position, Shipment, cleaned
 from ...sql.calls.sum_keeping import SumKeeper
 from ...sql.connection import Unstorable
 from ...sql.uninterrupted import Patience

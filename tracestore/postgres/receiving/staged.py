@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ...shipping.packing import EVENT_COLUMNS, are_new, projection_of, sessions_of
-from ...shipping.shipment import Origin, Shipment
+from ...shipping.shipment import EVENT_COLUMNS, Origin, Shipment, are_new, projection_of, sessions_of
 from ...sql.projection import flat
 from ..clean import clean_text
 from ..statements import Statements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...spending import Spending, SpendingQuery, SpendingRow
+from ...rows import Spending, SpendingQuery, SpendingRow
 from ..connection import Sql, SqlValue, Statements
 from ..repricing.run_costs import current_runs
 from .current_costs import cost_under, with_nano

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from callboard.bus.events.codec import decode_event
 
-from ...codec import encode_event
-from ...figures import figures_of
+from ...codec import encode_event, figures_of
 from ...prices.rows import MAX_INT64
 from ..connection import Database, Row, SqlValue, Statements, placeholders
 from .erasures import Erasure, note_erasure, runs_in

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..search import Term
 from ..sql.connection import SqlValue, Statements
-from .words import Term
 
 TABLE = "content_search"
 MOST = 400_000

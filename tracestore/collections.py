@@ -7,20 +7,22 @@ private to its owner. A collection keeps the model of its vectors, since those o
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import mul
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 
 from callboard.bus.errors import StoreError
 from callboard.bus.private_file import refuse_link
-
-from .similarity import scores_with
 
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS collections (
@@ -292,3 +294,67 @@ class CollectionFile:
             (name, item),
         ).fetchone()
         return Similar(item, score, text, None if metadata is None else msgspec.Raw(metadata.encode()))
+
+
+# -- Cosine similarity over vectors that are stored as little-endian float32; numpy is used where it is installed
+#
+# A vector of zeros is similar to nothing: its similarity is 0.
+
+
+Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
+"""The similarities of some stored vectors with a vector that is given."""
+
+
+def packed(vector: Sequence[float]) -> bytes:
+    """A vector as it is stored."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def unpacked(data: bytes) -> array[float]:
+    """The vector that was stored."""
+    numbers = array("f")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def scores_with(data: bytes) -> Scores:
+    """The function that compares with a stored vector. All are of one length."""
+    try:
+        import numpy
+    except ImportError:
+        return plain_scores(data)
+
+    def scores(stored: Sequence[bytes]) -> list[float]:
+        if not stored:
+            return []
+        wanted = numpy.frombuffer(data, "<f4").astype("f8")
+        rows = numpy.frombuffer(b"".join(stored), "<f4").reshape(len(stored), -1).astype("f8")
+        lengths = numpy.sqrt((rows * rows).sum(axis=1)) * math.sqrt(float(wanted @ wanted))
+        found: list[float] = numpy.divide(
+            rows @ wanted, lengths, out=numpy.zeros(len(stored)), where=lengths > 0
+        ).tolist()
+        return found
+
+    return scores
+
+
+def plain_scores(data: bytes) -> Scores:
+    """The same with nothing but Python."""
+    wanted = unpacked(data)
+    length = _length(wanted)
+
+    def score(stored: bytes) -> float:
+        other = unpacked(stored)
+        lengths = length * _length(other)
+        return sum(map(mul, wanted, other)) / lengths if lengths else 0.0
+
+    return lambda stored: [score(each) for each in stored]
+
+
+def _length(vector: Iterable[float]) -> float:
+    return math.sqrt(sum(number * number for number in vector))

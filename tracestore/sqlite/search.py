@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from callboard.bus.errors import StoreError
 
+from ..search import Term
 from ..sql.connection import SqlValue, Statements
-from .words import Term
 
 TABLE = "content_search"
 DROP = f"DROP TABLE IF EXISTS {TABLE}"
