@@ -13,7 +13,7 @@ from .health_report import Check
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore
     from callboard.tracestore.nodes import NodeRow
-    from callboard.tracestore.postgres.upkeep.facts import ServerFacts
+    from callboard.tracestore.postgres.upkeep import ServerFacts
 
 
 async def check_server(store: PostgresStore) -> list[Check]:

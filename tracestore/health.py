@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .sqlite.library import needs_file_lock, sqlite_version
+from .sqlite.statements import needs_file_lock, sqlite_version
 
 if TYPE_CHECKING:
     from .postgres.store import PostgresStore
-    from .postgres.upkeep.facts import ServerFacts
+    from .postgres.upkeep import ServerFacts
 
 __all__ = ["FileFacts", "file_facts", "server_facts", "sqlite_version"]
 
@@ -76,9 +76,9 @@ async def server_facts(store: PostgresStore) -> ServerFacts:
     Raises:
         StoreError: The server can't be reached, or lets nobody in by this address.
     """
-    from .postgres.upkeep.facts import server_facts
+    from .postgres.upkeep import server_facts
 
-    return await server_facts(store)
+    return await server_facts(store.dsn, store.schema)
 
 
 def _existing(folder: Path) -> Path:

@@ -77,7 +77,7 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep.backup", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.free_sql"),
+        *("sqlite.upkeep", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.reading"),
         *("replay", "saved_replies", "sql.calls.statistics"),
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),

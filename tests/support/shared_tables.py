@@ -27,8 +27,8 @@ from callboard.tracestore.nodes import (
     Wants,
     granted,
 )
-from callboard.tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
-from callboard.tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
+from callboard.tracestore.postgres.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
+from callboard.tracestore.postgres.nodes import FORGOTTEN_SECONDS, WANTED_SECONDS
 
 
 class _Lease(msgspec.Struct):

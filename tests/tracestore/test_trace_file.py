@@ -16,8 +16,8 @@ import pytest
 
 from callboard import StoreError, TraceStore
 from callboard.tracestore.sqlite import database, files
+from callboard.tracestore.sqlite import schema as migrations
 from callboard.tracestore.sqlite.database import Database, Row, Statements
-from callboard.tracestore.sqlite.schema import migrations
 from tests.support.present import present
 from tests.support.programs import started
 

@@ -18,7 +18,7 @@ from callboard.tracestore.sql.batches import Batch
 from callboard.tracestore.sql.connection import Insert, SqlValue
 from callboard.tracestore.sql.run_numbers import RunSpan
 from callboard.tracestore.sqlite.database import Row
-from callboard.tracestore.sqlite.insert import statements_for
+from callboard.tracestore.sqlite.statements import statements_for
 
 from .trace_making import Maker
 

@@ -23,8 +23,8 @@ from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, 
 from callboard.tracestore.codec import encode_line
 from callboard.tracestore.sql.lost_runs import PROCESS_LOST
 from callboard.tracestore.sqlite import files
+from callboard.tracestore.sqlite import schema as migrations
 from callboard.tracestore.sqlite.files import run_locks
-from callboard.tracestore.sqlite.schema import migrations
 from callboard.tracestore.writing.spill import SpillFile, spill_path
 from tests.support.present import present
 from tests.support.programs import started

@@ -389,7 +389,7 @@ class TraceShipper:
 
 def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
     """The receiving end of the shared store behind a DSN. Raises StoreError."""
-    from ..postgres.receiving.receiver import Receiver
+    from ..postgres.receiver import Receiver
 
     return Receiver(dsn, clock=clock)
 

@@ -21,8 +21,8 @@ from ..sql.projection import Projection, joined
 from ..sql.upkeep.erasures import erased_since, erasures_after, next_boundary
 from ..sql.upkeep.expiry import references_in
 from ..sqlite.database import Database
-from ..sqlite.late_events import WholeTrace
-from ..sqlite.schema.migrations import migrate
+from ..sqlite.reading import WholeTrace
+from ..sqlite.schema import migrate
 from .shipment import (
     EVENT_COLUMNS,
     QUOTE,

@@ -27,7 +27,7 @@ from ..timestamps import to_us
 from ..writing.spill import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
-from .late_events import WholeTrace, take_in
+from .reading import WholeTrace, take_in
 from .trace_file import TraceFile
 
 
@@ -146,7 +146,7 @@ class TraceStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .free_sql import select
+        from .reading import select
 
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
@@ -161,7 +161,7 @@ class TraceStore(SqlStore):
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
         from ..search import search
-        from .search import SqliteIndex
+        from .statements import SqliteIndex
 
         return await search(self._database, SqliteIndex(), where)
 
@@ -186,7 +186,7 @@ class TraceStore(SqlStore):
         return await self._database.quick_check(seconds)
 
     async def condition(self) -> StoreCondition:
-        from .upkeep.condition import condition
+        from .upkeep import condition
 
         return await condition(self._database)
 
@@ -202,7 +202,7 @@ class TraceStore(SqlStore):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        from .upkeep.pruning import FilePruning
+        from .upkeep import FilePruning
 
         moment = None if before is None else to_us(before)
         if not dry_run:
@@ -215,7 +215,7 @@ class TraceStore(SqlStore):
                 self._file.numbers.forget()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        from .upkeep.backup import backup
+        from .upkeep import backup
 
         await self._take_in()
         await backup(self.path, path, progress)

@@ -22,12 +22,14 @@ from ..prices.table import PriceTable
 from ..sql.batches import Batch, batch_of
 from ..sql.calls.sum_keeping import SumKeeper
 from ..sql.connection import Unstorable
-from ..sql.lost_runs import Delivered
+from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..sql.run_numbers import RunNumbers
 from ..sql.uninterrupted import uninterrupted
+from ..writing.spill import is_unwritten
 from .database import Database
-from .runs import Runs
-from .schema.migrations import inspect, migrate
+from .files import RunLock, free_run_lock, remove_named_locks, run_locks
+from .schema import inspect, migrate
+from .statements import Statements
 
 _log = Log("tracestore.sqlite.store")
 
@@ -145,3 +147,121 @@ class TraceFile:
         await self.open()
         self._living.hold_again()
         self._anew = False
+
+
+# -- The runs of a trace file: which of them live, and how a dead one is ended
+#
+# A run is one start of a bus whose events go into the file. While it lives, its process holds a lock on
+# ``<file>.run-<run_id>``. The lock ends with the process, however the process dies. The next start of a writer
+# looks for runs that are not marked as ended, and whose lock nobody holds. Such a run is lost. Each of its calls
+# without an end gets an end, and the run is marked, in one transaction. Readers never do this, nor do commands
+# that write something else.
+#
+# The usage of such a call is estimated from the input that its start reports, and priced for the time of the call.
+# Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more. If
+# the start reports no input and no reader has output, the usage is unknown.
+#
+# The end of such a call is an `llm.call_failed` of class `PROCESS_LOST`. It belongs to the lost run, at the run's
+# next number, last moment and last monotonic time. So (run, seq) stays unique, since the only process that gave
+# numbers to this run is dead. A reader or a replay of one run finds start and end in it, in order. A replay at the
+# original pace doesn't wait through the hours until the run was ended. `runs.ended_us` holds the time at which it
+# was ended.
+#
+# The spill file or the journal of the dead process may hold further events, ends of calls among them. So a run
+# stays open until those events are written.
+
+
+_runs_log = Log("tracestore.runs")
+
+
+class Runs:
+    """The runs that live through one store, and the end of lost runs."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._held: dict[str, RunLock] = {}
+        self._wanted: set[str] = set()  # to be held, as soon as that can be said
+
+    def hold(self, run_id: str) -> None:
+        """This run lives until `end_all`. To be said before anything of it is written. Raises StoreError."""
+        self._wanted.add(run_id)
+        if run_id not in self._held:
+            self._held[run_id] = RunLock(self._database.path, run_id)
+
+    def hold_again(self) -> None:
+        """Say it of the runs of which it couldn't be said, or whose file is gone. Raises StoreError."""
+        for run_id in self._wanted:
+            if run_id in self._held and not self._held[run_id].is_in_place:
+                self._held.pop(run_id).close()
+            self.hold(run_id)
+
+    async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
+        """End the runs whose processes are gone.
+
+        Args:
+            prices: The prices of the usage of their calls; None leaves the costs unknown.
+            delivered: Returns what readers have of a call.
+
+        Returns:
+            The ids of these runs.
+
+        Raises:
+            StoreError: A run can't be ended. The runs before it are ended.
+        """
+        path = self._database.path
+        closed = []
+        for run_id in await open_runs(self._database):
+            with free_run_lock(path, run_id) as lock:
+                if lock is None or is_unwritten(path, run_id):
+                    continue
+                calls = await self._close(run_id, prices, delivered)
+                lock.remove()
+            closed.append(run_id)
+            _runs_log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
+        await self._remove_strays()
+        return closed
+
+    async def _close(self, run_id: str, prices: PriceTable | None, delivered: Delivered | None) -> int:
+        now = self._clock.now_us()
+        said = await delivered_of(self._database, run_id, delivered)
+        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
+
+    async def _remove_strays(self) -> None:
+        """Lock files of processes that died before they had written anything, or after all was done."""
+        path = self._database.path
+        remove_named_locks(path)
+        left = set(await open_runs(self._database))
+        for run_id in run_locks(path):
+            if run_id not in left:
+                with free_run_lock(path, run_id) as lock:
+                    if lock is not None:
+                        lock.remove()
+
+    async def end_all(self) -> None:
+        """Mark the runs that were held as ended, and let go of them.
+
+        One with calls that have no end, or with something in its spill file, is left to the next start.
+        """
+        held, self._held = self._held, {}
+        self._wanted.clear()
+        path, now = self._database.path, self._clock.now_us()
+        ended = [run_id for run_id in held if not is_unwritten(path, run_id)]
+
+        def work(statements: Statements) -> None:
+            for run_id in ended:
+                statements.run(END_IN_ORDER, (now, run_id))
+
+        try:
+            if ended and self._database.is_open:
+                await self._database.write(work)
+        except StoreError as error:
+            _runs_log.warning("run_not_ended", error=str(error))
+        finally:
+            for lock in held.values():
+                lock.remove()
+
+
+async def open_runs(database: Database) -> list[str]:
+    """The runs that are not marked as ended, living and lost ones, the earliest first."""
+    return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]

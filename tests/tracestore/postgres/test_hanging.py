@@ -12,7 +12,7 @@ import pytest
 from callboard.bus.errors import StoreUnavailable
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.postgres import database as database_module
-from callboard.tracestore.postgres import link
+from callboard.tracestore.postgres import database as link
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.statements import Statements
 from callboard.tracestore.sql.uninterrupted import Patience, bounded

@@ -248,7 +248,7 @@ async def test_a_deletion_that_broke_off_is_finished(
     local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipper was killed before the bodies were gone."""
-    from callboard.tracestore.postgres.receiving import erasing
+    from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")
     await say(local, make, "s", SECRET)

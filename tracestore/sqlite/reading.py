@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -30,6 +30,7 @@ from callboard.bus.clock import SYSTEM_CLOCK
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
+from ..reports import SqlResult
 from ..sql.connection import Row, SqlValue
 from ..writing.spill import (
     BATCH_EVENTS,
@@ -44,10 +45,13 @@ from ..writing.spill import (
 )
 from .database import Database
 from .files import is_at_rest
-from .schema.migrations import SCHEMA_VERSION
-from .statements import Statements
+from .schema import SCHEMA_VERSION, check
+from .statements import BUSY_TIMEOUT_MS, Statements, uri
 from .trace_file import TraceFile
-from .upkeep.snapshot import copy_snapshot
+
+if TYPE_CHECKING:
+    import sqlite3
+
 
 _log = Log("tracestore.late_events")
 _T = TypeVar("_T")
@@ -223,3 +227,80 @@ async def _unchecked(_: Database) -> None:
 def _copied(source: Path, target: Path) -> None:
     target.touch(0o600)
     copy_snapshot(source, target, _PAGES_AT_ONCE, lambda _done, _all: None, immutable=is_at_rest(source))
+
+
+# -- A copy of a database while others write to it
+
+
+def copy_snapshot(
+    source: Path, target: Path, step_pages: int, told: Callable[[int, int], object], *, immutable: bool = False
+) -> None:
+    """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
+
+    It holds one read transaction from beginning to end. Other writers go on, and no write makes it begin again.
+
+    Args:
+        source: The database.
+        target: An empty file that exists.
+        step_pages: The number of pages in one step.
+        told: Called after each step with the number of copied pages and of all pages. If it raises, the copy ends.
+        immutable: Whether nobody can write to the source, as for `uri`.
+
+    Raises:
+        StoreError: The database can't be copied.
+    """
+    import sqlite3
+
+    def progress(_status: int, remaining: int, total: int) -> None:
+        told(total - remaining, total)
+
+    try:
+        with (
+            contextlib.closing(_connected(uri(source, "ro", immutable=immutable))) as original,
+            contextlib.closing(_connected(uri(target, "rw"))) as copy,
+        ):
+            original.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            original.execute("BEGIN")
+            original.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            original.backup(copy, pages=step_pages, progress=progress, sleep=0.01)
+            original.execute("ROLLBACK")
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{source} could not be copied to {target}: {error}") from error
+
+
+def _connected(to: str) -> sqlite3.Connection:
+    import sqlite3
+
+    return sqlite3.connect(to, uri=True, isolation_level=None)
+
+
+# -- SQL that somebody typed: it may only read, for so long and so much
+
+
+async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
+    """Run one statement on a connection of its own that can't write. It sees the events of dead processes, too.
+
+    Args:
+        path: The trace file.
+        sql: The statement.
+        parameters: The values of its parameters.
+        limit: The largest number of rows.
+        seconds: The time that the statement may take.
+
+    Raises:
+        StoreError: The statement does anything but read, is no SQL, or takes too long.
+        ValueError: A parameter or a limit is impossible.
+    """
+    if limit < 0 or seconds <= 0:
+        raise ValueError("limit must not be negative, and seconds must be positive")
+    database = WholeTrace(path)
+    await database.open(check)
+    try:
+        columns, rows = await database.select(sql, parameters, limit=limit + 1, seconds=seconds)
+    except TimeoutError:
+        raise StoreError(
+            f"{path}: the statement took longer than {seconds:g} s; narrow it, or allow it more time"
+        ) from None
+    finally:
+        await database.close()
+    return SqlResult(tuple(columns), tuple(rows[:limit]), len(rows) > limit)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ...nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
-from ...sql.calls.spending import spending
-from ...sql.connection import Row, Statements
-from .database import SharedDatabase
-from .leases import SECONDS_LEFT
+from ..nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
+from ..sql.calls.spending import spending
+from ..sql.connection import Row, Statements
+from .nodes import SharedDatabase
+from .statements import SECONDS_LEFT
 
 WANTED_SECONDS = 5.0
 """The time for which a refusal makes others give back what they don't use."""

@@ -32,9 +32,9 @@ from pathlib import Path
 from callboard.bus.errors import StoreError
 from callboard.bus.package_data import package_data
 
-from ...sql.steps import Steps, read_steps
-from ..database import APPLICATION_ID, Database
-from ..statements import Statements
+from ..sql.steps import Steps, read_steps
+from .database import APPLICATION_ID, Database
+from .statements import Statements
 
 MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
 """Name and statements of each step; the step at index i brings a file to version i + 1."""

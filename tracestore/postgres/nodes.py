@@ -1,23 +1,39 @@
-"""`tracestore.nodes.ownership.OwnershipTables` in PostgreSQL.
-
-Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
-first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
-before a node, and a renewal locks no session, so no two wait for each other.
-
-After a start of the server no lease counts as over before a node had the time to renew it.
-
-What is not needed any more goes. A node of which nothing was heard for a day is forgotten, and what is known of a
-session goes with the session, see `leases.WITH_SESSIONS`.
-"""
+"""The nodes of a cluster in PostgreSQL: a shared database, named locks, probes, and the ownership of sessions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, TypeVar
 
-from ...nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from ...sql.connection import Row, SqlValue, Statements
-from .database import SharedDatabase
-from .leases import SECONDS_LEFT
+import anyio
+
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+
+from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from ..sql.connection import Row, SqlValue
+from ..sql.uninterrupted import Patience, bounded, uninterrupted
+from .connection import translated_errors
+from .database import SCHEMA, Database, Link, Reach
+from .schema import migrate
+from .statements import SECONDS_LEFT, Statements
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+# -- `tracestore.nodes.ownership.OwnershipTables` in PostgreSQL
+#
+# Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
+# first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
+# before a node, and a renewal locks no session, so no two wait for each other.
+#
+# After a start of the server no lease counts as over before a node had the time to renew it.
+#
+# What is not needed any more goes. A node of which nothing was heard for a day is forgotten, and what is known of
+# a session goes with the session, see `leases.WITH_SESSIONS`.
+
 
 WANTED_SECONDS = 30.0
 """The time for which a node waits for a session at most; a wish that is older counts no more."""
@@ -222,3 +238,166 @@ def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> b
         return False
     statements.run(_TAKE, (run_id, session_id))
     return True
+
+
+# -- A shared database as the parts of a node use it: short transactions, whenever it can be reached
+
+
+_T = TypeVar("_T")
+
+PATIENCE = Patience(work=5.0, cancelled=1.0)
+"""A server that takes longer is one that can't be asked."""
+
+
+class SharedDatabase:
+    """One connection to the database. It is made, and the schema brought up to date, when it is first needed.
+
+    Args:
+        dsn: The database.
+        schema: The schema of its tables.
+        clock: The clock for the moment at which the schema is brought up to date.
+
+    Raises:
+        StoreError: This is no DSN, or the driver is not installed.
+    """
+
+    def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
+        self._clock = clock
+        self._opening = anyio.Lock()
+        self._ready = False  # whether it is open and its tables are those of this version
+
+    @property
+    def name(self) -> str:
+        """The name of the database in messages, without user and password."""
+        return self._database.name
+
+    async def statement(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
+        """Run one statement, a transaction of its own. It may run twice, if the connection broke.
+
+        Raises:
+            StoreUnavailable: The database can't be used now.
+            StoreError: It can't be used.
+        """
+        await self._open()
+        return await self._database.read(sql, parameters)
+
+    async def brief(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in one short transaction, READ COMMITTED. It doesn't wait for those who write the trace, and
+        locks the rows that it decides by.
+
+        Raises:
+            StoreUnavailable: The database can't be used now. If the connection broke, it may be committed.
+            StoreError: It can't be used.
+        """
+        await self._open()
+        return await self._database.brief(work)
+
+    async def close(self) -> None:
+        """Close the connection. The next work makes another one."""
+        self._ready = False
+        await self._database.close()
+
+    async def _open(self) -> None:
+        if self._ready:
+            return
+        async with self._opening:
+            if self._ready:
+                return
+            await self._database.open()
+            try:
+                await migrate(self._database, self._clock.now_us())
+            except BaseException:
+                await self._database.close()
+                raise
+            self._ready = True
+
+
+# -- A lock that bears a name, among all who share a database
+
+
+_TURN_SECONDS = 0.25
+"""The time between two attempts to take a lock that somebody may hold for minutes."""
+
+
+@asynccontextmanager
+async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
+    """Hold the lock. It waits for its turn.
+
+    The lock is that of a transaction, so that a pooler leaves it alone, on a connection of its own. It ends with
+    the connection, and with it when the server is restarted or cut off, which the holder doesn't notice.
+
+    Args:
+        database: The database. Each of its schemas has locks of its own.
+        name: The name, any text.
+
+    Raises:
+        StoreUnavailable: The database can't be used now.
+    """
+    key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
+
+    def taken(connection: psycopg.Connection) -> bool:
+        connection.execute("BEGIN")
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        found = connection.execute(f"SELECT pg_try_advisory_xact_lock({key})").fetchone()
+        if found is not None and found[0]:
+            return True
+        connection.execute("ROLLBACK")
+        return False
+
+    # It is asked for again and again: a statement that waits would meet the time limits that a role may have, and
+    # keep a pooler's connection.
+    link = Link(database.dsn, database.schema, "callboard-postgres-lock", Reach())
+    try:
+        with translated_errors(database.name):
+            while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above
+                await anyio.sleep(_TURN_SECONDS)
+        yield
+    finally:
+        await uninterrupted(bounded(link.close(), PATIENCE, link.cut))
+
+
+# -- `tracestore.nodes.probes.ProbeTables` in PostgreSQL. The time is the database's
+
+
+_TAKE_PROBE = """
+    INSERT INTO provider_probes (cluster, provider, model, node, lease_until)
+    VALUES (?, ?, ?, ?, clock_timestamp() + make_interval(secs => ?))
+    ON CONFLICT (cluster, provider, model) DO UPDATE
+       SET node = excluded.node, lease_until = excluded.lease_until
+     WHERE provider_probes.node = excluded.node OR provider_probes.lease_until <= clock_timestamp()
+    RETURNING node
+"""
+_LEFT = """
+    SELECT extract(epoch FROM lease_until - clock_timestamp())
+      FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ?
+"""
+_RELEASE_PROBE = "DELETE FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ? AND node = ?"
+
+_LEAST_SECONDS = 0.05
+"""The time that is told of a lease which is about to end."""
+
+
+class PostgresProbes:
+    """The rows of one cluster in one database.
+
+    Args:
+        database: The database.
+        cluster: The cluster's name.
+    """
+
+    def __init__(self, database: SharedDatabase, cluster: str) -> None:
+        self._database = database
+        self._cluster = cluster
+
+    async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
+        def work(statements: Statements) -> float:
+            if statements.run(_TAKE_PROBE, (self._cluster, provider, model, node, seconds)):
+                return 0.0
+            found = statements.run(_LEFT, (self._cluster, provider, model))
+            return max(_LEAST_SECONDS, float(str(found[0][0]))) if found else _LEAST_SECONDS
+
+        return await self._database.brief(work)
+
+    async def release(self, node: str, provider: str, model: str) -> None:
+        await self._database.statement(_RELEASE_PROBE, (self._cluster, provider, model, node))
