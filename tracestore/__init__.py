@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = face(
         ".prices.rows": "PriceAlias PriceRow",
         ".prices.table": "Component Explanation PriceTable",
         ".prompt_caches": "CacheSavings cache_savings",
-        ".replay": "StoredEvents",
+        ".replay": "SavedReplies StoredEvents",
         ".reports": (
             "CurrentPrices DayReprice ModelReprice PruneReport RepriceReport RepriceRun RepriceSums "
             "SessionReprice SqlResult"
@@ -24,7 +24,6 @@ __getattr__, __dir__, __all__ = face(
             "CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
             "StoredBatch StoredJob StoredSubmission"
         ),
-        ".saved_replies": "SavedReplies",
         ".shipping.course": "ShippingOptions",
         ".shipping.shipper": "ShippingStatistics TraceShipper",
         ".sql.connection": "SqlValue",

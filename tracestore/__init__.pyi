@@ -5,10 +5,9 @@ from .postgres.store import PostgresStore
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
 from .prompt_caches import CacheSavings, cache_savings
-from .replay import StoredEvents
+from .replay import SavedReplies, StoredEvents
 from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
 from .rows import CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
-from .saved_replies import SavedReplies
 from .shipping.course import ShippingOptions
 from .shipping.shipper import ShippingStatistics, TraceShipper
 from .sql.connection import SqlValue

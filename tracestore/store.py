@@ -33,7 +33,7 @@ from .rows import (
     StoredBatch,
     StoredJob,
 )
-from .sql.lost_runs import Delivered
+from .sql.batches import Delivered
 
 
 class Opening(Protocol):

@@ -77,8 +77,8 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.reading"),
-        *("replay", "saved_replies", "sql.calls.statistics"),
+        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reading"),
+        *("replay", "sql.listing"),
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (

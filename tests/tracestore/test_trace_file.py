@@ -16,7 +16,7 @@ import pytest
 
 from callboard import StoreError, TraceStore
 from callboard.tracestore.sqlite import database, files
-from callboard.tracestore.sqlite import schema as migrations
+from callboard.tracestore.sqlite import trace_file as migrations
 from callboard.tracestore.sqlite.database import Database, Row, Statements
 from tests.support.present import present
 from tests.support.programs import started

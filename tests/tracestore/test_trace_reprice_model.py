@@ -33,9 +33,9 @@ from callboard.tracestore import (
 )
 from callboard.tracestore.postgres.store import PostgresStore
 from callboard.tracestore.rows import SpendingQuery
-from callboard.tracestore.sql.calls.sums import sum_up
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.store import SqlStore
+from callboard.tracestore.sql.sums import sum_up
 from callboard.tracestore.timestamps import iso_day
 from tests.support.postgres_server import PostgresServer
 

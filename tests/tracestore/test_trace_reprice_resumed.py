@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from callboard.bus import StoreError
 from callboard.tracestore import CallFilter, CallRow, PriceTable, RepriceReport, RepriceSums, TraceStore
-from callboard.tracestore.sql.calls.dimensions import iso_day
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
+from callboard.tracestore.sql.columns import iso_day
 
 from .changing import CHUNK, TABLES, Interrupted, calls, do, moments, stop
 from .test_trace_call_sums import assert_in_step

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from callboard import PriceTable, StoreError, TraceStore
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 
 from .contract.test_repricing import FIRST, SECOND, fill
 from .trace_making import Maker

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
-from ..sql.connection import Row, SqlValue
-from ..sql.uninterrupted import Patience, bounded, uninterrupted
+from ..sql.connection import Patience, Row, SqlValue, bounded, uninterrupted
 from .connection import Address, WorkThread, address_of, connect, name_of, translated_errors
 from .statements import POSTGRES, Statements
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ..nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
-from ..sql.calls.spending import spending
 from ..sql.connection import Row, Statements
+from ..sql.costs import spending
 from .nodes import SharedDatabase
 from .statements import SECONDS_LEFT
 

@@ -12,8 +12,7 @@ import anyio
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 
 from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from ..sql.connection import Row, SqlValue
-from ..sql.uninterrupted import Patience, bounded, uninterrupted
+from ..sql.connection import Patience, Row, SqlValue, bounded, uninterrupted
 from .connection import translated_errors
 from .database import SCHEMA, Database, Link, Reach
 from .schema import migrate

@@ -10,9 +10,8 @@ from callboard.bus.events.sessions import SessionCreated
 
 from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
 from ..sql.connection import Row, placeholders
-from ..sql.session_owner import branch, is_anothers, is_said
-from ..sql.upkeep.erasures import Erasure
-from ..sql.upkeep.expiry import (
+from ..sql.expiry import (
+    Erasure,
     delete_sessions,
     erase_old_words,
     erase_words,
@@ -20,6 +19,7 @@ from ..sql.upkeep.expiry import (
     references_in,
     sweep_bodies,
 )
+from ..sql.runs import branch, is_anothers, is_said
 from .database import EVER_US, Database
 from .statements import Statements, clean_text
 

@@ -22,13 +22,11 @@ from ..shipping.shipment import (
     projection_of,
     sessions_of,
 )
-from ..sql.call_rows import RUN, Values
-from ..sql.calls.sum_keeping import SumKeeper
-from ..sql.connection import Insert, Unstorable
+from ..sql.columns import RUN, Values
+from ..sql.connection import Insert, Patience, Unstorable
+from ..sql.expiry import Erasure, erase_words
 from ..sql.projection import UPSERT_SESSION, Projection, flat
-from ..sql.uninterrupted import Patience
-from ..sql.upkeep.erasures import Erasure
-from ..sql.upkeep.expiry import erase_words
+from ..sql.sums import SumKeeper
 from ..timestamps import US_PER_DAY
 from .connection import unstorable
 from .database import SCHEMA, Database

@@ -25,8 +25,8 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.batches import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..sql.connection import SqlValue, Statements
-from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..writing.spill import is_unwritten
 from .database import Database
 

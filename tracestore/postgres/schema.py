@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from callboard.bus.errors import StoreError
 from callboard.bus.package_data import package_data
 
-from ..sql.connection import Row, Statements
-from ..sql.steps import Steps, read_steps
+from ..sql.connection import Row, Statements, Steps, read_steps
 from ..timestamps import to_us
 from .connection import said
 from .database import WRITERS_LOCK, Database

@@ -14,9 +14,8 @@ from callboard.bus.events.envelope import Envelope
 
 from ..codec import storable_text
 from ..search import Term
-from ..sql.connection import Insert, Row, SqlValue
+from ..sql.connection import Insert, Row, SqlValue, TemporaryTable
 from ..sql.connection import Statements as AnyStatements
-from ..sql.repricing.pricing_dialect import TemporaryTable
 from .connection import unstorable
 
 if TYPE_CHECKING:

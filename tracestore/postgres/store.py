@@ -22,14 +22,11 @@ from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
-from ..sql.batches import Batch, batch_of
-from ..sql.calls.sum_keeping import SumKeeper
-from ..sql.connection import SqlValue, Unstorable
-from ..sql.lost_runs import Delivered
-from ..sql.run_numbers import RunNumbers, RunSpan
-from ..sql.session_owner import claim
+from ..sql.batches import Batch, Delivered, batch_of
+from ..sql.connection import Patience, SqlValue, Unstorable, uninterrupted
+from ..sql.runs import RunNumbers, RunSpan, claim
 from ..sql.store import SqlStore
-from ..sql.uninterrupted import Patience, uninterrupted
+from ..sql.sums import SumKeeper
 from ..timestamps import US_PER_DAY, to_us
 from ..writing.spill import (
     BATCH_EVENTS,
@@ -303,13 +300,13 @@ class PostgresStore(SqlStore):
         return await search(self._database, PostgresIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.upkeep.expiry import delete_session
+        from ..sql.expiry import delete_session
 
         await self._take_in(needed=True)
         return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.upkeep.expiry import forget_content
+        from ..sql.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
@@ -362,7 +359,7 @@ class PostgresStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import reprice
+        from ..sql.repricing import reprice
 
         async with self._repricing, own_connection(self._database) as database:
             return await reprice(
@@ -376,7 +373,7 @@ class PostgresStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import resume_reprice
+        from ..sql.repricing import resume_reprice
 
         async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)

@@ -12,8 +12,8 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..reports import StoreCondition
+from ..sql import pruning
 from ..sql.connection import Statements
-from ..sql.upkeep import pruning
 from ..writing.spill import leftovers
 from .database import Database
 from .runs import LOST

@@ -35,7 +35,6 @@ import msgspec
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.values.usage import USAGE_PARTS, Cost, CostSource, TokenUsage, UsageSource
 
-from .matching import Match, Matcher, fits
 from .rows import (
     ANY_TIER,
     BUCKETS,
@@ -43,9 +42,12 @@ from .rows import (
     MAX_INT64,
     NO_CACHE_RATE,
     US_PER_SECOND,
+    Match,
+    Matcher,
     PriceAlias,
     PriceList,
     PriceRow,
+    fits,
     hash_of,
     sorted_rows,
     tier_name,

@@ -18,7 +18,7 @@ from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
 from ..prices.table import PriceTable
-from ..sql.lost_runs import Delivered
+from ..sql.batches import Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
 from ..sqlite.store import TraceStore
 from ..writing.spill import adopt_leftovers

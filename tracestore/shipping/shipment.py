@@ -12,13 +12,12 @@ from callboard.bus.events.codec import decode_event
 from callboard.bus.events.envelope import Event
 from callboard.bus.values.usage import TokenUsage
 
-from ..sql.call_rows import IDENTITY, RUN, Values
-from ..sql.calls.columns import tags_of
+from ..sql.columns import IDENTITY, RUN, Values, tags_of
 from ..sql.connection import Row, SqlValue
 from ..sql.events import COLUMNS
+from ..sql.expiry import Erasure
 from ..sql.projection import PROJECTED_TOPICS, Projection
-from ..sql.run_numbers import RunSpan, ranges
-from ..sql.upkeep.erasures import Erasure
+from ..sql.runs import RunSpan, ranges
 from ..timestamps import US_PER_DAY
 
 

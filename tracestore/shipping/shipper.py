@@ -19,8 +19,8 @@ from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.batches import Delivered
 from ..sql.connection import Unstorable
-from ..sql.lost_runs import Delivered
 from .course import Ask, Course, Rest, Send, ShippingOptions
 from .marks import LookForFiles, Mark, Turn, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target

@@ -15,14 +15,13 @@ from callboard.bus.errors import StoreError
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended
 
 from ..sql.batches import STORED_COLUMNS, Batch
-from ..sql.call_rows import Values
+from ..sql.columns import Values
 from ..sql.connection import Row, Statements, placeholders
+from ..sql.expiry import erased_since, erasures_after, next_boundary, references_in
 from ..sql.projection import Projection, joined
-from ..sql.upkeep.erasures import erased_since, erasures_after, next_boundary
-from ..sql.upkeep.expiry import references_in
 from ..sqlite.database import Database
 from ..sqlite.reading import WholeTrace
-from ..sqlite.schema import migrate
+from ..sqlite.trace_file import migrate
 from .shipment import (
     EVENT_COLUMNS,
     QUOTE,

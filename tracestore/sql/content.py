@@ -34,9 +34,9 @@ from ..writing.captured import (
     message_of,
     setup_of,
 )
-from .calls.columns import tags_of
+from .columns import tags_of
 from .connection import Database, Row, SqlValue, Statements, greater
-from .session_owner import branch, is_anothers, is_said
+from .runs import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
 

@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.log import Log
 
-from ..sql.connection import Row, SqlValue, Unstorable
-from ..sql.uninterrupted import uninterrupted
+from ..sql.connection import Row, SqlValue, Unstorable, uninterrupted
 from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
 from .statements import (
     BUSY_TIMEOUT_MS,

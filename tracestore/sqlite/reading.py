@@ -45,9 +45,8 @@ from ..writing.spill import (
 )
 from .database import Database
 from .files import is_at_rest
-from .schema import SCHEMA_VERSION, check
 from .statements import BUSY_TIMEOUT_MS, Statements, uri
-from .trace_file import TraceFile
+from .trace_file import SCHEMA_VERSION, TraceFile, check
 
 if TYPE_CHECKING:
     import sqlite3

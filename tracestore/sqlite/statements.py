@@ -15,9 +15,8 @@ from callboard.bus.errors import StoreError, StoreUnavailable
 from ..prices.rows import MAX_INT64
 from ..prices.table import MOST_PICO
 from ..search import Term
-from ..sql.connection import Insert, Row, SqlValue, Unstorable
+from ..sql.connection import Insert, Row, SqlValue, TemporaryTable, Unstorable
 from ..sql.connection import Statements as AnyStatements
-from ..sql.repricing.pricing_dialect import TemporaryTable
 
 if TYPE_CHECKING:
     import sqlite3

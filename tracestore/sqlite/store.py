@@ -17,11 +17,9 @@ from ..calls import CallFilter, SearchFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
-from ..sql.batches import Batch
+from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
-from ..sql.lost_runs import Delivered
-from ..sql.run_numbers import RunSpan
-from ..sql.session_owner import claim
+from ..sql.runs import RunSpan, claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
 from ..writing.spill import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
@@ -166,7 +164,7 @@ class TraceStore(SqlStore):
         return await search(self._database, SqliteIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.upkeep.expiry import delete_session
+        from ..sql.expiry import delete_session
 
         await self._take_in(needed=True)
         found = await delete_session(self._database, session_id, self._clock.now_us())
@@ -174,7 +172,7 @@ class TraceStore(SqlStore):
         return found
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.upkeep.expiry import forget_content
+        from ..sql.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
@@ -230,7 +228,7 @@ class TraceStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import reprice
+        from ..sql.repricing import reprice
 
         async with self._repricing:
             return await reprice(
@@ -244,7 +242,7 @@ class TraceStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import resume_reprice
+        from ..sql.repricing import resume_reprice
 
         async with self._repricing:
             return await resume_reprice(self._database, self._clock, run_id, progress)

@@ -15,7 +15,7 @@ from callboard.bus.errors import StoreError
 from callboard.bus.private_file import UnfinishedFile
 
 from ..reports import StoreCondition
-from ..sql.upkeep import pruning
+from ..sql import pruning
 from ..writing.spill import leftovers
 from .database import Database
 from .files import escaped, free_run_lock, is_at_rest, refuse_missing

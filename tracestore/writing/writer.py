@@ -42,7 +42,7 @@ from callboard.bus.events.operation import PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.lost_runs import Delivered
+from ..sql.batches import Delivered
 from ..store import Store
 from .captured import Capture
 from .spill import SpillFile, adopt_leftovers, journal_paths, spill_path

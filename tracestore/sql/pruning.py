@@ -24,8 +24,8 @@ from typing import Literal
 import anyio
 import msgspec
 
-from ...reports import PruneReport
-from ..connection import Database, Row, SqlValue, Statements, placeholders
+from ..reports import PruneReport
+from .connection import Database, Row, SqlValue, Statements, placeholders
 from .expiry import allowed, delete_sessions, delete_spared, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250

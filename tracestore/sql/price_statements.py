@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from callboard.bus.values.usage import USAGE_PARTS, UsageSource
 
-from ...prices.rows import MAX_INT64, NO_CACHE_RATE
-from ...prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE
-from ..connection import placeholders
-from .pricing_dialect import ColumnType, PricingDialect, TemporaryTable
+from ..prices.rows import MAX_INT64, NO_CACHE_RATE
+from ..prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE
+from .connection import ColumnType, PricingDialect, TemporaryTable, placeholders
 
 _MODEL: dict[str, ColumnType] = {
     "key": "INTEGER",
