@@ -239,12 +239,7 @@ _BARE = (SessionMessageAppended, SessionConfigured)
 
 
 def figures_of(event: Event, *, keeps_tags: bool = False) -> Event:
-    """An event without anything that may quote what was said.
-
-    Args:
-        event: The event. Of a topic that Callboard doesn't know, the topic alone stays.
-        keeps_tags: Whether tags stay, and the accounts of budgets that are named after them.
-    """
+    """An event without anything that may quote what was said."""
     if isinstance(event, UnknownEvent):
         return UnknownEvent(topic=event.topic, raw=msgspec.Raw(msgspec.json.encode({"type": event.topic})))
     if isinstance(event, _BARE):

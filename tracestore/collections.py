@@ -95,12 +95,7 @@ class Similar(msgspec.Struct, frozen=True):
 
 
 class CollectionFile:
-    """The file, open until the block ends.
-
-    Args:
-        path: The file. It is made with mode 0600, unless it is only read.
-        readonly: Whether it is only read. A file that isn't there is then an empty one.
-    """
+    """The file, open until the block ends."""
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
@@ -186,11 +181,7 @@ class CollectionFile:
     def put(
         self, name: str, items: Sequence[Item], *, model: str, space: str, asked_dimensions: int | None = None
     ) -> None:
-        """Put items into a collection, which is made by its first ones. All go in, or none.
-
-        Raises:
-            StoreError: They are of another model's vectors, or of another length; or the file can't be written.
-        """
+        """Put items into a collection, which is made by its first ones. All go in, or none."""
         if not items:
             return
         dimensions = len(items[0].vector) // 4
@@ -266,14 +257,7 @@ class CollectionFile:
         return None if row is None else row[0]
 
     def similar(self, name: str, vector: bytes, limit: int, *, without: str | None = None) -> list[Similar]:
-        """The items of a collection whose vectors are most similar, the most similar first.
-
-        Args:
-            name: The collection.
-            vector: The vector to compare with, of the collection's length.
-            limit: The number of items at most.
-            without: An item to leave out.
-        """
+        """The items of a collection whose vectors are most similar, the most similar first."""
         scores = scores_with(vector)
         best: list[tuple[float, str]] = []
         with self._translated():

@@ -46,11 +46,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Look at the file and its folder. Nothing is opened or made.
-
-    Raises:
-        OSError: The file system doesn't answer.
-    """
+    """Look at the file and its folder. Nothing is opened or made."""
     import shutil  # brings five compression libraries along
 
     folder = _existing(path.parent)
@@ -71,11 +67,7 @@ def file_facts(path: Path) -> FileFacts:
 
 
 async def server_facts(store: PostgresStore) -> ServerFacts:
-    """Ask the server of a trace. Nothing is made there.
-
-    Raises:
-        StoreError: The server can't be reached, or lets nobody in by this address.
-    """
+    """Ask the server of a trace. Nothing is made there."""
     from .postgres.upkeep import server_facts
 
     return await server_facts(store.dsn, store.schema)

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def home_folder() -> Path:
-    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard. It need not exist.
-
-    Raises:
-        ConfigurationError: It is no folder.
-    """
+    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard. It need not exist."""
     given = os.environ.get("CALLBOARD_HOME")
     home = Path(given) if given else Path.home() / ".callboard"
     if home.is_file():
@@ -35,21 +31,13 @@ SNAPSHOT_NAME = "price-snapshot.json"
 
 
 def published_table(home: Path) -> PriceTable:
-    """The published prices: the snapshot in the home folder, or else the shipped one.
-
-    Raises:
-        ConfigurationError: The snapshot can't be read.
-    """
+    """The published prices: the snapshot in the home folder, or else the shipped one."""
     path = home / SNAPSHOT_NAME
     return PriceTable.default() if not path.exists() else PriceTable.of(published_snapshot(home).prices())
 
 
 def published_snapshot(home: Path) -> Snapshot:
-    """The snapshot in the home folder, or else the shipped one.
-
-    Raises:
-        ConfigurationError: The snapshot can't be read.
-    """
+    """The snapshot in the home folder, or else the shipped one."""
     from .prices.snapshot import read, shipped_snapshot
 
     path = home / SNAPSHOT_NAME
@@ -57,15 +45,7 @@ def published_snapshot(home: Path) -> Snapshot:
 
 
 def price_table(home: Path, own: Path | None = None) -> PriceTable:
-    """A user's prices over the published prices.
-
-    Args:
-        home: The home folder.
-        own: The user's price file; None is prices.yaml in the home folder, if there is one.
-
-    Raises:
-        ConfigurationError: A file can't be read, or its rows contradict each other.
-    """
+    """A user's prices over the published prices."""
     published, default = published_table(home), home / OWN_NAME
     if own is None and not default.exists():
         return published

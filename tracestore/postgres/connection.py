@@ -50,11 +50,7 @@ class Address(NamedTuple):
 
 
 def address_of(text: str) -> Address:
-    """Take an address apart.
-
-    Raises:
-        ValueError: There is no such pooler.
-    """
+    """Take an address apart."""
     said: dict[str, str] = {}
 
     def taken(found: re.Match[str]) -> str:
@@ -100,13 +96,7 @@ seconds when our process was suspended between the statements of a transaction."
 def connect(
     dsn: str, schema: str, made: Callable[[psycopg.Connection], None] = lambda connection: None
 ) -> psycopg.Connection:
-    """Connect, without a transaction. Raises psycopg's errors.
-
-    Args:
-        dsn: The database.
-        schema: The schema of the tables, which are looked for nowhere else.
-        made: Told the connection before anything is said on it, as the server may hang.
-    """
+    """Connect, without a transaction. Raises psycopg's errors."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -155,12 +145,7 @@ def _check_role(connection: psycopg.Connection, schema: str) -> None:
 
 
 def name_of(dsn: str, schema: str | None = None) -> str:
-    """The name of a database in messages: host, port and database, without user and password.
-
-    Args:
-        dsn: The database.
-        schema: The schema of the tables, where that is to be said.
-    """
+    """The name of a database in messages: host, port and database, without user and password."""
     from psycopg.conninfo import conninfo_to_dict
 
     asked = conninfo_to_dict(address_of(dsn).dsn)
@@ -218,11 +203,7 @@ its disk."""
 
 @contextlib.contextmanager
 def translated_errors(name: str) -> Iterator[None]:
-    """Whatever psycopg says of a database is a StoreError; if it may pass, a StoreUnavailable.
-
-    Args:
-        name: The name of the database, for the message.
-    """
+    """Whatever psycopg says of a database is a StoreError; if it may pass, a StoreUnavailable."""
     import psycopg
 
     try:

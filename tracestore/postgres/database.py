@@ -56,20 +56,7 @@ _READERS = 2
 
 
 class Database:
-    """One database. Connections are made when they are needed.
-
-    Args:
-        dsn: The database, as a URL or as libpq's ``key=value`` words. It may name a schema and a pooler.
-        schema: The schema of the tables, where the DSN names none.
-        readonly: Whether nothing is to be written.
-        single: Whether all work shares one connection, so that temporary tables are there for all of it.
-        patience: The time that each piece of work has.
-
-    Raises:
-        StoreError: This is no DSN, or the driver is not installed.
-        ValueError: The schema has a name of other signs than small letters, digits and underscores, or is another
-            one than that of the DSN.
-    """
+    """One database. Connections are made when they are needed."""
 
     dialect = POSTGRES
 
@@ -146,11 +133,6 @@ class Database:
         """Run `work` in one transaction, which is committed when the work returns and undone when it raises.
 
         A caller that is cancelled still waits for it to end.
-
-        Args:
-            work: The work.
-            stage: Fills temporary tables in the same transaction, before it is this one's turn to write.
-            patience: The time that it has; None is the database's own.
         """
         self._check_open()
         if self.readonly:
@@ -258,14 +240,7 @@ class Reach:
 
 
 class Link:
-    """One connection. Errors are psycopg's, and whoever calls translates them.
-
-    Args:
-        dsn: The database.
-        schema: The schema of the tables.
-        name: The name of the thread.
-        reach: What is known of whether the server can be reached, shared by the links of one database.
-    """
+    """One connection. Errors are psycopg's, and whoever calls translates them."""
 
     def __init__(self, dsn: str, schema: str, name: str, reach: Reach) -> None:
         self._dsn = dsn
@@ -295,12 +270,7 @@ class Link:
     async def transaction(
         self, work: Callable[[Statements], _T], stage: Callable[[Statements], None] | None = None
     ) -> _T:
-        """Run `work` in a transaction that no other writer's overlaps, and commit it.
-
-        Args:
-            work: The work.
-            stage: Fills temporary tables in the same transaction, while others may write still. It may run twice.
-        """
+        """Run `work` in a transaction that no other writer's overlaps, and commit it."""
 
         def begun(connection: psycopg.Connection) -> psycopg.Connection:
             connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")

@@ -74,11 +74,7 @@ SLICES = f"""
 
 
 class PostgresLedger:
-    """The rows in one database.
-
-    Args:
-        database: The database.
-    """
+    """The rows in one database."""
 
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database

@@ -90,11 +90,7 @@ NODES = f"""
 
 
 class PostgresOwnership:
-    """The rows in one database.
-
-    Args:
-        database: The database.
-    """
+    """The rows in one database."""
 
     def __init__(self, database: SharedDatabase) -> None:
         self._database = database
@@ -249,16 +245,7 @@ PATIENCE = Patience(work=5.0, cancelled=1.0)
 
 
 class SharedDatabase:
-    """One connection to the database. It is made, and the schema brought up to date, when it is first needed.
-
-    Args:
-        dsn: The database.
-        schema: The schema of its tables.
-        clock: The clock for the moment at which the schema is brought up to date.
-
-    Raises:
-        StoreError: This is no DSN, or the driver is not installed.
-    """
+    """One connection to the database. It is made, and the schema brought up to date, when it is first needed."""
 
     def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
@@ -272,22 +259,13 @@ class SharedDatabase:
         return self._database.name
 
     async def statement(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
-        """Run one statement, a transaction of its own. It may run twice, if the connection broke.
-
-        Raises:
-            StoreUnavailable: The database can't be used now.
-            StoreError: It can't be used.
-        """
+        """Run one statement, a transaction of its own. It may run twice, if the connection broke."""
         await self._open()
         return await self._database.read(sql, parameters)
 
     async def brief(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work` in one short transaction, READ COMMITTED. It doesn't wait for those who write the trace, and
         locks the rows that it decides by.
-
-        Raises:
-            StoreUnavailable: The database can't be used now. If the connection broke, it may be committed.
-            StoreError: It can't be used.
         """
         await self._open()
         return await self._database.brief(work)
@@ -325,13 +303,6 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
 
     The lock is that of a transaction, so that a pooler leaves it alone, on a connection of its own. It ends with
     the connection, and with it when the server is restarted or cut off, which the holder doesn't notice.
-
-    Args:
-        database: The database. Each of its schemas has locks of its own.
-        name: The name, any text.
-
-    Raises:
-        StoreUnavailable: The database can't be used now.
     """
     key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
 
@@ -378,12 +349,7 @@ _LEAST_SECONDS = 0.05
 
 
 class PostgresProbes:
-    """The rows of one cluster in one database.
-
-    Args:
-        database: The database.
-        cluster: The cluster's name.
-    """
+    """The rows of one cluster in one database."""
 
     def __init__(self, database: SharedDatabase, cluster: str) -> None:
         self._database = database

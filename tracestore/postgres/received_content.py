@@ -223,16 +223,7 @@ def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[
 
 
 class ContentStoring:
-    """Captured content on its way into the store. A session that is another file's is kept under a second name.
-
-    Args:
-        statements: The connection, in the transaction of the events.
-        origin: The file.
-        content: The content.
-        new: The events that are new here, by the number of the run and their own; None is all.
-        barrier: What must not come back.
-        living: The sessions that new events speak of; None is all.
-    """
+    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
 
     def __init__(
         self,
@@ -289,13 +280,7 @@ class ContentStoring:
         return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
 
     def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
-        """The name of the session in which a message is kept; None if it is there already, or was deleted.
-
-        Args:
-            message: The message.
-            number: The number of its run.
-            session_here: The name of its session here, where that goes by the origin.
-        """
+        """The name of the session in which a message is kept; None if it is there already, or was deleted."""
         session_id, position, run_id, seq, ts_us, digest, message_id, *_, epoch = message
         if not epoch:
             return session_here or str(session_id)

@@ -163,17 +163,8 @@ def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, befor
 def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
     """Store a shipment of which all is new.
 
-    Args:
-        statements: The connection, in a transaction.
-        origin: The file.
-        shipment: The shipment.
-        present: What is here.
-
     Returns:
         What became of it.
-
-    Raises:
-        Unstorable: Something is not new, or no table takes it. The transaction is to be undone.
     """
     if (present.mark or START) != shipment.after or was_sent(statements, shipment):
         raise Unstorable("the shipment doesn't follow what is here")
@@ -228,18 +219,8 @@ def store_staged(
 ) -> Stored:
     """Store what is new of a shipment that is staged. What has come before and was pruned since is not new.
 
-    Args:
-        statements: The connection, in the transaction of `stage`.
-        origin: The file.
-        shipment: The shipment.
-        present: What is here.
-        clean: Whether every value is to be made one that PostgreSQL takes, as has been done with the events.
-
     Returns:
         What became of it.
-
-    Raises:
-        Unstorable: No table takes something of it. The transaction is to be undone.
     """
     if present.pruned_us is not None:
         names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
@@ -284,16 +265,7 @@ PATIENCE = Patience(work=60.0, cancelled=2.0)
 
 
 class Receiver:
-    """A shared store as `tracestore.shipping.shipment.Target`.
-
-    Args:
-        dsn: The database.
-        schema: The schema of its tables.
-        clock: The clock for the moment at which the schema is brought up to date.
-
-    Raises:
-        StoreError: This is no DSN, or the driver is not installed.
-    """
+    """A shared store as `tracestore.shipping.shipment.Target`."""
 
     def __init__(self, dsn: str, *, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
         self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)

@@ -35,11 +35,7 @@ _MIGRATIONS_LOCK = 0x43414C42_53434845  # CALBSCHE
 
 
 async def migrate(database: Database, now_us: int) -> None:
-    """Bring the database to `SCHEMA_VERSION`.
-
-    Raises:
-        StoreError: The database isn't ours, or is newer, or older and only to be read. It is left as it is.
-    """
+    """Bring the database to `SCHEMA_VERSION`."""
     version = _checked(database, await database.alone(lambda connection: _found(connection, database.schema)))
     if version == SCHEMA_VERSION:
         return
@@ -163,12 +159,7 @@ def month_named(name: str) -> tuple[int, int] | None:
 
 
 def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
-    """Make the partitions that events of these moments go into. Call it in the transaction that writes them.
-
-    Args:
-        statements: The connection, in a transaction of `Database.write`.
-        moments_us: The moments; the least and the greatest of each month are enough.
-    """
+    """Make the partitions that events of these moments go into. Call it in the transaction that writes them."""
     wanted = {month for month in map(month_of, moments_us) if month is not None}
     if not wanted:
         return

@@ -84,13 +84,7 @@ _UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
 def statements_for(
     insert: Insert, values: list[SqlValue], types: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """The statements to execute, with their parameters, for rows whose values follow one another in `values`.
-
-    Args:
-        insert: The INSERT.
-        values: The values, row after row.
-        types: The types of the table's columns.
-    """
+    """The statements to execute, with their parameters, for rows whose values follow one another in `values`."""
     if not values:
         return
     width = len(insert.columns)
@@ -347,12 +341,7 @@ _COLUMN_TYPES = """
 
 
 class Statements:
-    """PostgreSQL's `tracestore.sql.connection.Statements`.
-
-    Args:
-        connection: The connection.
-        types: The types of columns that were looked up on this connection, by table.
-    """
+    """PostgreSQL's `tracestore.sql.connection.Statements`."""
 
     dialect = POSTGRES
 
@@ -401,14 +390,7 @@ class Statements:
                 yield self._execute(sql, parameters)
 
     def copy(self, table: str, columns: Sequence[str], options: str, parts: Iterable[bytes]) -> None:
-        """Copy rows into a table.
-
-        Args:
-            table: The table.
-            columns: The columns that the rows have.
-            options: The options of COPY that say how the text is to be read.
-            parts: The text of the rows, part by part.
-        """
+        """Copy rows into a table."""
         with (
             unstorable(),
             self.connection.cursor().copy(

@@ -396,17 +396,6 @@ async def select(
     """Run one statement on a connection of its own, in a transaction that only reads and that is undone.
 
     A role that may only read is what keeps a statement from calling functions that do more; see the guide.
-
-    Args:
-        database: The database.
-        sql: The statement.
-        parameters: The values of its parameters.
-        limit: The largest number of rows.
-        seconds: The time that the statement may take.
-
-    Raises:
-        StoreError: The statement does anything but read, is no SQL, or takes too long.
-        ValueError: A parameter or a limit is impossible.
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
@@ -465,11 +454,7 @@ def _rows(
 
 @asynccontextmanager
 async def own_connection(database: Database) -> AsyncIterator[Database]:
-    """The database through one more connection, which is closed after the block.
-
-    Raises:
-        StoreError: Between us and the server is a pooler, or the server can't be reached.
-    """
+    """The database through one more connection, which is closed after the block."""
     if database.pooled:
         raise StoreError(
             f"{database.name}: a repricing has temporary tables for longer than a transaction, and a pooler "

@@ -147,16 +147,7 @@ def _vacuum_full(connection: psycopg.Connection, table: str) -> None:
 
 
 async def condition(database: Database, path: Path, lease_seconds: float) -> StoreCondition:
-    """The condition of the trace. Nothing is changed.
-
-    Args:
-        database: The database.
-        path: The place on this machine where a writer keeps what the database can't take.
-        lease_seconds: The length of a run's lease.
-
-    Raises:
-        StoreError: The database can't be read.
-    """
+    """The condition of the trace. Nothing is changed."""
 
     def look(statements: Statements) -> tuple[int, int, int, int]:
         ((open_runs,),) = statements.run(
@@ -208,14 +199,6 @@ _AMCHECK = """
 async def check(database: Database, seconds: float) -> list[str]:
     """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and whatever amcheck says of
     indexes where that extension is there.
-
-    Args:
-        database: The database.
-        seconds: The time that each statement may take.
-
-    Raises:
-        TimeoutError: The time was not enough.
-        StoreError: The database can't be read.
     """
     own = Database(database.dsn, schema=database.schema, readonly=True, single=True)
     await own.open()
@@ -277,11 +260,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def server_facts(dsn: str, schema: str) -> ServerFacts:
-    """Look over a connection of its own. Nothing is made.
-
-    Raises:
-        StoreError: The server can't be reached, or lets nobody in by this address.
-    """
+    """Look over a connection of its own. Nothing is made."""
     database = Database(dsn, schema=schema, readonly=True, single=True)
     await database.open()
     try:

@@ -182,11 +182,7 @@ class PriceList(NamedTuple):
 
 
 def sorted_rows(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
-    """The rows in a table's order.
-
-    Raises:
-        ConfigurationError: Rows overlap or hold impossible values.
-    """
+    """The rows in a table's order."""
     ordered = tuple(sorted(rows, key=_order))
     for row in ordered:
         _validate(row)

@@ -434,15 +434,7 @@ def _counts(usage: TokenUsage) -> dict[str, int] | None:
 
 
 def discounted(rows: Iterable[PriceRow], factors: Mapping[str, Decimal | int | str]) -> tuple[list[PriceRow], str]:
-    """The rows at other rates, and the factors in words.
-
-    Args:
-        rows: The rows.
-        factors: As `PriceTable.discounted` takes them.
-
-    Raises:
-        ConfigurationError: As `PriceTable.discounted` says.
-    """
+    """The rows at other rates, and the factors in words."""
     exact = {pattern: _factor(pattern, factor) for pattern, factor in factors.items()}
     by_rank = sorted(exact, key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
     unused = set(by_rank)

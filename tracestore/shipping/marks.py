@@ -68,11 +68,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
-    """The mark of a trace file for a target, made if there is none. Of several processes one makes it.
-
-    Raises:
-        OSError: It can't be made.
-    """
+    """The mark of a trace file for a target, made if there is none. Of several processes one makes it."""
     path = mark_path(trace, target)
     found = read_mark(path)
     if found is not None and found.target == target:
@@ -99,11 +95,7 @@ def marks(trace: Path) -> list[Mark]:
 
 
 def forget_mark(trace: Path, target: str) -> bool:
-    """The file is not shipped to a target any more. Returns whether it ever was.
-
-    Raises:
-        StoreError: A shipper is at work.
-    """
+    """The file is not shipped to a target any more. Returns whether it ever was."""
     turn = Turn(trace, target)
     if not turn.take():
         raise StoreError(f"a program ships {trace} to {target}; end it first")
@@ -171,11 +163,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 async def backlogs(trace: Path) -> list[Backlog]:
-    """What waits in a trace file, for each shared store that it is shipped to.
-
-    Raises:
-        StoreError: The file can't be read.
-    """
+    """What waits in a trace file, for each shared store that it is shipped to."""
     found = []
     source = Source(trace)
     try:
@@ -209,14 +197,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class LookForFiles:
-    """The folder of the machine, as one shipper sees it.
-
-    Args:
-        folder: The folder, made when it is needed.
-        own: The trace file of this shipper.
-        target: The name of the shared store.
-        prices: The prices for calls of dead processes.
-    """
+    """The folder of the machine, as one shipper sees it."""
 
     def __init__(self, folder: Path, own: Path, target: str, prices: PriceTable | None) -> None:
         self._folder = folder
@@ -271,15 +252,8 @@ class LookForFiles:
     async def take_over(self, path: Path, turn: Turn) -> bool:
         """Write into a file whatever its dead process left beside it, and end the process's runs.
 
-        Args:
-            path: The file.
-            turn: The turn at it, which is ours afterwards.
-
         Returns:
             False if its shipper lives.
-
-        Raises:
-            StoreError: The file can't be written.
         """
         if not turn.take():
             return False

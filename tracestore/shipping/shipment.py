@@ -158,9 +158,6 @@ class Target(Protocol):
             The place up to which the store has everything of the file. It is further on than this shipment if
             another shipper was quicker. It is before the shipment if the store has fallen back, as to a backup:
             then nothing was stored. A shipment from `START` is believed, and the place goes back.
-
-        Raises:
-            Unstorable: A value is to blame.
         """
         ...
 
@@ -223,9 +220,6 @@ class Lines(msgspec.Struct, frozen=True):
         """The text of all rows, some at a time, each with the server's number of its run before it. It is UTF-8.
 
         A text of all rows would be some megabytes, which the system would have to make room for each time.
-
-        Args:
-            runs: The server's numbers of the runs, by their numbers in the file.
         """
         before = {number: f"{there}{self.begin}" for number, there in runs.items()}
         for place in range(0, len(self.rows), _ROWS_AT_ONCE):
@@ -240,13 +234,7 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:
-    """Rows as text.
-
-    Args:
-        names: The names of the columns.
-        runs: Of each row the number of its run in the file.
-        columns: The values, column by column.
-    """
+    """Rows as text."""
     missing = {name: column.count(None) for name, column in zip(names, columns, strict=True)}
     some = [place for place, name in enumerate(names) if missing[name] < len(runs)] or [0]
     names, columns = tuple(names[place] for place in some), [columns[place] for place in some]
@@ -265,12 +253,7 @@ class _SignInText(Exception):
 
 
 def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
-    """The values of a column as text. In a column of several types, values that are no text may be left.
-
-    Raises:
-        _SignInText: A sign that stands between values or for NULL is in a text.
-        TypeError: The column has values of several types.
-    """
+    """The values of a column as text. In a column of several types, values that are no text may be left."""
     if isinstance(next((value for value in column if value is not None), ""), int):
         encoded = msgspec.json.encode(column).decode()  # many times as fast as str
         if '"' in encoded or encoded.count("null") != missing:
@@ -316,18 +299,7 @@ def packed(
     erased: int = 0,
     dead: Collection[str] = (),
 ) -> Shipment:
-    """A shipment of events that follow one another.
-
-    Args:
-        read: The events, one at least.
-        names: The names of their runs, by the numbers in the file.
-        between: The place behind which they lie, and the number of the last one in the file.
-        content: The content that was captured with them.
-        projection: What follows from them; None is to find out.
-        is_all: Whether nothing lay behind them when they were read.
-        erased: The number of the last deletion in the file when they were read.
-        dead: The sessions that were deleted after all that is said of them here.
-    """
+    """A shipment of events that follow one another."""
     runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
     of_runs = ranges(runs, seqs)
     sessions = ranges(read.columns[SESSION], moments)
@@ -415,25 +387,13 @@ def _event(topic: str, data: str) -> Event:
 def are_new(
     shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
 ) -> list[int]:
-    """The places of those events that are new to a server.
-
-    Args:
-        shipment: The shipment.
-        places: The places of the events that are asked about.
-        numbers: The server's numbers of the runs, by their numbers in the file.
-        new: The events that are new, each by the server's number of its run and by its own.
-    """
+    """The places of those events that are new to a server."""
     runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
     return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
 
 
 def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
-    """A shipment whose texts a server takes.
-
-    Args:
-        shipment: The shipment.
-        clean: Makes a text that the server takes of one that it doesn't.
-    """
+    """A shipment whose texts a server takes."""
     read = shipment.read
     columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
     names = {number: clean(run.run_id) for number, run in shipment.runs.items()}

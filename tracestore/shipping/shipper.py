@@ -402,11 +402,7 @@ class _Failed(msgspec.Struct, frozen=True):
 
 
 class ShippingActor(Actor):
-    """The actor.
-
-    Args:
-        shipper: The shipper, which is made once and given to every incarnation of the actor.
-    """
+    """The actor."""
 
     def __init__(self, shipper: TraceShipper) -> None:
         self.shipper = shipper

@@ -52,10 +52,6 @@ class Source:
     """The reading end of a trace file, which somebody else writes.
 
     It takes in what dead processes left beside the file. In an engine, the engine's writer does that.
-
-    Args:
-        path: The file.
-        recent: What is kept of the batches that this process writes to it, if an engine does.
     """
 
     def __init__(self, path: Path, recent: Recent | None = None) -> None:
@@ -80,16 +76,7 @@ class Source:
             await self._database.close()
 
     async def read(self, after: Position, limit: int, erased: int) -> Reading:
-        """What is to be done next, all of one state of the file.
-
-        Args:
-            after: The place behind which the events lie.
-            limit: The number of events at most.
-            erased: The number of the last deletion that is done.
-
-        Raises:
-            StoreError: The file can't be read.
-        """
+        """What is to be done next, all of one state of the file."""
         await self.open()
         recent = self.recent.behind(after)
         return await self._database.look(lambda statements: _reading(statements, after, limit, erased, recent))
@@ -404,12 +391,6 @@ def _is_before(batch: Written, position: Position) -> bool:
 
 def matching(batches: Iterable[Written], run: int, run_id: str, seqs: Sequence[int]) -> list[Written]:
     """The batches that are the first of some events of a run. What was written before those is left out.
-
-    Args:
-        batches: The batches.
-        run: The number of the run in the file.
-        run_id: The name of the run.
-        seqs: The numbers in their run of the events that lie behind a position in the file, in their order there.
 
     Returns:
         None of them if most of the events are in no batch. They are better read in one go.

@@ -73,13 +73,7 @@ class Batch:
             self._add(envelope, text)
 
     def complete(self, clean: Callable[[str], str] | None = None) -> None:
-        """Join the rows that belong together. Call it once, after the last `add` and before `write`.
-
-        Args:
-            clean: Makes a text that the database takes of one that it doesn't. With it every value is looked at,
-                and an impossible count is unknown. Without it the database finds out, which costs nothing as long
-                as all is well.
-        """
+        """Join the rows that belong together. Call it once, after the last `add` and before `write`."""
         self.projection.complete()
         moments = self._column("ts_us")
         sessions: dict[str, tuple[int, int]] = ranges(self._column("session_id"), moments)
@@ -97,10 +91,6 @@ class Batch:
 
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
         """Execute the statements that store the batch, once. Its rows have the numbers of their runs then.
-
-        Args:
-            statements: The connection, in a transaction.
-            number_of: Notes a run and returns its number.
 
         Returns:
             The numbers of the runs, by name.
@@ -228,13 +218,6 @@ def close_run(
     delivered: Mapping[tuple[str, int], int] | None = None,
 ) -> int:
     """End one lost run, unless another process has done it meanwhile.
-
-    Args:
-        statements: The transaction.
-        run_id: The run.
-        now_us: The time, in microseconds since the Unix epoch.
-        prices: The prices of what the calls used; None leaves the costs unknown.
-        delivered: The output tokens that readers have, by request and attempt.
 
     Returns:
         The number of calls that got an end.

@@ -306,13 +306,7 @@ _WITH_COST = f"""
 
 
 def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
-    """A SELECT of calls with both of their costs.
-
-    Args:
-        under: The price version of the second cost. None stands for the current cost.
-        condition: Which calls ``c``, and whatever follows the condition.
-        values: The parameters of the condition.
-    """
+    """A SELECT of calls with both of their costs."""
     run, asked = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
     return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
 
@@ -339,13 +333,7 @@ def cost_under(runs: Sequence[int]) -> tuple[str, str]:
 
 
 def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
-    """A SELECT of calls, to be added up, with their cost as ``now_nano``.
-
-    Args:
-        priced: What `cost_under` says.
-        condition: Which calls ``c``.
-        values: The parameters of the condition.
-    """
+    """A SELECT of calls, to be added up, with their cost as ``now_nano``."""
     joins, nano = priced
     sql = f"SELECT c.*, r.run_id, {nano} AS now_nano FROM calls AS c JOIN runs AS r ON r.id = c.run{joins}"
     return f"{sql} WHERE {condition}", list(values)
@@ -385,13 +373,7 @@ _EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_cl
 
 
 def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> Sql:
-    """A condition on ``calls AS c``.
-
-    Args:
-        where: The filter.
-        dialect: The dialect of the database.
-        cost: An expression for a call's nano-USD. Without one, the condition looks the current cost up.
-    """
+    """A condition on ``calls AS c``."""
     parts: list[str] = ["TRUE"]
     values: list[SqlValue] = []
 

@@ -276,13 +276,6 @@ def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high
 
     The costs before are the current ones. A run with a base compares with the costs at call time, as explained
     above.
-
-    Args:
-        statements: The connection.
-        pricer: The pricer, which has priced the calls.
-        run_id: The number of the run.
-        low: The number of the call before the first one.
-        high: The number of the last call.
     """
     dialect = statements.dialect.pricing
     base = statements.run("SELECT base FROM reprice_run WHERE id = ? AND base IS NOT NULL", (run_id,))
@@ -303,15 +296,7 @@ def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high
 def _grouped(
     statements: Statements, pricer: Pricer, before: _Before, one_sided: _Before, *, look: bool = False
 ) -> list[Group]:
-    """Group the calls.
-
-    Args:
-        statements: The connection.
-        pricer: The pricer that priced the calls.
-        before: The place of the costs before, for the sums.
-        one_sided: The place of the costs before, for calls that one side alone prices.
-        look: Whether there may be such calls although the sums don't say so.
-    """
+    """Group the calls."""
     session, also = ("a.session", ", a.session") if pricer.by_session else ("''", "")
     counted = f"count({before.nano}), coalesce(sum({before.nano}), 0)"
     sql = _SUMS.format(source=before.source, before=counted, session=session, also=also)

@@ -300,13 +300,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
-    """Run `work` to its end, which comes soon after `cut` was called because patience is at its end.
-
-    Args:
-        work: The work.
-        patience: The patience.
-        cut: Makes `work` fail soon. It is called in the event loop.
-    """
+    """Run `work` to its end, which comes soon after `cut` was called because patience is at its end."""
     task = asyncio.ensure_future(work)
     timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
     try:
@@ -346,11 +340,7 @@ _END = re.compile(r"^;$", re.MULTILINE)
 
 
 def read_steps(text: str) -> Steps:
-    """The steps of a file, given its text.
-
-    Raises:
-        ValueError: A step is out of order, has no statement, or has one without an end.
-    """
+    """The steps of a file, given its text."""
     _, *parts = _HEADING.split(text)
     steps = []
     for place, (number, name, body) in enumerate(zip(parts[::3], parts[1::3], parts[2::3], strict=True), 1):

@@ -47,11 +47,6 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
     """Store the content that a batch has captured, in its transaction. It never fails for content.
 
     Call it before the events themselves are stored: an event that is there already has been heeded.
-
-    Args:
-        statements: The connection.
-        captured: The envelopes with content.
-        runs: The numbers of the runs, by name.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}

@@ -145,17 +145,7 @@ _ENDED_BADLY = "('failed', 'cancelled')"
 def spending(
     statements: Statements, queries: Sequence[SpendingQuery], run_id: str, *, without: Sequence[str] = ()
 ) -> Spending:
-    """The sums, and how far the trace had come, from one snapshot.
-
-    Args:
-        statements: The connection, in a transaction.
-        queries: The calls that count.
-        run_id: The run that asks. Its calls under way don't count.
-        without: Runs of which no call counts.
-
-    Raises:
-        ValueError: There is no such dimension.
-    """
+    """The sums, and how far the trace had come, from one snapshot."""
     ((committed,),) = statements.run(
         "SELECT coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)", (run_id,)
     )

@@ -111,13 +111,7 @@ _decode_reply = msgspec.json.Decoder(_Accepted).decode
 
 
 async def open_replies(database: Database, session_id: str | None, *, owned: bool) -> list[OpenReply]:
-    """The replies whose process has ended, in the order of their calls.
-
-    Args:
-        database: The trace.
-        session_id: A session; None is all.
-        owned: Whether the session belongs to whoever asks, so that nobody else reads its replies.
-    """
+    """The replies whose process has ended, in the order of their calls."""
     of_session = "" if session_id is None else " AND c.session_id = ?"
     of_ended = "" if owned else " AND r.ended_us IS NOT NULL"
     sql = f"{_OPEN}{of_session}{of_ended} ORDER BY c.id"

@@ -92,13 +92,7 @@ _OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WH
 
 
 def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
-    """Erase the words in the events and the calls of a session. Figures stay. The caller holds a transaction.
-
-    Args:
-        statements: The connection.
-        session_id: The session.
-        origin: The trace file that they were shipped from; None for all.
-    """
+    """Erase the words in the events and the calls of a session. Figures stay. The caller holds a transaction."""
     where, values = _OF_SESSION, [session_id, session_id]
     calls, of_calls = "session_id = ?", [session_id]
     if origin is not None:
@@ -117,12 +111,6 @@ def erase_words(statements: Statements, session_id: str, origin: str | None = No
 
 def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
     """Erase words that were said before a moment, in some events. The caller holds a transaction.
-
-    Args:
-        statements: The connection.
-        before_us: The moment, in microseconds since the epoch.
-        after: The number of the last event that was looked at; 0 at first.
-        origin: The trace file that the events were shipped from; None for all.
 
     Returns:
         The number of the last event that was looked at; 0 at the end.
@@ -202,11 +190,6 @@ async def forget_content(database: Database, before_us: int, at_us: int) -> int:
     Sessions that began before that moment can't be resumed any more, and have no names. Events and costs stay,
     without the words in them.
 
-    Args:
-        database: The database.
-        before_us: The moment, in microseconds since the epoch.
-        at_us: The time now.
-
     Returns:
         The number of bodies that were deleted.
     """
@@ -231,12 +214,6 @@ async def delete_session(
     """Delete a session, and the captured content that belongs to no other session.
 
     It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
-
-    Args:
-        database: The database.
-        session_id: The session.
-        at_us: The time now.
-        sweep_before_us: The moment before which content is deleted that no session needs; None is that time.
 
     Returns:
         False if the store has nothing of the session.
@@ -317,12 +294,6 @@ def needed_bodies(statements: Statements, before_us: int) -> Needed:
 def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
     """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
     holds a transaction.
-
-    Args:
-        statements: The connection.
-        before_us: The moment, in microseconds since the epoch.
-        needed: The bodies that are needed. One that was written since may be, too.
-        after: The number of the last body that was looked at; 0 at first.
 
     Returns:
         The number of bodies that were deleted, and the number of the last body that was looked at. It is 0 at the

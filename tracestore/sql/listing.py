@@ -182,11 +182,7 @@ _MEASURES = (
 
 
 async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -> list[StatisticsRow]:
-    """The statistics of each group, the one with the most attempts first.
-
-    Raises:
-        ValueError: A dimension does not exist.
-    """
+    """The statistics of each group, the one with the most attempts first."""
     group = grouping(by, "c", database.dialect)
     counts = await _counts(database, where, by)
     latency, first_token, speed = [await _percentiles(database, where, group, *each) for each in _MEASURES]

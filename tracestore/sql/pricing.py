@@ -137,14 +137,7 @@ _EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
 
 
 class Pricer:
-    """Prices calls under one table, some thousands at a time. Its temporary tables belong to one connection.
-
-    Args:
-        dialect: The SQL of the database.
-        which: The condition of the calls to price, as `condition` gives it.
-        as_model: A ``provider:name`` to price every call as; None prices each call as its own model.
-        by_session: Whether to note the session of each call.
-    """
+    """Prices calls under one table, some thousands at a time. Its temporary tables belong to one connection."""
 
     def __init__(
         self, table: PriceTable, dialect: PricingDialect, which: Sql, as_model: str | None, *, by_session: bool

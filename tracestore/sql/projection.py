@@ -123,15 +123,7 @@ class Projection:
     def add(
         self, event: Event, run: str | int, ts_us: int, identity: Values, tags: Mapping[str, str] | None
     ) -> None:
-        """Take in one event.
-
-        Args:
-            event: The event.
-            run: What stands for the number of its run in the rows.
-            ts_us: The time of the event, in microseconds UTC.
-            identity: The values of the columns `IDENTITY`. The list is used up.
-            tags: The tags of the envelope.
-        """
+        """Take in one event."""
         if isinstance(event, _OF_CALLS):
             if identity[REQUEST] is not None:
                 self._note_call(event, run, ts_us, identity, tags)
@@ -178,11 +170,7 @@ class Projection:
             self._note_session(session_id, *told)
 
     def sessions(self, times: Mapping[str, tuple[int, int]]) -> Values:
-        """The values for `UPSERT_SESSION`, row after row.
-
-        Args:
-            times: The times of the first and the last event of each session, in microseconds UTC.
-        """
+        """The values for `UPSERT_SESSION`, row after row."""
         nothing = (None, None, None)
         return flat((name, *between, *self._told.get(name, nothing)) for name, between in times.items())
 
@@ -336,12 +324,7 @@ class _Run(NamedTuple):
 
 
 def add_late_costs(statements: Statements, ended: Sequence[tuple[str, int, int]]) -> None:
-    """Price calls whose ends have just been stored, under every repricing that covers them.
-
-    Args:
-        statements: The connection, in the transaction that stored the ends.
-        ended: The request of each call, its attempt, and its begin in microseconds UTC.
-    """
+    """Price calls whose ends have just been stored, under every repricing that covers them."""
     found = statements.run(_RUNS, (min(began_us for _, _, began_us in ended) - ROUNDED_US,))
     if not found:
         return

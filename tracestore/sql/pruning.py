@@ -100,12 +100,7 @@ class Pruning(ABC):
     """Finds the runs of which nothing is left."""
 
     def __init__(self, database: Database, progress: Progress | None) -> None:
-        """A pruning, not yet begun.
-
-        Args:
-            database: The database.
-            progress: Called after every step with the report of all that was deleted so far.
-        """
+        """A pruning, not yet begun."""
         self._database = database
         self._progress = progress
         self._report = PruneReport(dry_run=False, before_us=0)

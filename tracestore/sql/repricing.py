@@ -70,17 +70,7 @@ def _sum_table(dry: bool) -> SumTable:
 
 
 class Repricing:
-    """One repricing of one trace.
-
-    Args:
-        database: The database. Everything is done on one connection, which has the temporary tables.
-        clock: The clock that says when the repricing began and finished.
-        table: The price table.
-        where: The calls to price.
-        as_model: A ``provider:name`` to price every call as; None prices each call as its own model.
-        by_session: Whether to compare sessions, too.
-        progress: Told between chunks how many calls are done, and of how many.
-    """
+    """One repricing of one trace."""
 
     def __init__(
         self,
@@ -265,11 +255,7 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
 
 
 def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
-    """Enter what a run did, and make its costs the current ones, in the transaction of its last calls.
-
-    Raises:
-        StoreError: The change of all costs isn't the one that the run reports. Nothing is changed then.
-    """
+    """Enter what a run did, and make its costs the current ones, in the transaction of its last calls."""
     run = _by_number(statements, run_id)
     replaced = tuple(current_runs(statements))
     after = run.current_after(replaced)
@@ -307,17 +293,7 @@ def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) 
 
 
 def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bool) -> None:
-    """Let the sums of a run be those of its costs; others may have changed the trace meanwhile.
-
-    Args:
-        statements: The connection, in the transaction that finishes the run.
-        run_id: The number of the run.
-        changed: The change of all current costs.
-        anew: Whether the current runs, or a call of this run, have changed since it began.
-
-    Raises:
-        StoreError: The two can't be made to agree.
-    """
+    """Let the sums of a run be those of its costs; others may have changed the trace meanwhile."""
     if not anew and change_of(statements, run_id) == changed:
         return
     add_up_again(statements, run_id)
@@ -331,11 +307,7 @@ def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bo
 
 
 async def undo(database: Database, now_us: int) -> RepriceRun:
-    """Take the latest repricing back, and return the run as it stands now. Its costs stay in the trace.
-
-    Raises:
-        StoreError: There is no repricing, or other costs were chosen since.
-    """
+    """Take the latest repricing back, and return the run as it stands now. Its costs stay in the trace."""
     return await database.write(lambda statements: _undo(statements, database.name, now_us))
 
 

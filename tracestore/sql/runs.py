@@ -117,15 +117,7 @@ _log = Log("tracestore.ownership")
 
 
 def belongs(run: int, epoch: int, *, begins: bool, owner: tuple[int, int] | None, claimed: int) -> bool:
-    """Whether what a run says of a session belongs to it.
-
-    Args:
-        run: The run.
-        epoch: The number of the claim under which it is said; 0 outside of a cluster.
-        begins: Whether the run begins the session anew.
-        owner: The session's owner and its epoch; None if nothing is stored of it.
-        claimed: The number of the latest claim; 0 if there is none.
-    """
+    """Whether what a run says of a session belongs to it."""
     if epoch:
         if epoch < claimed or (owner is not None and epoch < owner[1]):
             return False
@@ -171,14 +163,6 @@ def branch(
     The branch begins with the messages before the run's first one. If the owner wrote the last of these, the owner
     may have begun anew; then the branch is left without a beginning rather than given a wrong one. In a cluster it
     is left so if that message is of a later claim.
-
-    Args:
-        statements: The connection, in a transaction.
-        session_id: The session that another run owns.
-        name: The id of the branch.
-        moment: The number of the run, the event's number in it, and the event's time in microseconds UTC.
-        history: The number of messages before the first one that is kept in the branch.
-        epoch: The number of the claim under which that was said; 0 outside of a cluster.
     """
     names: dict[str, SqlValue] = {
         "session": session_id,
@@ -224,13 +208,6 @@ def branch(
 
 def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
     """Make a run the owner of a stored session. In a transaction.
-
-    Args:
-        statements: The connection.
-        session_id: The session.
-        run: The number of the run.
-        seq: The number of the run's latest event.
-        history: The number of messages that the run took over.
 
     Returns:
         False if the stored history isn't of that length any more.

@@ -174,11 +174,7 @@ _log = Log("tracestore.sums")
 
 
 class SumKeeper:
-    """Sums up what one writer has stored. Other writers of the trace do the same.
-
-    Args:
-        database: The database that the writer writes to.
-    """
+    """Sums up what one writer has stored. Other writers of the trace do the same."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -70,17 +70,7 @@ _log = Log("tracestore.database")
 
 
 class Database:
-    """One SQLite file, through one connection. It belongs to one event loop.
-
-    Args:
-        path: The file. `open()` makes it unless `readonly`.
-        durability: ``normal`` survives the death of the process (kill -9 included). ``full`` survives the loss of
-            power as well, at the price of one fsync per transaction.
-        readonly: Whether the file is only read.
-
-    Raises:
-        ValueError: There is no such durability.
-    """
+    """One SQLite file, through one connection. It belongs to one event loop."""
 
     dialect = SQLITE
 
@@ -112,14 +102,7 @@ class Database:
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file. If that fails, the file and every byte in it stay as they were.
-
-        Args:
-            prepare: Checks and migrates the database before anything else is done to it.
-
-        Raises:
-            StoreError: The file can't be used.
-        """
+        """Open the file. If that fails, the file and every byte in it stay as they were."""
         if self._connection is not None:
             return
         try:

@@ -110,11 +110,7 @@ def _mark(path: Path) -> _Mark:
 
 
 class WholeTrace(Database):
-    """A trace file that is only read, with the events that dead processes left beside it.
-
-    Args:
-        path: The file.
-    """
+    """A trace file that is only read, with the events that dead processes left beside it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, readonly=True)
@@ -237,16 +233,6 @@ def copy_snapshot(
     """Copy a database, as it is at this moment, into an empty file. The function blocks; call it in a thread.
 
     It holds one read transaction from beginning to end. Other writers go on, and no write makes it begin again.
-
-    Args:
-        source: The database.
-        target: An empty file that exists.
-        step_pages: The number of pages in one step.
-        told: Called after each step with the number of copied pages and of all pages. If it raises, the copy ends.
-        immutable: Whether nobody can write to the source, as for `uri`.
-
-    Raises:
-        StoreError: The database can't be copied.
     """
     import sqlite3
 
@@ -277,19 +263,7 @@ def _connected(to: str) -> sqlite3.Connection:
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
-    """Run one statement on a connection of its own that can't write. It sees the events of dead processes, too.
-
-    Args:
-        path: The trace file.
-        sql: The statement.
-        parameters: The values of its parameters.
-        limit: The largest number of rows.
-        seconds: The time that the statement may take.
-
-    Raises:
-        StoreError: The statement does anything but read, is no SQL, or takes too long.
-        ValueError: A parameter or a limit is impossible.
-    """
+    """Run one statement on a connection of its own that can't write. It sees the events of dead processes, too."""
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")
     database = WholeTrace(path)

@@ -32,13 +32,7 @@ BUSY_TIMEOUT_MS = 5_000
 
 
 def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
-    """The URI of a file that exists, to be opened with ``uri=True``.
-
-    Args:
-        path: The file.
-        mode: ``ro`` only reads.
-        immutable: Whether nobody writes the file, so that nothing lies beside it.
-    """
+    """The URI of a file that exists, to be opened with ``uri=True``."""
     return f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if immutable else ''}"
 
 

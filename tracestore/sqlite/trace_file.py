@@ -198,15 +198,8 @@ class Runs:
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
         """End the runs whose processes are gone.
 
-        Args:
-            prices: The prices of the usage of their calls; None leaves the costs unknown.
-            delivered: Returns what readers have of a call.
-
         Returns:
             The ids of these runs.
-
-        Raises:
-            StoreError: A run can't be ended. The runs before it are ended.
         """
         path = self._database.path
         closed = []

@@ -106,11 +106,7 @@ def _shipped(trace: Path) -> list[int]:
 
 
 async def condition(database: Database) -> StoreCondition:
-    """The condition of the file. Nothing is changed.
-
-    Raises:
-        StoreError: The file can't be read.
-    """
+    """The condition of the file. Nothing is changed."""
     runs = await open_runs(database)
     lost = [run_id for run_id in runs if _is_free(database.path, run_id)]
     calls = 0

@@ -179,11 +179,7 @@ def spill_path(database: Path, run_id: str) -> Path:
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.waiting`.
-
-    Args:
-        spill: The spill file of the writer.
-    """
+    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.waiting`."""
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 
@@ -244,11 +240,7 @@ def _opened(path: Path) -> HeldFile:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a file of a dead writer, after all that is in it was committed.
-
-    Raises:
-        OSError: The folder can't be written.
-    """
+    """Remove a file of a dead writer, after all that is in it was committed."""
     try:
         file = _opened(path)
     except FileNotFoundError:
@@ -275,11 +267,6 @@ def _first_seq(path: Path) -> int:
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
     """Some events of a file.
-
-    Args:
-        path: The file.
-        offset: The place in the file to begin at, in bytes.
-        limit: The largest number of events.
 
     Returns:
         The events, and the offset behind them. At the end of the file the offset stays the same.
@@ -339,12 +326,6 @@ async def adopt_leftovers(
     batch_events: int,
 ) -> bool:
     """Write the spill files that dead processes left beside a database, and remove each after it is written.
-
-    Args:
-        database: The path of the database.
-        write: Writes events to the database.
-        own: The spill file of this process; None if it has none.
-        batch_events: The number of events that are written at a time.
 
     Returns:
         False if the store can't take all of it now. The rest can be adopted later.

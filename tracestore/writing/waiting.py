@@ -44,20 +44,11 @@ class Waiting:
         self.size += _weigh(envelopes)
 
     def first(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest events. They still wait.
-
-        Args:
-            limit: The largest number of events; None is all of them.
-        """
+        """The oldest events. They still wait."""
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """The events behind the oldest ones. They still wait.
-
-        Args:
-            oldest: The number of oldest events to pass over.
-            limit: The largest number of events.
-        """
+        """The events behind the oldest ones. They still wait."""
         events = self._events  # which is quick at both of its ends; islice would walk over the oldest
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
@@ -117,12 +108,7 @@ class _Part:
 
 
 class Journal:
-    """The copies of one writer. It blocks, for one small write.
-
-    Args:
-        paths: The paths of its two files, which are made when they are needed.
-        limit_bytes: The limit of both files together.
-    """
+    """The copies of one writer. It blocks, for one small write."""
 
     def __init__(self, paths: tuple[Path, Path], limit_bytes: int) -> None:
         self.error: str | None = None
