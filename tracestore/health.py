@@ -1,21 +1,16 @@
-"""The facts that the file system, SQLite's library, or a server tell about a trace."""
+"""The facts that the file system and SQLite's library report about a trace file."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from .sqlite.statements import needs_file_lock, sqlite_version
 
-if TYPE_CHECKING:
-    from .postgres.store import PostgresStore
-    from .postgres.upkeep import ServerFacts
-
-__all__ = ["FileFacts", "file_facts", "server_facts", "sqlite_version"]
+__all__ = ["FileFacts", "file_facts", "sqlite_version"]
 
 BESIDE = ("", "-wal", "-shm", ".lock")
 
@@ -64,13 +59,6 @@ def file_facts(path: Path) -> FileFacts:
         file_lock=needs_file_lock(),
         locking=_locking(path),
     )
-
-
-async def server_facts(store: PostgresStore) -> ServerFacts:
-    """Ask the server of a trace. Nothing is made there."""
-    from .postgres.upkeep import server_facts
-
-    return await server_facts(store.dsn, store.schema)
 
 
 def _existing(folder: Path) -> Path:

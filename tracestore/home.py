@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def home_folder() -> Path:
-    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard. It need not exist."""
+    """The folder of configuration and the default trace file: CALLBOARD_HOME, else ~/.callboard."""
     given = os.environ.get("CALLBOARD_HOME")
     home = Path(given) if given else Path.home() / ".callboard"
     if home.is_file():

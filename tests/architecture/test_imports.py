@@ -82,7 +82,7 @@ LATE_PARTS = {
         *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (
-        *("cli", "embedding", "health", "type_schema", "watching.preview", "web_view"),
+        *("cli", "embedding", "type_schema", "watching.health", "watching.preview", "web_view"),
         *(
             "functions.embedding",
             "functions.objects",

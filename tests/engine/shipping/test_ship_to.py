@@ -10,7 +10,7 @@ import pytest
 from callboard.bus import ConfigurationError
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.engine import Engine
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.shipping import source
 from tests.support.engines import registry

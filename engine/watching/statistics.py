@@ -12,14 +12,14 @@ from callboard.adapters.health import AdapterStatistics, ReportsStatistics
 from callboard.bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
 from callboard.tracestore import WriterStatistics
 
-from .rate_limits.rate_limits import RateLimit, RateLimitQueue, RateLimits
-from .routing.availability import Availability
-from .runtime.life import Life
-from .runtime.running_adapter import RunningAdapter
-from .runtime.runtime import Runtime
+from ..rate_limits.rate_limits import RateLimit, RateLimitQueue, RateLimits
+from ..routing.availability import Availability
+from ..runtime.life import Life
+from ..runtime.running_adapter import RunningAdapter
+from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from .nodes.ownership.ownership import OwnershipStatistics
+    from ..nodes.ownership.ownership import OwnershipStatistics
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
