@@ -33,6 +33,6 @@ __getattr__, __dir__, __all__ = face(
         ".writing.captured": "Capture Redact decode_json encode_json",
         ".writing.state": "StoreState WriterOptions WriterStatistics",
         ".writing.writer": "Flush TraceWriter WriterCore",
-        "callboard.bus.events.upcasting": "upcast",
+        "callboard.bus.events.codec": "upcast",
     },
 )

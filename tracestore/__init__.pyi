@@ -17,7 +17,7 @@ from .store import Store
 from .writing.captured import Capture, Redact, decode_json, encode_json
 from .writing.state import StoreState, WriterOptions, WriterStatistics
 from .writing.writer import Flush, TraceWriter, WriterCore
-from callboard.bus.events.upcasting import upcast
+from callboard.bus.events.codec import upcast
 
 __all__ = [
     "CacheSavings",

@@ -13,11 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from callboard.bus.events.calls import LlmCallGuarded
+from callboard.bus.events.calls import LlmCallGuarded, ToolProgress
 from callboard.bus.events.codec import EncodedEnvelope, as_text, encode_part, fields_of
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
-from callboard.bus.events.tools import ToolProgress
 
 from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 

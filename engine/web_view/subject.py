@@ -1,25 +1,156 @@
-"""What a live view shows: an engine, a trace that another process writes, or both.
-
-Questions about the past go to a store of our own that only reads, opened for the question and closed behind it, so
-that no question waits in the queue of the engine's writer. What changes the trace goes through the engine, which
-then shows it in its sessions and on its bus; without an engine, through a store that is opened for the change.
-"""
+"""What the live view shows: the engine or trace behind it, answers as JSON, and the tail of events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock, StoreError
+from callboard.bus import (
+    SYSTEM_CLOCK,
+    Bus,
+    CallboardError,
+    Clock,
+    DropOldest,
+    Envelope,
+    Gap,
+    Log,
+    StoreError,
+    Subscription,
+)
 from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..opening import existing_store, place_to_read, store_to_read
 from ..store_address import StoreAddress, TracePlace
-from .tail import Tail
+
+# -- Answers as JSON and as server-sent events
+
+
+_log = Log("web")
+
+HEARTBEAT_SECONDS = 15.0
+"""The time between two signs of life on an idle stream. A connection that is gone is noticed by then."""
+
+LONGEST_SECONDS = 3600.0
+"""After this time a stream ends, and the page asks again; so that nobody looks on who may no longer."""
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+class Refused(Exception):
+    """A request that gets an error for an answer.
+
+    Args:
+        status: The HTTP status.
+        why: The reason, for people.
+    """
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+def as_json(value: object) -> bytes:
+    """A value as JSON in UTF-8. Half a surrogate pair, as a broken tokenizer may yield, is escaped."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str)).encode("ascii")
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """A value as an answer that nobody keeps."""
+    return Response(as_json(value), status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
+    """One server-sent event. JSON of ours has no line breaks."""
+    head = b"" if frame_id is None else b"id: " + frame_id.encode() + b"\n"
+    return head + b"event: " + event.encode() + b"\ndata: " + data.replace(b"\n", b" ") + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events, for as long as the page is there.
+
+    The page's leaving ends the frames at once, whether anything is being sent or not. A slow page holds up its own
+    frames and nothing else.
+
+    Args:
+        frames: The frames. They are closed in any case.
+    """
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(None, 200, headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._frames = frames
+        self._sending = anyio.Lock()
+        self.open: set[anyio.CancelScope] = set()
+        """The scopes of the view's open streams, each of which ends its stream when it is cancelled."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with anyio.move_on_after(LONGEST_SECONDS):
+            async with anyio.create_task_group() as group:
+                self.open.add(group.cancel_scope)
+                group.start_soon(self._until_gone, receive, group.cancel_scope)
+                group.start_soon(self._heartbeat, send)
+                try:
+                    async for each in self._frames:
+                        await self._send(send, each)
+                except OSError:
+                    pass  # the connection is gone
+                except CallboardError as error:  # the page asks again by itself
+                    _log.warning("frames_ended", path=scope["path"], error=str(error))
+                finally:
+                    self.open.discard(group.cancel_scope)
+                    await _close(self._frames)
+                    group.cancel_scope.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _heartbeat(self, send: Send) -> None:
+        with contextlib.suppress(OSError):
+            await self._send(send, b"retry: 1000\n\n")
+            while True:
+                await anyio.sleep(HEARTBEAT_SECONDS)
+                await self._send(send, b": here\n\n")
+
+    async def _until_gone(self, receive: Receive, scope: anyio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+
+async def _close(frames: AsyncIterator[bytes]) -> None:
+    close = getattr(frames, "aclose", None)
+    if close is not None:
+        with anyio.CancelScope(shield=True):  # its own clean-up is quick: it waits for nothing
+            await close()
+
+
+# -- What a live view shows: an engine, a trace that another process writes, or both
+#
+# Questions about the past go to a store of our own that only reads, opened for the question and closed behind it,
+# so that no question waits in the queue of the engine's writer. What changes the trace goes through the engine,
+# which then shows it in its sessions and on its bus; without an engine, through a store that is opened for the
+# change.
+
 
 LOOK_SECONDS = 1.0
 """The time between two looks at a trace that others write."""
@@ -146,3 +277,129 @@ class Subject:
 
     def _busy(self) -> bool:
         return self.engine is not None and self.engine.under_way(limit=0).total > 0
+
+
+# -- The latest events of an engine's bus, for pages that come, go, and come again
+#
+# While a page listens, one task takes the events off one subscription into a ring, whatever the number of pages. A
+# page that breaks off comes back within seconds, with the id of the last event that it got; so the ring stays for
+# a while after the last page has gone. Then nothing is left of it.
+
+
+RING = 2000
+"""The number of events that are kept for pages."""
+
+LINGER_SECONDS = 30.0
+"""The time for which the ring outlives its last page."""
+
+
+AT_MOST_EVERY = 0.1
+"""Seconds between two lots of events for one page."""
+
+
+class Lot(NamedTuple):
+    """Events that a page gets together."""
+
+    missed: int
+    """The number of events before or among these that nobody has kept for it."""
+    events: list[Envelope]
+    """The events that it wants, the oldest first."""
+
+
+class Tail:
+    """The ring of one bus.
+
+    Args:
+        bus: The bus.
+        linger: Seconds for which the ring outlives its last page.
+    """
+
+    def __init__(self, bus: Bus, *, linger: float = LINGER_SECONDS) -> None:
+        self._bus = bus
+        self._linger = linger
+        self.events: deque[Envelope] = deque(maxlen=RING)
+        """The latest events, the oldest first. A `Gap` among them stands for events that came too fast."""
+        self._task: asyncio.Task[None] | None = None
+        self._pages = 0
+        self._left: asyncio.Event = asyncio.Event()
+        self._news: asyncio.Event = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether anything of it costs anything now."""
+        return self._task is not None and not self._task.done()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """A block in which a page listens."""
+        self._pages += 1
+        self._left.set()
+        if not self.running:
+            self.events.clear()
+            self._task = asyncio.create_task(self._run(), name="callboard live view")
+        try:
+            yield
+        finally:
+            self._pages -= 1
+            self._left.set()
+
+    async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[Lot]:
+        """The events behind one, as they come, in order, and how many are missing. It ends with the bus.
+
+        Args:
+            seq: The number of the last event that the page has; None for those that come from now on.
+            wanted: Whether the page wants an event.
+        """
+        position = self._bus.last_seq if seq is None else seq
+        while True:
+            found = [each for each in self.events if each.seq > position]
+            if found:
+                missed = max(_first_of(found[0]) - position - 1, 0)
+                position = found[-1].seq
+                gaps = [each.data.count for each in found if isinstance(each.data, Gap)]
+                lot = Lot(
+                    missed + sum(gaps), [each for each in found if type(each.data) is not Gap and wanted(each)]
+                )
+                if lot.missed or lot.events:
+                    yield lot
+                    await asyncio.sleep(AT_MOST_EVERY)
+                continue
+            if not self.running:
+                return
+            news = self._news
+            await news.wait()
+
+    async def _run(self) -> None:
+        with self._bus.subscribe(">", policy=DropOldest(RING), name="live view") as events:
+            idle = asyncio.create_task(self._close_when_idle(events))
+            try:
+                while not events.closed or events.depth:
+                    await events.wait()
+                    self.events.extend(events.take())
+                    self._tell()
+            finally:
+                idle.cancel()
+                self._task = None
+                self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _close_when_idle(self, events: Subscription) -> None:
+        """Close the subscription when no page has listened for the time that the ring lingers."""
+        while True:
+            self._left.clear()
+            if self._pages:
+                await self._left.wait()
+                continue
+            with anyio.move_on_after(self._linger):
+                await self._left.wait()
+                continue
+            events.close()
+            return
+
+
+def _first_of(envelope: Envelope) -> int:
+    """The number of the first event that an envelope stands for."""
+    return envelope.data.first if isinstance(envelope.data, Gap) else envelope.seq

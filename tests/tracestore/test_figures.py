@@ -7,8 +7,7 @@ import typing
 import msgspec
 import pytest
 
-from callboard.bus.events.catalogue import CatalogueEvent
-from callboard.bus.events.codec import decode_event
+from callboard.bus.events.codec import CatalogueEvent, decode_event
 from callboard.bus.events.envelope import Event, UnknownEvent
 from callboard.bus.events.sessions import SessionConfigured, SessionMessageAppended, SessionTurnCompleted
 from callboard.bus.values.call_settings import CallSettings

@@ -189,7 +189,7 @@ async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
         """
         import anyio, sys, time
         from callboard.bus.bus import Bus
-        from callboard.bus.events.catalogue import ActorStarted
+        from callboard.bus.events.codec import ActorStarted
         from callboard.tracestore import TraceStore, WriterCore
 
         async def main():

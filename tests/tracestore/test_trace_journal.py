@@ -11,9 +11,9 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.bus.events.actors import ActorStarted
 from callboard.bus.events.calls import LlmCallCompleted
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.operation import ActorStarted
 from callboard.bus.events.sessions import (
     SessionConfigured,
     SessionMessageAppended,

@@ -36,9 +36,8 @@ import msgspec
 from callboard.bus.actors.actor import Actor, ActorContext
 from callboard.bus.bus import Bus, Lossless
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.budgets import BudgetReserved, BudgetSettled
 from callboard.bus.events.envelope import Envelope
-from callboard.bus.events.operation import PricingProgress, StoreStateChanged
+from callboard.bus.events.operation import BudgetReserved, BudgetSettled, PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable

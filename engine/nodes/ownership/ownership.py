@@ -24,7 +24,7 @@ from callboard.bus import (
     StoreError,
     TurnStatus,
 )
-from callboard.bus.events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
+from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
 from callboard.tracestore.nodes import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
 
 from ..frames.wire.frame import Ending

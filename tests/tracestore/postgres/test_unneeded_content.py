@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from callboard.bus.events.actors import ActorStarted
+from callboard.bus.events.operation import ActorStarted
 from callboard.bus.values.messages import Message
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.sql.expiry import delete_sessions, delete_unneeded, needed_bodies

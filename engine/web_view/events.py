@@ -16,9 +16,8 @@ from callboard.tracestore import Store
 from callboard.tracestore.codec import encode_event
 
 from ...cli.events import describe
-from ..answers import EventStream, Refused, answer, as_json, frame
-from ..subject import LOOK_SECONDS, Subject
-from ..tail import Tail
+from ..answers import Refused, answer
+from .subject import LOOK_SECONDS, EventStream, Subject, Tail, as_json, frame
 
 HISTORY = 200
 SCANNED = 2000
