@@ -1,4 +1,4 @@
-"""The live view as an ASGI application: its routes, its files, and the server of `callboard web`."""
+"""The live view as an ASGI application: its screens, its files, and who may see them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from callboard.bus import CallboardError, ConfigurationError, Log
 from . import calls, costs, events, now, sessions
 from . import now as operation
 from . import sessions as streams
+from .access import Access, EventStream, Guard, Refused, answer
 from .costs import Repricings
-from .sign_in import Access, Guard, Scope, Visitor
-from .subject import EventStream, Refused, Subject, answer
+from .sign_in import Scope, Visitor
+from .subject import Subject
 
 # -- The files of the page: read once, and given by their names. No path of a request reaches the disk
 

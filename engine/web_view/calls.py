@@ -26,9 +26,10 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, CallRow, PriceTable, Store
 from callboard.tracestore.calls import SHOWN
 
+from .access import Refused, answer
 from .events import envelope_seen, moment_of
 from .sign_in import Visitor
-from .subject import Refused, Subject, answer
+from .subject import Subject
 
 MOST_TURN_CALLS = 300
 MOST_TURN_EVENTS = 3000

@@ -23,9 +23,9 @@ from callboard.bus import (
 from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, RepriceRun, Store
 from callboard.tracestore.home import home_folder, published_table
 
+from .access import EventStream, Refused, answer, as_json, body_of, frame
 from .calls import call_filter
-from .sign_in import body_of
-from .subject import EventStream, Refused, Subject, answer, as_json, frame
+from .subject import Subject
 
 AT_CALL_TIME = "call-time"
 PUBLISHED = "published"

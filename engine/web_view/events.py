@@ -17,7 +17,8 @@ from callboard.tracestore.codec import encode_event
 
 from ...cli.events import describe
 from ..answers import Refused, answer
-from .subject import LOOK_SECONDS, EventStream, Subject, Tail, as_json, frame
+from .access import EventStream, as_json, frame
+from .subject import LOOK_SECONDS, Subject, Tail
 
 HISTORY = 200
 SCANNED = 2000

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from callboard.bus import Envelope, ProviderAvailabilityChanged
 from callboard.tracestore import CallFilter, CallRow, Store
 
+from .access import EventStream, Refused, answer, as_json, body_of, frame
 from .calls import attempt_in_brief
-from .sign_in import body_of
-from .subject import EventStream, Refused, Subject, answer, as_json, frame
+from .subject import Subject
 
 # -- *Now*: what is under way, what it costs, and what has just ended
 

@@ -15,8 +15,8 @@ from .sign_in import SCOPES, Scope
 from .subject import Subject
 
 if TYPE_CHECKING:
+    from .access import Authorize
     from .app import WebView
-    from .sign_in import Authorize
 
 
 def web(
@@ -51,8 +51,8 @@ def web(
         ConfigurationError: There is nothing to show, a host is no name, or the extra ``web`` is not installed.
     """
     try:
+        from .access import THIS_MACHINE, Access, checked_hosts
         from .app import WebView
-        from .sign_in import THIS_MACHINE, Access, checked_hosts
     except ModuleNotFoundError as error:
         if error.name != "starlette":
             raise

@@ -52,7 +52,10 @@ class Expected:
             assert [sum(column) for column in zip(*map(numbers, report.sessions), strict=True)] == told[""]
 
 
-FIELDS = RepriceSums.__struct_fields__[:9]
+FIELDS = (
+    *("calls", "unpriced", "unpriced_before", "before_nano_usd", "after_nano_usd"),
+    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
+)
 
 
 def numbers(of: RepriceSums) -> list[int]:

@@ -21,7 +21,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.contract.test_repricing import SECOND
 from callboard.tracestore import TraceStore
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 
 repricing.CHUNK = 3
 

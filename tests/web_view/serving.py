@@ -13,8 +13,8 @@ import httpx
 import uvicorn
 
 from callboard.engine import Engine
+from callboard.engine.web_view.access import CSRF_HEADER
 from callboard.engine.web_view.app import WebView
-from callboard.engine.web_view.sign_in import CSRF_HEADER
 
 HERE = "http://127.0.0.1:8000"
 
