@@ -294,7 +294,7 @@ class LedgerModel:
 
 
 class ProbeModel:
-    """`tracestore.nodes.probes.ProbeTables` in memory, by a clock of its own."""
+    """`tracestore.nodes.ProbeTables` in memory, by a clock of its own."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""`tracestore.nodes.ledger.LedgerTables` in PostgreSQL.
+"""`tracestore.nodes.LedgerTables` in PostgreSQL.
 
 Whoever changes slices of an account locks the account's row, all accounts in the order of their names. So sums are
 right, and no two wait for each other. The time is the database's.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# -- `tracestore.nodes.ownership.OwnershipTables` in PostgreSQL
+# -- `tracestore.nodes.OwnershipTables` in PostgreSQL
 #
 # Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
 # first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
@@ -327,7 +327,7 @@ async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
         await uninterrupted(bounded(link.close(), PATIENCE, link.cut))
 
 
-# -- `tracestore.nodes.probes.ProbeTables` in PostgreSQL. The time is the database's
+# -- `tracestore.nodes.ProbeTables` in PostgreSQL. The time is the database's
 
 
 _TAKE_PROBE = """

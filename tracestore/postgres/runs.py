@@ -2,7 +2,7 @@
 
 A run that lives has a lease, a row in `run_leases`. It is entered in the transaction of the run's first events,
 and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without
-an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.lost_runs` says. Whoever
+an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.batches` says. Whoever
 writes looks when it starts, and then every minute.
 
 After a start of the server no lease counts as over until a process had the time to renew it. A process that was

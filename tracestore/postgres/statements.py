@@ -183,7 +183,7 @@ _EXACT = 1 << 53
 
 
 class PostgresPricing:
-    """PostgreSQL's answers to `tracestore.sql.repricing.pricing_dialect.PricingDialect`.
+    """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
 
     An integer product that leaves 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
     precision, which is exact up to a bound, and the few dear or peculiar ones in numeric.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
 
-# -- Retention in PostgreSQL, see `tracestore.sql.upkeep.pruning`
+# -- Retention in PostgreSQL, see `tracestore.sql.pruning`
 #
 # Calls go first, with their tags and costs, in short transactions. Then a month that lies before the cutoff as a
 # whole is dropped with all its events, which takes as long for many as for few. What has to stay of it, such as

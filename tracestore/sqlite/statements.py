@@ -88,7 +88,7 @@ _NEAR_64_BITS = 9.1e18
 
 
 class SqlitePricing:
-    """SQLite's answers to `tracestore.sql.repricing.pricing_dialect.PricingDialect`.
+    """SQLite's answers to `tracestore.sql.connection.PricingDialect`.
 
     An integer product that leaves 64 bits becomes a REAL in SQLite. It is larger, and typeof() gives it away.
     """

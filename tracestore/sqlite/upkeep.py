@@ -22,7 +22,7 @@ from .files import escaped, free_run_lock, is_at_rest, refuse_missing
 from .reading import copy_snapshot
 from .trace_file import open_runs
 
-# -- Retention in a trace file, see `tracestore.sql.upkeep.pruning`
+# -- Retention in a trace file, see `tracestore.sql.pruning`
 #
 # The next writes use the pages that become free. So a file that is pruned regularly stops growing. Files of this
 # version also give free pages back to the disk, in small steps. A file of version 1 keeps its size until `vacuum`

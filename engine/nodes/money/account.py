@@ -1,4 +1,4 @@
-"""An account of which this node may spend what it has been granted, see `tracestore.nodes.ledger`.
+"""An account of which this node may spend what it has been granted, see `tracestore.nodes`.
 
     room at this node   what is granted in the slot of now  -  what is held, spent and unknown there
     room in all         the limit  -  what the trace and other nodes have  -  what counts at this node

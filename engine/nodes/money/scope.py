@@ -1,4 +1,4 @@
-"""An account of a budget as the shared rows know it, see `tracestore.nodes.ledger.AccountScope`."""
+"""An account of a budget as the shared rows know it, see `tracestore.nodes.AccountScope`."""
 
 from __future__ import annotations
 
