@@ -112,11 +112,7 @@ def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
 
 
 class Providers:
-    """The checks of all adapters of a registry.
-
-    Args:
-        live: The adapters that run. For any other adapter, one is made and closed.
-    """
+    """The checks of all adapters of a registry."""
 
     def __init__(
         self,
@@ -251,12 +247,7 @@ def _said(error: Exception) -> str:
 
 
 async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
-    """The checks of the trace and its surroundings. The trace is read over a connection of its own.
-
-    Args:
-        store: The trace; None without one.
-        writer: The numbers of the writer; None if none runs.
-    """
+    """The checks of the trace and its surroundings. The trace is read over a connection of its own."""
     if store is None:
         return [Check("store", True, "no trace is kept")]
     on_server = server_store(store)
@@ -424,12 +415,7 @@ def _nodes(rows: Sequence[NodeRow]) -> Check:
 
 
 def leftovers(found: StoreCondition, where: str) -> list[Check]:
-    """The checks of what dead processes left. It is no fault: the next start deals with it.
-
-    Args:
-        found: The condition of the trace.
-        where: The trace in words.
-    """
+    """The checks of what dead processes left. It is no fault: the next start deals with it."""
     lost = f", {found.lost} lost with {found.open_calls} calls without an end" if found.lost else ", none lost"
     spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in found.spilled)
     next_start = f"The next start that writes to {where}"

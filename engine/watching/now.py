@@ -120,11 +120,7 @@ class Watcher:
         self._characters = 0
 
     def look(self, limit: int | None = None) -> WorkUnderWay:
-        """What is under way now.
-
-        Args:
-            limit: The largest number of items; the others are only counted.
-        """
+        """What is under way now."""
         in_flight = self._runtime.in_flight
         turns = [each for each in in_flight if isinstance(each, Turn)]
         plain = [each for each in in_flight.plain if isinstance(each, CallEvents)]
@@ -265,13 +261,7 @@ def made_us(identifier: str) -> int | None:
 
 
 async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIterator[None]:
-    """One item at once, and then one whenever something may have changed. It ends with the bus.
-
-    Args:
-        bus: The engine's bus.
-        in_flight: The engine's turns and calls under way.
-        min_interval: The least time between two items, in seconds.
-    """
+    """One item at once, and then one whenever something may have changed. It ends with the bus."""
     with bus.subscribe(">", policy=DropOldest(1), name="changes") as events:
         while True:
             yield

@@ -120,15 +120,7 @@ def report(
     losses: Iterable[Loss],
     warnings: Iterable[CallWarning],
 ) -> tuple[RequestLoss, ...]:
-    """What a request loses, in the order of the conversation, and then what is in no message.
-
-    Args:
-        messages: The conversation, as the session has it.
-        request: The request that was made of it, with as many messages.
-        reader: The adapter that would write it.
-        losses: The losses of the history that the adapter reports.
-        warnings: All warnings of the request.
-    """
+    """What a request loses, in the order of the conversation, and then what is in no message."""
     places = _Places(messages, request.messages)
     found = list(dict.fromkeys(places.of(loss) for loss in losses))
     gone = {(loss.message, loss.block, loss.part) for loss in found if loss.block is not None}
@@ -295,18 +287,7 @@ class RequestPreview(msgspec.Struct, frozen=True, kw_only=True):
 def preview(
     runtime: Runtime, state: SessionState, model: Model | None, said: Message, given: TurnOptions
 ) -> RequestPreview:
-    """The request of a session's next turn, if it said this.
-
-    Args:
-        runtime: The parts of the engine.
-        state: The conversation.
-        model: The model; None is the conversation's.
-        said: The message that the turn would add.
-        given: The options that the turn would be given.
-
-    Raises:
-        ConfigurationError: No model has that name, or its adapter can't be made.
-    """
+    """The request of a session's next turn, if it said this."""
     options = merged(DEFAULTS, state.options_for(model), given, {"fallback": ()})
     turn = TurnContext(runtime, state, options, streamed=True)
     models = TurnModels(turn, model or state.model, (said,))

@@ -163,14 +163,7 @@ _PUMP_SECONDS = 1.0
 
 
 class CallCursor:
-    """The calls that have ended and were not read yet. Any thread may use it.
-
-    Args:
-        capacity: The largest number of calls that wait.
-
-    Raises:
-        ValueError: The capacity is below 1.
-    """
+    """The calls that have ended and were not read yet. Any thread may use it."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -226,11 +219,7 @@ class CallCursor:
             return True
 
     def close(self, *, waits: bool) -> None:
-        """Take no more than what has ended by now.
-
-        Args:
-            waits: Whether this thread may be held up until other loops have handed that over.
-        """
+        """Take no more than what has ended by now."""
         with self._changed:
             followed = [] if self.closed else self._followed
         handed = [each.finish() for each in followed]
@@ -251,13 +240,7 @@ class CallCursor:
 
 
 class _Followed:
-    """The reader of one engine's bus, on that engine's loop.
-
-    Args:
-        living: The bus.
-        events: The subscription.
-        cursor: Gets the calls.
-    """
+    """The reader of one engine's bus, on that engine's loop."""
 
     def __init__(self, living: LivingEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
         self.living = living

@@ -37,12 +37,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
 class Refused(Exception):
-    """A request that gets an error for an answer.
-
-    Args:
-        status: The HTTP status.
-        why: The reason, for people.
-    """
+    """A request that gets an error for an answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -74,9 +69,6 @@ class EventStream(Response):
 
     The page's leaving ends the frames at once, whether anything is being sent or not. A slow page holds up its own
     frames and nothing else.
-
-    Args:
-        frames: The frames. They are closed in any case.
     """
 
     def __init__(self, frames: AsyncIterator[bytes]) -> None:
@@ -149,13 +141,7 @@ class _Token(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Access:
-    """Tells who is asking.
-
-    Args:
-        clock: The clock of visits.
-        authorize: The host's own decision; None for the sign-in by a token.
-        scopes: The things that whoever signs in may do.
-    """
+    """Tells who is asking."""
 
     def __init__(self, clock: Clock, authorize: Authorize | None, scopes: Collection[Scope]) -> None:
         self.sign_in = SignIn(clock, scopes)
@@ -165,11 +151,7 @@ class Access:
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
-        """Whoever asks, if they may.
-
-        Raises:
-            Refused: They may not.
-        """
+        """Whoever asks, if they may."""
         found = await self._asking(request)
         if found is None or "view" not in found.scopes:
             raise Refused(401, "sign in first: open the address that was printed")
@@ -188,11 +170,7 @@ class Access:
         return Visitor(frozenset(scopes) & SCOPES, self._csrf) if scopes else None
 
     async def exchange(self, request: Request) -> Response:
-        """The answer to a token: a cookie.
-
-        Raises:
-            Refused: The token is not good, or a host decides by itself.
-        """
+        """The answer to a token: a cookie."""
         if self.authorize is not None:
             raise Refused(404, "here the host decides who may look")
         asked = await body_of(request, _Token)
@@ -220,11 +198,7 @@ def _check_csrf(request: Request, visitor: Visitor) -> None:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """The JSON of a request.
-
-    Raises:
-        Refused: It is no JSON, too long, or not as it should be.
-    """
+    """The JSON of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "the content type must be application/json")
     body = bytearray()
@@ -276,11 +250,7 @@ def host_name(host: str) -> str:
 
 
 def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """The names in a list of hosts.
-
-    Raises:
-        ConfigurationError: One of them is no plain name or address.
-    """
+    """The names in a list of hosts."""
     for host in hosts:
         plain = f"[{host}]" if ":" in host else host
         if not host or host_name(plain) != host.lower() or "*" in host:
@@ -303,12 +273,7 @@ def refusal(headers: Headers, hosts: frozenset[str]) -> str | None:
 
 
 class Guard:
-    """An ASGI application around another one.
-
-    Args:
-        app: The application behind it.
-        hosts: The names under which it may be asked.
-    """
+    """An ASGI application around another one."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app

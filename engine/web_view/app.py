@@ -66,11 +66,7 @@ class Assets:
         return iter(self._files)
 
     def give(self, request: Request, name: str) -> Response:
-        """A file as an answer.
-
-        Raises:
-            Refused: There is no such file.
-        """
+        """A file as an answer."""
         asset = self._files.get(name)
         if asset is None:
             raise Refused(404, "nothing here")
@@ -142,14 +138,7 @@ class WebView:
         await self._app(scope, receive, send)
 
     def sign_in_url(self, address: str) -> str:
-        """An address that signs a browser in, once.
-
-        Args:
-            address: The address of the live view, as ``http://127.0.0.1:8372/``.
-
-        Raises:
-            ConfigurationError: The host decides by itself who may look.
-        """
+        """An address that signs a browser in, once."""
         if self._access.authorize is not None:
             raise ConfigurationError("authorize= decides who may look, so there is no token to sign in with")
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"

@@ -108,12 +108,7 @@ def attempt_in_brief(row: CallRow) -> dict[str, object]:
 
 
 def message_seen(message: Message, content: bool) -> dict[str, object]:
-    """A message of a session.
-
-    Args:
-        message: The message.
-        content: Whether what is said may be shown. Without it, only the kinds of blocks are.
-    """
+    """A message of a session."""
     made = message.metadata
     blocks = [block_seen(block) for block in message.content]
     return {
@@ -188,12 +183,7 @@ class Waterfall(msgspec.Struct, frozen=True):
 
 
 async def turns_seen(store: Store, rows: Sequence[CallRow]) -> list[Waterfall]:
-    """The waterfalls of turns, in the order of the rows. An attempt without a turn has none.
-
-    Args:
-        store: The trace.
-        rows: One attempt of each turn. All belong to the same session, or to none.
-    """
+    """The waterfalls of turns, in the order of the rows. An attempt without a turn has none."""
     found = []
     events: list[Envelope] | None = None
     for row in rows:
@@ -224,13 +214,7 @@ def _began_us(calls: Sequence[CallRow]) -> int:
 
 
 def waterfall(turn_id: str, calls: Sequence[CallRow], events: Sequence[Envelope]) -> Waterfall:
-    """The calls, attempts and tools of a turn over time.
-
-    Args:
-        turn_id: The turn.
-        calls: The turn's attempts, at least one, in any order.
-        events: The turn's events of tools, its start and its end, in any order.
-    """
+    """The calls, attempts and tools of a turn over time."""
     ordered = sorted(calls, key=lambda row: (row.request_id or "", row.attempt))
     bars = [_call_bar(list(group)) for _, group in groupby(ordered, key=lambda row: row.request_id)]
     bars = sorted(bars + _tool_bars(events), key=lambda bar: bar.start_us)
@@ -295,11 +279,7 @@ MOST_MESSAGES = 40
 
 
 def call_filter(request: Request) -> CallFilter:
-    """The calls that a page asks for.
-
-    Raises:
-        Refused: There is no such filter.
-    """
+    """The calls that a page asks for."""
     asked = request.query_params
     texts = ("provider", "model", "session_id", "request_id", "status", "error_class", "operation", "key")
     fields: dict[str, object] = {name: asked[name] for name in texts if asked.get(name)}
@@ -332,11 +312,7 @@ async def calls(subject: Subject, request: Request) -> Response:
 
 
 async def call(subject: Subject, request: Request) -> Response:
-    """One call: its attempts with their bills under each price version that is known, and its events.
-
-    Raises:
-        Refused: There is no such call.
-    """
+    """One call: its attempts with their bills under each price version that is known, and its events."""
     request_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()

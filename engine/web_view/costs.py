@@ -49,11 +49,7 @@ class Reprice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def costs(subject: Subject, request: Request) -> Response:
-    """Sums by dimensions, each under two price versions.
-
-    Raises:
-        Refused: There is no such dimension or version.
-    """
+    """Sums by dimensions, each under two price versions."""
     where = call_filter(request)
     by = [each for each in request.query_params.get("by", "day").split(",") if each]
     sides = [request.query_params.get(side) or None for side in ("left", "right")]
@@ -127,11 +123,7 @@ def _table(table: PriceTable) -> dict[str, object]:
 
 
 async def reprice(subject: Subject, request: Request) -> Response:
-    """Begin a repricing, dry or real. How far it is, is told by `progress`.
-
-    Raises:
-        Refused: One is under way, or there is no such table.
-    """
+    """Begin a repricing, dry or real. How far it is, is told by `progress`."""
     asked = await body_of(request, Reprice)
     jobs: Repricings = request.state.repricings
     if jobs.running:
@@ -146,11 +138,7 @@ async def reprice(subject: Subject, request: Request) -> Response:
 
 
 async def undo(subject: Subject, request: Request) -> Response:
-    """Take the latest repricing back.
-
-    Raises:
-        Refused: One is under way.
-    """
+    """Take the latest repricing back."""
     await body_of(request, dict[str, object])
     jobs: Repricings = request.state.repricings
     if jobs.running:
@@ -211,11 +199,7 @@ class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repricings:
-    """The repricings of one live view.
-
-    Args:
-        subject: What is shown.
-    """
+    """The repricings of one live view."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -245,11 +229,7 @@ class Repricings:
         self._task = asyncio.create_task(work, name="callboard live view: repricing")
 
     async def undo(self) -> RepriceRun:
-        """Take the latest one back.
-
-        Raises:
-            StoreError: There is none.
-        """
+        """Take the latest one back."""
         engine = self._subject.engine
         if engine is not None:
             run = await engine.undo_reprice()

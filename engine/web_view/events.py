@@ -119,22 +119,14 @@ async def dead_letters(subject: Subject, request: Request) -> Response:
 
 
 def moment_of(text: str) -> int:
-    """A moment in microseconds since the epoch.
-
-    Raises:
-        Refused: It is no such number.
-    """
+    """A moment in microseconds since the epoch."""
     if not text.isdecimal() or len(text) > 18:
         raise Refused(400, "a moment is a number of microseconds since the epoch")
     return int(text)
 
 
 def _asked(request: Request) -> Asked:
-    """The filters of a page.
-
-    Raises:
-        Refused: A pattern could match nothing, or a moment is no number.
-    """
+    """The filters of a page."""
     patterns = [each for each in request.query_params.get("topics", "").split(",") if each.strip()]
     patterns = [each.strip() for each in patterns[:MOST_PATTERNS]]
     try:

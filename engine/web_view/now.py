@@ -45,11 +45,7 @@ async def now(subject: Subject, request: Request) -> Response:
 
 
 async def cancel(subject: Subject, request: Request) -> Response:
-    """Cancel a turn.
-
-    Raises:
-        Refused: It is not under way here.
-    """
+    """Cancel a turn."""
     asked = await body_of(request, _Cancel)
     engine = await subject.started()
     if not await engine.cancel(asked.id):

@@ -72,11 +72,7 @@ def _listed(row: SessionRow) -> dict[str, object]:
 
 
 async def session(subject: Subject, request: Request) -> Response:
-    """One session: what was captured of it, its swaps, and its calls.
-
-    Raises:
-        Refused: There is no such session.
-    """
+    """One session: what was captured of it, its swaps, and its calls."""
     session_id = request.path_params["id"]
     visitor: Visitor = request.state.visitor
     await subject.flush()
@@ -122,11 +118,7 @@ async def models(subject: Subject, request: Request) -> Response:
 
 
 async def preview(subject: Subject, request: Request) -> Response:
-    """The request that a model would be sent. Nothing is sent.
-
-    Raises:
-        Refused: What is said is not shown here.
-    """
+    """The request that a model would be sent. Nothing is sent."""
     asked = await body_of(request, Preview)
     if not subject.shows_live_content:
         raise Refused(403, "what is said is not shown here: the engine does not capture it as it is")
@@ -151,11 +143,7 @@ async def streams(subject: Subject, request: Request) -> Response:
 
 
 async def stream(subject: Subject, request: Request) -> Response:
-    """The events of one stream, from behind the last one that the page has, in lots.
-
-    Raises:
-        Refused: There is no such stream, or no engine.
-    """
+    """The events of one stream, from behind the last one that the page has, in lots."""
     if subject.engine is None:
         raise Refused(404, "streams live in the process that runs the turn; this shows a trace")
     stream_id = request.path_params["id"]
@@ -207,12 +195,7 @@ def _of_reset(event: StreamReset[TurnEvent], shown: bool) -> object:
 
 
 def seen(event: TurnEvent, shown: bool) -> object:
-    """An event as a page may see it: as it is, or without anything that was said.
-
-    Args:
-        event: The event.
-        shown: Whether what is said may be shown.
-    """
+    """An event as a page may see it: as it is, or without anything that was said."""
     if isinstance(event, MessageComplete):
         return _end(event, shown)
     if shown:

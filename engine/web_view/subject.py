@@ -41,14 +41,7 @@ LOOK_SECONDS = 1.0
 
 
 class Subject:
-    """What is shown.
-
-    Args:
-        engine: The engine; None for a trace alone.
-        trace: The trace: where it is, or a host's own store. None is the engine's.
-        show_content: Whether to show what is said. None shows it if the engine captures it as it is.
-        shared: Whether other processes write to the trace, too.
-    """
+    """What is shown."""
 
     def __init__(
         self,
@@ -89,11 +82,7 @@ class Subject:
         return "trace" if self.engine is None else self.engine.statistics().state
 
     async def started(self) -> Engine:
-        """The engine, running.
-
-        Raises:
-            CallboardError: There is none, or it is closed.
-        """
+        """The engine, running."""
         if self.engine is None:
             raise CallboardError("this shows a trace; the engine that writes it is in another process")
         if not self.engine.closed:
@@ -102,11 +91,7 @@ class Subject:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Store]:
-        """The trace, for questions.
-
-        Raises:
-            StoreError: There is no trace, or it can't be read.
-        """
+        """The trace, for questions."""
         trace = self._trace
         if trace is None:
             raise StoreError("this engine keeps no trace (trace=False), so there is no past to look at")
@@ -120,11 +105,7 @@ class Subject:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Store]:
-        """The trace, for a change, where there is no engine.
-
-        Raises:
-            StoreError: The trace can't be used.
-        """
+        """The trace, for a change, where there is no engine."""
         trace = self._trace
         if isinstance(trace, Path | StoreAddress):
             async with await existing_store(trace) as store:
@@ -191,12 +172,7 @@ class Lot(NamedTuple):
 
 
 class Tail:
-    """The ring of one bus.
-
-    Args:
-        bus: The bus.
-        linger: Seconds for which the ring outlives its last page.
-    """
+    """The ring of one bus."""
 
     def __init__(self, bus: Bus, *, linger: float = LINGER_SECONDS) -> None:
         self._bus = bus
@@ -228,12 +204,7 @@ class Tail:
             self._left.set()
 
     async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[Lot]:
-        """The events behind one, as they come, in order, and how many are missing. It ends with the bus.
-
-        Args:
-            seq: The number of the last event that the page has; None for those that come from now on.
-            wanted: Whether the page wants an event.
-        """
+        """The events behind one, as they come, in order, and how many are missing. It ends with the bus."""
         position = self._bus.last_seq if seq is None else seq
         while True:
             found = [each for each in self.events if each.seq > position]
