@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from callboard.bus.events.catalogue import LlmCallCompleted, LlmCallStarted
+from callboard.bus.events.codec import LlmCallCompleted, LlmCallStarted
 from callboard.tracestore import CallFilter, PostgresStore
-from callboard.tracestore.sql.calls.sums import sum_up
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
+from callboard.tracestore.sql.sums import sum_up
 from tests.support.postgres_server import own_server, why_not
 
 from .store_money import CALLS, DAYS, FIRST_US, FULL_SCAN, MODELS, table_of_prices

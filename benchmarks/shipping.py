@@ -97,7 +97,7 @@ async def _made(server: PostgresServer, name: str, path: Path, months_of: str = 
         with psycopg.connect(months_of, options="-c search_path=callboard") as there:
             moments = [row[0] for row in there.execute("SELECT DISTINCT ts_us / 86400000000 FROM events")]
         with psycopg.connect(dsn, options="-c search_path=callboard", autocommit=True) as here:
-            from callboard.tracestore.postgres.schema.partitions import ensure_months
+            from callboard.tracestore.postgres.schema import ensure_months
             from callboard.tracestore.postgres.statements import Statements
 
             ensure_months(Statements(here, {}), [moment * 86_400_000_000 for moment in moments])

@@ -23,8 +23,8 @@ from pathlib import Path
 from callboard.bus.events.calls import LlmCallCompleted, LlmCallStarted
 from callboard.bus.events.envelope import Envelope
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from callboard.tracestore.sql.calls.sums import sum_up
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
+from callboard.tracestore.sql.sums import sum_up
 
 from .stored_calls import call, envelopes_of
 from .table import Row, against, micros

@@ -27,28 +27,23 @@ __getattr__, __dir__, __all__ = face(
             "SessionTakenOver StoreError StoreUnavailable StreamError SupervisorEscalated TaskCancelled "
             "UnknownStream UnsupportedToolChoiceError WrongLoop"
         ),
-        ".events.actors": "ActorCrashed ActorEscalated ActorRestarted ActorStarted ActorStoppedEvent",
-        ".events.batches": (
-            "BatchCompleted BatchPartEnded BatchPlanned BatchProgress BatchSubmitted BatchSubmitting"
-        ),
-        ".events.budgets": "BudgetLow BudgetRefused BudgetReserved BudgetSettled",
         ".events.calls": (
-            "CallContent LlmCallAccepted LlmCallCompleted LlmCallFailed LlmCallGuarded LlmCallStarted"
+            "BatchCompleted BatchPartEnded BatchPlanned BatchProgress BatchSubmitted BatchSubmitting "
+            "CallContent JobCompleted JobCreated JobFailed JobProgress LlmCallAccepted LlmCallCompleted "
+            "LlmCallFailed LlmCallGuarded LlmCallStarted ToolFinished ToolProgress ToolStarted"
         ),
-        ".events.catalogue": "CatalogueEvent",
-        ".events.codec": "decode_as decode_envelope decode_event encode_envelope encode_event",
+        ".events.codec": "CatalogueEvent decode_as decode_envelope decode_event encode_envelope encode_event",
         ".events.envelope": "Envelope Event UnknownEvent",
-        ".events.jobs": "JobCompleted JobCreated JobFailed JobProgress",
-        ".events.nodes": "NodeBrokerChanged NodeLeaseChanged NodeLimitsChanged SessionClaimed SessionLost",
         ".events.operation": (
-            "ConfigReloaded PricingProgress PricingRepriced PricingTableLoaded ProviderAvailabilityChanged "
-            "StoreShippingChanged StoreStateChanged"
+            "ActorCrashed ActorEscalated ActorRestarted ActorStarted ActorStoppedEvent BudgetLow BudgetRefused "
+            "BudgetReserved BudgetSettled ConfigReloaded NodeBrokerChanged NodeLeaseChanged NodeLimitsChanged "
+            "PricingProgress PricingRepriced PricingTableLoaded ProviderAvailabilityChanged SessionClaimed "
+            "SessionLost StoreShippingChanged StoreStateChanged"
         ),
         ".events.sessions": (
             "SessionConfigured SessionCreated SessionMessageAppended SessionModelChanged SessionRenamed "
             "SessionTurnCompleted SessionTurnStarted TurnStatus"
         ),
-        ".events.tools": "ToolFinished ToolProgress ToolStarted",
         ".log": "Log",
         ".observable": "BusStatistics ObservableBus topic_matches",
         ".replay": "ReplayBus",

@@ -7,18 +7,11 @@ from .actors.task_handle import TaskHandle
 from .bus import Bus, DeadLetter
 from .clock import Clock, SYSTEM_CLOCK, SystemClock
 from .errors import AccessDeniedError, ActorStopped, AdapterError, AdmissionError, AuthError, CallboardError, CancelledError, CapabilityError, ConfigurationError, ContentFilterError, ContextOverflowError, DeadlineExceeded, ErrorClass, GuardrailStopped, InvalidRequestError, MailboxFull, NetworkError, NoModelAvailable, NoTurnRunning, NotFoundError, OutcomeUnknownError, OverloadedError, PromptTooLongError, QuotaExceededError, RateLimitError, RateLimitWaitError, RequestTimeoutError, ServerError, SessionBusy, SessionTakenOver, StoreError, StoreUnavailable, StreamError, SupervisorEscalated, TaskCancelled, UnknownStream, UnsupportedToolChoiceError, WrongLoop
-from .events.actors import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent
-from .events.batches import BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting
-from .events.budgets import BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled
-from .events.calls import CallContent, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted
-from .events.catalogue import CatalogueEvent
-from .events.codec import decode_as, decode_envelope, decode_event, encode_envelope, encode_event
+from .events.calls import BatchCompleted, BatchPartEnded, BatchPlanned, BatchProgress, BatchSubmitted, BatchSubmitting, CallContent, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallAccepted, LlmCallCompleted, LlmCallFailed, LlmCallGuarded, LlmCallStarted, ToolFinished, ToolProgress, ToolStarted
+from .events.codec import CatalogueEvent, decode_as, decode_envelope, decode_event, encode_envelope, encode_event
 from .events.envelope import Envelope, Event, UnknownEvent
-from .events.jobs import JobCompleted, JobCreated, JobFailed, JobProgress
-from .events.nodes import NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, SessionClaimed, SessionLost
-from .events.operation import ConfigReloaded, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, StoreShippingChanged, StoreStateChanged
+from .events.operation import ActorCrashed, ActorEscalated, ActorRestarted, ActorStarted, ActorStoppedEvent, BudgetLow, BudgetRefused, BudgetReserved, BudgetSettled, ConfigReloaded, NodeBrokerChanged, NodeLeaseChanged, NodeLimitsChanged, PricingProgress, PricingRepriced, PricingTableLoaded, ProviderAvailabilityChanged, SessionClaimed, SessionLost, StoreShippingChanged, StoreStateChanged
 from .events.sessions import SessionConfigured, SessionCreated, SessionMessageAppended, SessionModelChanged, SessionRenamed, SessionTurnCompleted, SessionTurnStarted, TurnStatus
-from .events.tools import ToolFinished, ToolProgress, ToolStarted
 from .log import Log
 from .observable import BusStatistics, ObservableBus, topic_matches
 from .replay import ReplayBus

@@ -23,7 +23,6 @@ from .generation.readers.attached import AttachedView
 from .generation.readers.of_turns import OnUsage, ViewReader
 from .generation.streaming import StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
-from .health_report import Check, HealthReport
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.config import load_registry
 from .models.configured import ConfiguredModel
@@ -47,7 +46,6 @@ from .routing.model_choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts
 from .sessions.listing import SessionInfo
 from .sessions.session import Session
-from .statistics import EngineStatistics, ProviderStatistics
 from .tools.approval import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .tools.context import ToolContext
 from .tools.function.define import tool
@@ -59,11 +57,11 @@ from .tools.repair import InvalidToolCallError, RepairToolCall
 from .tools.results import ToolError
 from .tools.waiting_calls import Answer
 from .type_schema.errors import SchemaError
-from .watching.ended_call import EndedCall
-from .watching.losses import RequestLoss
-from .watching.preview import RequestPreview
-from .watching.under_way import UnderWay, WorkUnderWay
-from .watching.watch import SyncWatch, Watch, watch, watch_sync
+from .watching.health_report import Check, HealthReport
+from .watching.now import UnderWay, WorkUnderWay
+from .watching.preview import RequestLoss, RequestPreview
+from .watching.statistics import EngineStatistics, ProviderStatistics
+from .watching.watch import EndedCall, SyncWatch, Watch, watch, watch_sync
 from .web_view.sign_in import Scope
 from .web_view.web import web
 

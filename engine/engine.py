@@ -36,14 +36,14 @@ from .runtime.reloading import take_over
 from .runtime.runtime import Runtime
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
-from .statistics import EngineStatistics, collect
-from .watching.engine_methods import WatchingMethods
+from .watching.now import WatchingMethods
+from .watching.statistics import EngineStatistics, collect
 
 if TYPE_CHECKING:
     import httpx
 
-    from .health_report import HealthReport
     from .nodes.cluster import Cluster
+    from .watching.health_report import HealthReport
 
 
 class Engine(
@@ -363,7 +363,7 @@ class Engine(
         Raises:
             WrongLoop: The engine runs on another loop.
         """
-        from .health import examine
+        from .watching.health import examine
 
         life = self._host.life
         if life is not None and life.state == "running":

@@ -20,7 +20,7 @@ from .store_address import StoreAddress, TracePlace, is_address
 
 if TYPE_CHECKING:
     from callboard.tracestore import PostgresStore, TraceShipper
-    from callboard.tracestore.shipping.backlog import Backlog
+    from callboard.tracestore.shipping.marks import Backlog
 
 
 def store_for(store: Store | Path | str | None, clock: Clock) -> Store:
@@ -92,7 +92,7 @@ def shipper_for(store: Store | None, ship_to: str, bus: Bus, clock: Clock, price
         StoreError: The driver is not installed.
     """
     from callboard.tracestore import TraceShipper
-    from callboard.tracestore.shipping.recent import Recent
+    from callboard.tracestore.shipping.source import Recent
 
     if not isinstance(store, tracestore.TraceStore):
         raise ConfigurationError("ship_to copies a trace file to a server: the store must be a file")
@@ -115,7 +115,7 @@ def shipped_to(place: TracePlace) -> list[str]:
 
 async def backlog_of(trace: Path) -> list[Backlog]:
     """What waits in a trace file, for each shared store. Raises StoreError."""
-    from callboard.tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.marks import backlogs
 
     return await backlogs(trace)
 
@@ -126,8 +126,7 @@ def forget_target(trace: Path, target: StoreAddress) -> bool:
     Raises:
         StoreError: The driver is not installed, or a shipper is at work.
     """
-    from callboard.tracestore.shipping.adoption import LookForFiles
-    from callboard.tracestore.shipping.marks import forget_mark
+    from callboard.tracestore.shipping.marks import LookForFiles, forget_mark
     from callboard.tracestore.shipping.shipper import receiver
 
     name = receiver(target.dsn).name
@@ -150,7 +149,7 @@ async def ship_file(trace: Path, target: StoreAddress, once: bool) -> int:
         StoreError: The file or, once, the server can't be used.
     """
     from callboard.tracestore import TraceShipper
-    from callboard.tracestore.shipping.adoption import take_over
+    from callboard.tracestore.shipping.marks import take_over
 
     from .pricing.pricing import load_prices
 

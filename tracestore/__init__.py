@@ -9,32 +9,30 @@ from callboard.bus._lazy_names import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
+        ".calls": "CallFilter CallRow CallStatus",
         ".export.otel": "OtelExporter",
-        ".filters": "CallFilter CallStatus",
         ".postgres.store": "PostgresStore",
         ".prices.rows": "PriceAlias PriceRow",
         ".prices.table": "Component Explanation PriceTable",
         ".prompt_caches": "CacheSavings cache_savings",
-        ".replay": "StoredEvents",
+        ".replay": "SavedReplies StoredEvents",
         ".reports": (
             "CurrentPrices DayReprice ModelReprice PruneReport RepriceReport RepriceRun RepriceSums "
             "SessionReprice SqlResult"
         ),
         ".rows": (
-            "CallRow CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
+            "CostRow CountedCall ErrorRow OpenReply Percentiles SavedSession SessionRow StatisticsRow "
             "StoredBatch StoredJob StoredSubmission"
         ),
-        ".saved_replies": "SavedReplies",
         ".shipping.course": "ShippingOptions",
         ".shipping.shipper": "ShippingStatistics TraceShipper",
         ".sql.connection": "SqlValue",
         ".sqlite.database": "Durability",
         ".sqlite.store": "TraceStore",
         ".store": "Store",
-        ".writing.actor": "Flush TraceWriter",
         ".writing.captured": "Capture Redact decode_json encode_json",
         ".writing.state": "StoreState WriterOptions WriterStatistics",
-        ".writing.writer": "WriterCore",
-        "callboard.bus.events.upcasting": "upcast",
+        ".writing.writer": "Flush TraceWriter WriterCore",
+        "callboard.bus.events.codec": "upcast",
     },
 )

@@ -1,25 +1,23 @@
 # Written by scripts/make_stubs.py.
+from .calls import CallFilter, CallRow, CallStatus
 from .export.otel import OtelExporter
-from .filters import CallFilter, CallStatus
 from .postgres.store import PostgresStore
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
 from .prompt_caches import CacheSavings, cache_savings
-from .replay import StoredEvents
+from .replay import SavedReplies, StoredEvents
 from .reports import CurrentPrices, DayReprice, ModelReprice, PruneReport, RepriceReport, RepriceRun, RepriceSums, SessionReprice, SqlResult
-from .rows import CallRow, CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
-from .saved_replies import SavedReplies
+from .rows import CostRow, CountedCall, ErrorRow, OpenReply, Percentiles, SavedSession, SessionRow, StatisticsRow, StoredBatch, StoredJob, StoredSubmission
 from .shipping.course import ShippingOptions
 from .shipping.shipper import ShippingStatistics, TraceShipper
 from .sql.connection import SqlValue
 from .sqlite.database import Durability
 from .sqlite.store import TraceStore
 from .store import Store
-from .writing.actor import Flush, TraceWriter
 from .writing.captured import Capture, Redact, decode_json, encode_json
 from .writing.state import StoreState, WriterOptions, WriterStatistics
-from .writing.writer import WriterCore
-from callboard.bus.events.upcasting import upcast
+from .writing.writer import Flush, TraceWriter, WriterCore
+from callboard.bus.events.codec import upcast
 
 __all__ = [
     "CacheSavings",

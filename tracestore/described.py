@@ -6,8 +6,14 @@ A column of the table `calls` has that name, too, or `Column.in_python` says the
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
+
+from .calls import COLUMNS, CallRow
 
 
 class Column(NamedTuple):
@@ -32,50 +38,35 @@ def _same(**meanings: str) -> dict[str, Column]:
     return {name: Column(meaning) for name, meaning in meanings.items()}
 
 
-_WHOSE = _same(
-    session_id="The session of the call.",
-    turn_id="The turn of the call.",
-    message_id="The message that the reply became.",
-    caused_by="The request before it, such as the one whose reply called a tool.",
-    tags="The tags of the call or of its session, as a JSON object.",
-)
+def _sentences() -> dict[str, str]:
+    """The string under each field of `CallRow`, read from the source. Python itself doesn't keep these strings."""
+    (row,) = ast.parse(textwrap.dedent(inspect.getsource(CallRow))).body
+    assert isinstance(row, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(below.value.value).replace("`", "").replace("\n", " ")
+        for field, below in pairwise(row.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(below.value.value, str)
+    }
+
+
+_SENTENCES = _sentences()
+
+
+def _described(name: str) -> Column:
+    """A column that is a field of `CallRow`, in a sentence that says how the value is written."""
+    found = COLUMNS[name]
+    written = ", 1 or 0." if found.kind == "bool" else ", as JSON." if found.kind == "json" else "."
+    return Column(_SENTENCES[name].removesuffix(".") + written)
+
 
 _CALLS = {
-    "id": Column("The number of the attempt in the trace, in the order of storing.", "call_id"),
-    **_same(request_id="The call, with all its attempts.", attempt="The number of the attempt, from 1."),
+    "id": Column(_SENTENCES["call_id"], "call_id"),
     "run": Column("The run that the call belongs to, as `runs.id`.", "run_id"),
-    **_WHOSE,
+    **{name: _described(name) for name in COLUMNS if name != "run_id"},
     "ts_us": Column("The moment of which its price is, in microseconds UTC.", "started_us"),
     "day": Column("The day (UTC) of that moment, in days since 1970-01-01.", "the dimension day"),
-    **_same(
-        started_us="The start of the attempt, in microseconds UTC.",
-        finished_us="The end of the attempt, in microseconds UTC.",
-        first_token_ms="Milliseconds from the call's begin to its first content, with all waits and attempts.",
-        latency_ms="Milliseconds from the call's begin to the attempt's end, with all waits and attempts.",
-        status="How it stands: started, completed, failed or cancelled.",
-        reason="Why the attempt was made: first, retry, repair, or key after a refused key.",
-        provider="The adapter's name.",
-        model="The model as routed, provider:name.",
-        requested_model="The model as the caller named it.",
-        served_model="The model that the provider says it ran.",
-        streamed="Whether the reply was asked for as a stream, 1 or 0.",
-        routing="The way by which the call came to its model, as a JSON object.",
-        estimated_input_tokens="Our estimate of the input before it was sent.",
-        stop_reason="The reason why the reply ended.",
-        raw_stop_reason="The provider's own word for it.",
-        warnings="Codes of warnings, as a JSON array.",
-        response_id="The provider's identifier of the response.",
-        provider_request_id="The provider's identifier of the request.",
-        error_class="The class of the error that ended a failed attempt.",
-        error_type="The type of that error.",
-        error_message="The text of that error.",
-        provider_status="The HTTP status of the provider's error.",
-        provider_code="The provider's own code of the error.",
-        retry_count="The retries before this attempt.",
-        will_retry="Whether another attempt followed, 1 or 0.",
-        delay_seconds="The wait before that attempt, in seconds.",
-        retry_after_seconds="The wait that the provider asked for, in seconds.",
-    ),
     "input_tokens": Column("Input tokens that were billed as fresh.", "usage.input_tokens"),
     "output_tokens": Column("Output tokens, those of reasoning included.", "usage.output_tokens"),
     "cached_input_tokens": Column(
@@ -98,20 +89,14 @@ _CALLS = {
     "cost_source": Column("Whose cost that is: computed, provider or unpriced.", "at_call_time.source"),
     "cost_version": Column("The version of the prices it was computed under.", "at_call_time.pricing_version"),
     "cost_reason": Column("Why it is unpriced, or what was assumed.", "at_call_time.reason"),
-    **_same(
-        priced_as="The provider:name whose prices apply, if another's do.",
-    ),
     "service_tier": Column("The tier of service that was billed.", "usage.service_tier"),
     "usage_details": Column("Further counts of tokens and units, as a JSON object.", "usage.details"),
     "cost_computed_nano": Column(
         "What our prices say where the provider stated the cost, in nano-USD.", "at_call_time.computed_nano_usd"
     ),
     **_same(
-        operation="What was asked for: chat, embeddings, image, video_create or video.",
-        resent="Whether the request was sent twice, since a kept connection had been closed, 1 or 0.",
         reserved_nano="What budgets reserved for it, in nano-USD.",
         reserved_tokens="The tokens that budgets reserved for it.",
-        key="The name of the key that was sent; NULL for the adapter's own, which has no name.",
     ),
 }
 
@@ -133,7 +118,7 @@ def _call_rows() -> dict[str, Column]:
     total = "All input tokens: fresh, read from the cache and written to it."
     return {
         "call_id": Column(_CALLS["id"].meaning),
-        "run_id": Column("The run that the call belongs to."),
+        "run_id": Column(_SENTENCES["run_id"]),
         **{
             name: column
             for name, column in _CALLS.items()

@@ -1,21 +1,16 @@
-"""The facts that the file system, SQLite's library, or a server tell about a trace."""
+"""The facts that the file system and SQLite's library report about a trace file."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from .sqlite.library import needs_file_lock, sqlite_version
+from .sqlite.statements import needs_file_lock, sqlite_version
 
-if TYPE_CHECKING:
-    from .postgres.store import PostgresStore
-    from .postgres.upkeep.facts import ServerFacts
-
-__all__ = ["FileFacts", "file_facts", "server_facts", "sqlite_version"]
+__all__ = ["FileFacts", "file_facts", "sqlite_version"]
 
 BESIDE = ("", "-wal", "-shm", ".lock")
 
@@ -46,11 +41,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Look at the file and its folder. Nothing is opened or made.
-
-    Raises:
-        OSError: The file system doesn't answer.
-    """
+    """Look at the file and its folder. Nothing is opened or made."""
     import shutil  # brings five compression libraries along
 
     folder = _existing(path.parent)
@@ -68,17 +59,6 @@ def file_facts(path: Path) -> FileFacts:
         file_lock=needs_file_lock(),
         locking=_locking(path),
     )
-
-
-async def server_facts(store: PostgresStore) -> ServerFacts:
-    """Ask the server of a trace. Nothing is made there.
-
-    Raises:
-        StoreError: The server can't be reached, or lets nobody in by this address.
-    """
-    from .postgres.upkeep.facts import server_facts
-
-    return await server_facts(store)
 
 
 def _existing(folder: Path) -> Path:

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from callboard.bus import ConfigurationError
 
+from .prices.table import PriceTable
+
+if TYPE_CHECKING:
+    from .prices.snapshot import Snapshot
+
 
 def home_folder() -> Path:
-    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard. It need not exist.
-
-    Raises:
-        ConfigurationError: It is no folder.
-    """
+    """The folder of configuration and the default trace file: CALLBOARD_HOME, else ~/.callboard."""
     given = os.environ.get("CALLBOARD_HOME")
     home = Path(given) if given else Path.home() / ".callboard"
     if home.is_file():
         raise ConfigurationError(f"{home} is a file, and should be a folder: set CALLBOARD_HOME to another place")
     return home
+
+
+# -- The prices of a home folder: the published ones, and the user's own over them
+
+
+OWN_NAME = "prices.yaml"
+SNAPSHOT_NAME = "price-snapshot.json"
+
+
+def published_table(home: Path) -> PriceTable:
+    """The published prices: the snapshot in the home folder, or else the shipped one."""
+    path = home / SNAPSHOT_NAME
+    return PriceTable.default() if not path.exists() else PriceTable.of(published_snapshot(home).prices())
+
+
+def published_snapshot(home: Path) -> Snapshot:
+    """The snapshot in the home folder, or else the shipped one."""
+    from .prices.snapshot import read, shipped_snapshot
+
+    path = home / SNAPSHOT_NAME
+    return read(path) if path.exists() else shipped_snapshot()
+
+
+def price_table(home: Path, own: Path | None = None) -> PriceTable:
+    """A user's prices over the published prices."""
+    published, default = published_table(home), home / OWN_NAME
+    if own is None and not default.exists():
+        return published
+    return published.merged(PriceTable.from_yaml(own or default))

@@ -6,9 +6,8 @@ import msgspec
 
 from callboard.bus.values.usage import TokenUsage
 
-from .filters import CallFilter
+from .calls import CallFilter, CallRow
 from .prices.table import PriceTable
-from .rows import CallRow
 from .store import Store
 
 _PAGE = 1000

@@ -11,19 +11,15 @@ import msgspec
 
 from callboard.bus.values.usage import usd_of
 
-from .filters import CallFilter
+from .calls import CallFilter
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Told the number of the last call that is done and of the last there is, between chunks. An error that it raises
 stops the repricing there, as a kill would: the repricing can be resumed."""
 
 
-class RepriceSums(msgspec.Struct, frozen=True, kw_only=True):
-    """The effect of a repricing on some calls.
-
-    The two sums are over the same calls, those with a cost before and after, so that their difference means
-    something. Calls that only one of the two sides prices are beside them, with their cost on that side.
-    """
+class _RepricedCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of a repricing over some calls, and the amounts that its two sums leave out."""
 
     calls: int
     """All calls that have usage."""
@@ -31,10 +27,6 @@ class RepriceSums(msgspec.Struct, frozen=True, kw_only=True):
     """The calls without a cost now."""
     unpriced_before: int
     """The calls without a cost until now."""
-    before_nano_usd: int
-    """The sum before, over the calls with a cost before and after."""
-    after_nano_usd: int
-    """The sum after, over the calls with a cost before and after."""
     newly_priced: int = 0
     """The calls with a cost only after."""
     newly_priced_nano_usd: int = 0
@@ -47,6 +39,19 @@ class RepriceSums(msgspec.Struct, frozen=True, kw_only=True):
     """The calls with usage that was estimated."""
     unknown: int = 0
     """The calls, beside all these, of which not even the usage is known."""
+
+
+class RepriceSums(_RepricedCalls, frozen=True, kw_only=True):
+    """The effect of a repricing on some calls.
+
+    The two sums are over the same calls, those with a cost before and after, so that their difference means
+    something. Calls that only one of the two sides prices are beside them, with their cost on that side.
+    """
+
+    before_nano_usd: int
+    """The sum before, over the calls with a cost before and after."""
+    after_nano_usd: int
+    """The sum after, over the calls with a cost before and after."""
 
     @property
     def compared(self) -> int:
@@ -95,7 +100,7 @@ class SessionReprice(RepriceSums, frozen=True, kw_only=True):
     """The session; empty for the calls without one."""
 
 
-class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
+class RepriceReport(_RepricedCalls, frozen=True, kw_only=True):
     """The effect of a repricing, done or only tried. Counts and amounts are those of `RepriceSums`, over the calls
     that match the filter.
     """
@@ -106,30 +111,12 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the price table, for people."""
     dry_run: bool
     """Whether the repricing was only tried."""
-    calls: int
-    """All calls that have usage."""
-    unpriced: int
-    """The calls without a cost now."""
-    unpriced_before: int
-    """The calls without a cost until now."""
     sum_before_nano_usd: int
     """The sum before, over the calls with a cost before and after."""
     sum_after_nano_usd: int
     """The sum after, over the calls with a cost before and after."""
     models: tuple[ModelReprice, ...]
     """The same by routed model, the greatest sum first."""
-    newly_priced: int = 0
-    """The calls with a cost only after."""
-    newly_priced_nano_usd: int = 0
-    """The cost of these calls."""
-    no_longer_priced: int = 0
-    """The calls with a cost only before."""
-    no_longer_priced_nano_usd: int = 0
-    """The cost of these calls."""
-    estimated: int = 0
-    """The calls with usage that was estimated."""
-    unknown: int = 0
-    """The calls of which not even the usage is known."""
     in_flight: int = 0
     """The calls that had begun and not ended as it finished. They get their new costs when they end."""
     days: tuple[DayReprice, ...] = ()
@@ -156,7 +143,7 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> RepriceSums:
         """The sums over all calls."""
-        same = {name: getattr(self, name) for name in RepriceSums.__struct_fields__ if hasattr(self, name)}
+        same = {name: getattr(self, name) for name in _RepricedCalls.__struct_fields__}
         same |= {"before_nano_usd": self.sum_before_nano_usd, "after_nano_usd": self.sum_after_nano_usd}
         return RepriceSums(**same)
 

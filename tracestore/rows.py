@@ -1,4 +1,4 @@
-"""The rows that a store answers with: calls, sums of calls, statistics, sessions and jobs."""
+"""The rows that a store returns: sums of calls, statistics, sessions, jobs and batches."""
 
 from __future__ import annotations
 
@@ -7,114 +7,8 @@ from decimal import Decimal
 
 import msgspec
 
-from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
-from callboard.bus.values.messages import Message, RoutingDecision, SessionSetup
+from callboard.bus.values.messages import Message, SessionSetup
 from callboard.bus.values.usage import Cost, TokenUsage, usd_of
-
-from .filters import CallStatus
-
-
-class CallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one call, as the store knows it. A field is None where nothing is known, or nothing yet."""
-
-    call_id: int
-    """The number of the row in the trace, in the order of storing."""
-    run_id: str
-    """The run that the call belongs to."""
-    request_id: str
-    """The call, with all its attempts."""
-    attempt: int
-    """The number of the attempt, from 1."""
-    status: CallStatus
-    """``started``, ``completed``, ``failed`` or ``cancelled``."""
-    provider: str
-    """The adapter's name."""
-    model: str
-    """The model as routed, ``provider:name``."""
-    session_id: str | None = None
-    """The session of the call."""
-    turn_id: str | None = None
-    """The turn of the call."""
-    message_id: str | None = None
-    """The message that the reply became."""
-    caused_by: str | None = None
-    """The request before it, see `Envelope`."""
-    tags: dict[str, str] = msgspec.field(default_factory=dict)
-    """The tags of the call or of its session."""
-    started_us: int | None = None
-    """The start of the attempt, in microseconds UTC."""
-    finished_us: int | None = None
-    """The end of the attempt, in microseconds UTC."""
-    first_token_ms: int | None = None
-    """Milliseconds from the call's begin to its first content, waits and earlier attempts included."""
-    latency_ms: int | None = None
-    """Milliseconds from the call's begin to the attempt's end, waits and earlier attempts included."""
-    reason: str | None = None
-    """``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
-    requested_model: str | None = None
-    """The model as the caller named it."""
-    served_model: str | None = None
-    """The model that the provider says it ran."""
-    priced_as: str | None = None
-    """The ``provider:name`` whose prices apply, if another's do."""
-    operation: str = "chat"
-    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
-    key: str | None = None
-    """The name of the key that was sent; None for the adapter's own key, which has no name."""
-    streamed: bool | None = None
-    """Whether the reply was asked for as a stream."""
-    routing: RoutingDecision | None = None
-    """The way by which the call came to its model."""
-    estimated_input_tokens: int | None = None
-    """Our estimate of the input before it was sent."""
-    stop_reason: str | None = None
-    """The reason why the reply ended."""
-    raw_stop_reason: str | None = None
-    """The provider's own word for it."""
-    warnings: tuple[str, ...] = ()
-    """Codes of warnings."""
-    response_id: str | None = None
-    """The provider's identifier of the response."""
-    provider_request_id: str | None = None
-    """The provider's identifier of the request."""
-    error_class: str | None = None
-    """The class of the error that ended a failed attempt."""
-    error_type: str | None = None
-    """The type of that error."""
-    error_message: str | None = None
-    """The text of that error."""
-    provider_status: int | None = None
-    """The HTTP status of the provider's error."""
-    provider_code: str | None = None
-    """The provider's own code of the error."""
-    retry_count: int = 0
-    """The retries before this attempt."""
-    resent: bool = False
-    """Whether the request was sent twice because the server had let go of a connection that was kept alive."""
-    will_retry: bool | None = None
-    """Whether another attempt followed."""
-    delay_seconds: float | None = None
-    """The wait before that attempt."""
-    retry_after_seconds: float | None = None
-    """The wait that the provider asked for."""
-    usage: TokenUsage | None = None
-    """The tokens of the attempt."""
-    at_call_time: Cost | None = None
-    """The cost when it was called. None while the call runs, and if it ended without a cost."""
-    cost: Cost | None = None
-    """The cost under the current price version or the one asked for; else the cost at call time."""
-
-    @property
-    def unknown(self) -> bool:
-        """True if not even the usage is known: the call got no answer, or has no end yet."""
-        if self.usage is not None or (self.cost is not None and self.cost.nano_usd is not None):
-            return False
-        return self.status == "started" or usage_is_unknown(self.error_class or "", self.provider_status)
-
-    @property
-    def sum(self) -> CostSum:
-        """The part that the attempt has in a sum."""
-        return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
 class FoundMessage(msgspec.Struct, frozen=True):
@@ -430,3 +324,48 @@ class CountedCall(msgspec.Struct, frozen=True):
     """Its tokens; None if none are known."""
     error_type: str | None = None
     """The class of the error that its last attempt ended in; None if it ended well."""
+
+
+# -- What budgets ask the trace: the sums that calls cost, by whose account they are and by when they were made
+
+
+class SpendingQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which calls count, and how they are grouped."""
+
+    by: str | None = None
+    """The dimension whose values have accounts of their own: ``session_id``, ``provider``, ``model`` or
+    ``tag:KEY``. None is one account for all."""
+    value: str | None = None
+    """The only value that is wanted; None is every value."""
+    since_us: int | None = None
+    """The first moment that counts, in microseconds since the epoch; None is the beginning."""
+    slot_us: int | None = None
+    """The length of a slot in microseconds. Slots are counted from `since_us`. None is one slot."""
+    current: bool = False
+    """Whether the current costs count, and not those at call time."""
+
+
+class SpendingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of one account in one slot."""
+
+    value: str
+    """The value of the dimension; empty for calls that have none."""
+    slot: int
+    """The number of the slot, from 0."""
+    unknown: bool
+    """Whether these are the calls of unknown usage. They count at what was reserved for them."""
+    calls: int
+    """The number of attempts."""
+    nano_usd: int
+    """The sum of their costs in nano-USD, as far as the costs are known."""
+    tokens: int
+    """The sum of their input and output tokens."""
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """The answer to several queries, all of one moment."""
+
+    rows: list[list[SpendingRow]]
+    """The sums, a list for each query."""
+    committed_seq: int
+    """The number of the last event of the asking run that the sums include."""

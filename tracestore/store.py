@@ -16,11 +16,10 @@ from typing import Protocol, Self
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from .filters import CallFilter, SearchFilter
+from .calls import CallFilter, CallRow, SearchFilter
 from .prices.table import PriceTable
 from .reports import CurrentPrices, OnProgress, PruneReport, RepriceReport, RepriceRun, SqlResult, StoreCondition
 from .rows import (
-    CallRow,
     CostRow,
     CountedCall,
     ErrorRow,
@@ -28,12 +27,13 @@ from .rows import (
     OpenReply,
     SavedSession,
     SessionRow,
+    Spending,
+    SpendingQuery,
     StatisticsRow,
     StoredBatch,
     StoredJob,
 )
-from .spending import Spending, SpendingQuery
-from .sql.lost_runs import Delivered
+from .sql.batches import Delivered
 
 
 class Opening(Protocol):

@@ -52,9 +52,6 @@ def read_moment(text: str) -> datetime:
     """The moment that people mean by a text: a day, a time, or a time ago such as 90m, 24h, 7d or 2w.
 
     A day or a time without a zone is local.
-
-    Raises:
-        ValueError: It is none of these.
     """
     ago = _AGO.fullmatch(text)
     if ago is not None:

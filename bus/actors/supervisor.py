@@ -37,7 +37,7 @@ import anyio.abc
 from ..bus import Bus
 from ..clock import Clock
 from ..errors import ActorStopped, SupervisorEscalated
-from ..events import actors as events
+from ..events import operation as events
 from ..events.envelope import Event
 from ..log import Log
 from .actor import ActorRef, Incarnation

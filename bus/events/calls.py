@@ -1,4 +1,4 @@
-"""`llm.*`: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two."""
+"""Calls, tools, jobs and batches. Each attempt of a call starts, and ends in exactly one of two ways."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..values.content import ContentBlock
 from ..values.messages import Message, RoutingDecision, ToolDefinition
 from ..values.usage import Cost, StopReason, TokenUsage
 from .envelope import Event
+
+# -- `llm.*`: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two
 
 
 class _CallEvent(Event, frozen=True, kw_only=True):
@@ -196,3 +198,196 @@ class LlmCallFailed(_EndOfCall, frozen=True, kw_only=True, dict=True, gc=True, t
     """The name of the key that was sent, see `LlmCallStarted`."""
     of_batch: bool = False
     """Whether the call is one request of a batch. Its failure tells nothing of how the provider is now."""
+
+
+# -- `tool.*`: the life of one call of a tool
+
+
+class _ToolEvent(Event, frozen=True, kw_only=True):
+    """An event of one call of a tool."""
+
+    tool_use_id: str
+    """The id of the call in the message."""
+    tool_name: str
+    """The tool's name."""
+
+
+class ToolStarted(_ToolEvent, frozen=True, kw_only=True, tag="tool.started"):
+    """A tool is about to run, or its call is about to be refused."""
+
+
+class ToolProgress(_ToolEvent, frozen=True, kw_only=True, tag="tool.progress"):
+    """A running tool reports its progress.
+
+    The report is in the tool's own words and may quote content. So the trace store keeps the event without its
+    message.
+    """
+
+    message: str | None = None
+    """The tool's own words."""
+    fraction: float | None = None
+    """The part of the work that is done, from 0 to 1; None if the tool can't tell."""
+
+
+class ToolFinished(_ToolEvent, frozen=True, kw_only=True, tag="tool.finished"):
+    """A tool has answered, or was given up."""
+
+    is_error: bool
+    """Whether the tool failed, was refused, or took too long."""
+    latency_ms: int
+    """Milliseconds that the tool ran, without waiting for an approval."""
+
+
+# -- `job.*`: work that takes a provider minutes. With a job's id and its provider anybody can come back to it
+
+
+class _JobEvent(Event, frozen=True, kw_only=True):
+    """An event of one job, with the provider that works on it."""
+
+    job_id: str
+    """The provider's identifier of the job."""
+    kind: str
+    """The kind of the job, ``video``."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+
+
+class JobCreated(_JobEvent, frozen=True, kw_only=True, tag="job.created"):
+    """A provider has accepted a job."""
+
+    status: str
+    """The status as the provider gave it, mostly ``queued``."""
+    seconds: int | None = None
+    """The length of the result in seconds, if it is known."""
+    size: str | None = None
+    """The size of the result, if it is known."""
+    audio: bool | None = None
+    """Whether the result has sound, if that is known."""
+    key: str | None = None
+    """The name of the key that the job was created with; None for the adapter's own key."""
+
+
+class JobProgress(_JobEvent, frozen=True, kw_only=True, tag="job.progress"):
+    """A job's status or its progress was seen to change."""
+
+    status: str
+    """``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``."""
+    progress: float | None = None
+    """The part of the work that is done, from 0 to 1; None if nobody says."""
+
+
+class JobCompleted(_JobEvent, frozen=True, kw_only=True, tag="job.completed"):
+    """The result of a job can be downloaded."""
+
+    cost_nano_usd: int | None = None
+    """The job's cost in nano-USD, counted with a call of the operation ``video``; None if it is unknown."""
+    expires_at: int | None = None
+    """The end of the time for downloading, in seconds since the epoch, if it is known."""
+
+
+class JobFailed(_JobEvent, frozen=True, kw_only=True, tag="job.failed"):
+    """A job ended without a result."""
+
+    status: str
+    """``failed`` or ``cancelled``."""
+    error_type: str
+    """The class of the error that says why."""
+    message: str
+    """The text of that error."""
+
+
+# -- `batch.*`: many requests that a provider answers later. With a batch's id anybody can come back to it
+#
+# The events of a batch have the batch's id as their request, so that they are found by it. Only `batch.part_ended`
+# has the id of the call that created the part, which then holds nothing of a budget any more.
+
+
+class _BatchEvent(Event, frozen=True, kw_only=True):
+    """An event of one batch, with the model that answers it."""
+
+    batch_id: str
+    """The batch's id."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+
+
+class BatchPlanned(_BatchEvent, frozen=True, kw_only=True, tag="batch.planned"):
+    """It is decided how a batch is split into jobs. Nothing was sent yet."""
+
+    parts: tuple[int, ...]
+    """The number of requests in each part, in their order."""
+    digest: str
+    """The beginning of the hash of all requests: the same batch has the same requests."""
+    request_ids: tuple[str, ...] = ()
+    """The caller's ids of the requests; empty if the caller gave none."""
+    key: str | None = None
+    """The name of the key that the caller wants; None for the adapter's own key."""
+
+
+class BatchSubmitting(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitting"):
+    """A part of a batch is about to be sent. Without an answer, the provider's list is searched for it."""
+
+    part: int
+    """The part's number, from 1."""
+    call_id: str
+    """The id of the call that creates the job."""
+    began_at: int
+    """The moment, in seconds since the epoch."""
+
+
+class BatchSubmitted(_BatchEvent, frozen=True, kw_only=True, tag="batch.submitted"):
+    """A provider has accepted a part of a batch as a job."""
+
+    part: int
+    """The part's number, from 1."""
+    job_id: str
+    """The provider's identifier of the job."""
+    call_id: str
+    """The id of the call that created the job."""
+    key: str | None = None
+    """The name of the key that the job was created with; None for the adapter's own key."""
+    certain: bool = True
+    """Whether it is known that the job is this part; False for a job that was found by its size alone."""
+
+
+class BatchProgress(_BatchEvent, frozen=True, kw_only=True, tag="batch.progress"):
+    """A batch was seen to change."""
+
+    status: str
+    """``queued``, ``in_progress``, ``cancelling``, ``completed``, ``failed``, ``expired`` or ``cancelled``."""
+    total: int
+    """The number of requests."""
+    succeeded: int
+    """The number of requests that are answered, as far as the provider counts."""
+    failed: int
+    """The number of requests that came to nothing, as far as the provider counts."""
+
+
+class BatchPartEnded(_BatchEvent, frozen=True, kw_only=True, tag="batch.part_ended"):
+    """All results of a part are counted: each is a call of the operation ``batch``."""
+
+    part: int
+    """The part's number, from 1."""
+    job_id: str
+    """The provider's identifier of the job."""
+    status: str
+    """``completed``, ``failed``, ``expired`` or ``cancelled``."""
+
+
+class BatchCompleted(_BatchEvent, frozen=True, kw_only=True, tag="batch.completed"):
+    """All results of a batch were read, and are counted."""
+
+    status: str
+    """``completed``, ``failed``, ``expired`` or ``cancelled``."""
+    succeeded: int
+    """The number of requests that were answered."""
+    failed: int
+    """The number of requests that came to nothing."""
+    cost_nano_usd: int
+    """The known cost of all requests, in nano-USD."""
+    unpriced: int = 0
+    """The number of requests whose cost is unknown."""

@@ -1,24 +1,177 @@
-"""Events and envelopes as JSON, and back: for a trace, for another process, or for a file.
-
-Reading an event never fails. An event of a topic that this version doesn't know, or with data that doesn't fit the
-topic, comes back as an `UnknownEvent` with its text. Writing never fails either: an event that can't be encoded
-becomes a note that says so, because one bad event of a host's own must not stop everything behind it.
-"""
+"""The catalogue of events, and events as JSON."""
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from ..values.json import JsonObject
 from ..values.messages import MessageMetadata
-from .calls import LlmCallCompleted, LlmCallFailed
-from .catalogue import CatalogueEvent
+from .calls import (
+    BatchCompleted,
+    BatchPartEnded,
+    BatchPlanned,
+    BatchProgress,
+    BatchSubmitted,
+    BatchSubmitting,
+    JobCompleted,
+    JobCreated,
+    JobFailed,
+    JobProgress,
+    LlmCallAccepted,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallGuarded,
+    LlmCallStarted,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+)
 from .envelope import Envelope, Event, UnknownEvent
-from .sessions import SessionMessageAppended
-from .upcasting import in_current_form, with_schema
+from .operation import (
+    ActorCrashed,
+    ActorEscalated,
+    ActorRestarted,
+    ActorStarted,
+    ActorStopped,
+    BudgetLow,
+    BudgetRefused,
+    BudgetReserved,
+    BudgetSettled,
+    ConfigReloaded,
+    NodeBrokerChanged,
+    NodeLeaseChanged,
+    NodeLimitsChanged,
+    PricingProgress,
+    PricingRepriced,
+    PricingTableLoaded,
+    ProviderAvailabilityChanged,
+    SessionClaimed,
+    SessionLost,
+    StoreShippingChanged,
+    StoreStateChanged,
+)
+from .sessions import (
+    SessionConfigured,
+    SessionCreated,
+    SessionMessageAppended,
+    SessionModelChanged,
+    SessionRenamed,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+)
+
+# -- The event catalogue: every event that Callboard itself publishes
+#
+# An event's topic is its tag. Fields are only ever added, with defaults; a changed meaning is a new topic. Where a
+# stored event needs more than a default to be read today, its class counts its `SCHEMA` up, and the trace store's
+# `upcast` says how the old form becomes the new one. No event of `llm.*` carries message content: content travels
+# in `session.message_appended`, by reference, and is persisted only if the host asks for it.
+
+
+CatalogueEvent: TypeAlias = (
+    LlmCallStarted
+    | LlmCallAccepted
+    | LlmCallGuarded
+    | LlmCallCompleted
+    | LlmCallFailed
+    | ActorStarted
+    | ActorCrashed
+    | ActorRestarted
+    | ActorStopped
+    | ActorEscalated
+    | ProviderAvailabilityChanged
+    | ConfigReloaded
+    | SessionCreated
+    | SessionConfigured
+    | SessionModelChanged
+    | SessionRenamed
+    | SessionTurnStarted
+    | SessionTurnCompleted
+    | SessionMessageAppended
+    | ToolStarted
+    | ToolProgress
+    | ToolFinished
+    | JobCreated
+    | JobProgress
+    | JobCompleted
+    | JobFailed
+    | BatchPlanned
+    | BatchSubmitting
+    | BatchSubmitted
+    | BatchProgress
+    | BatchPartEnded
+    | BatchCompleted
+    | PricingTableLoaded
+    | PricingProgress
+    | PricingRepriced
+    | BudgetReserved
+    | BudgetSettled
+    | BudgetRefused
+    | BudgetLow
+    | NodeBrokerChanged
+    | NodeLimitsChanged
+    | NodeLeaseChanged
+    | SessionClaimed
+    | SessionLost
+    | StoreShippingChanged
+    | StoreStateChanged
+)
+"""Every event of the bus that Callboard itself publishes."""
+
+
+# -- Old forms of stored events, brought to today's
+#
+# Fields that are added need nothing here: they have defaults. Where that is not enough, the event's class counts
+# its `SCHEMA` up, and ``upcast[topic, n]`` turns the fields of form n into those of form n + 1. Stored text is
+# never rewritten; it is brought up as it is read. The number stands in an event's JSON under ``@schema``, which
+# can be no field's name. Without it the form is 1.
+
+
+Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
+
+upcast: dict[tuple[str, int], Upcast] = {}
+"""By topic and old number. A host adds those of its own events."""
+
+_KEY = "@schema"
+_OPENING = b'{"@schema":'
+_fields_decoder: msgspec.json.Decoder[JsonObject] = msgspec.json.Decoder(JsonObject)
+
+
+def with_schema(encoded: bytes, schema: int) -> bytes:
+    """The JSON object of an event, with the number of its form if that isn't 1."""
+    return encoded if schema == 1 else b"%b%d,%b" % (_OPENING, schema, encoded[1:])
+
+
+def in_current_form(topic: str, data: bytes | str, schema: int) -> bytes | str:
+    """The JSON of an event as `schema` has it. Raises ValueError for a form that is newer than that."""
+    if schema == 1 and not _says_its_form(data):
+        return data
+    fields = _fields_decoder.decode(data)
+    number = fields.pop(_KEY, 1)
+    if not isinstance(number, int) or not 1 <= number <= schema:
+        raise ValueError(f"{topic} of form {number!r}: this version reads forms up to {schema}")
+    for old in range(number, schema):
+        step = upcast.get((topic, old))
+        if step is not None:
+            fields = step(fields)
+    return msgspec.json.encode(fields)
+
+
+def _says_its_form(data: bytes | str) -> bool:
+    return data.startswith(_OPENING) if isinstance(data, bytes) else data.startswith(_OPENING.decode())
+
+
+# -- Events and envelopes as JSON, and back: for a trace, for another process, or for a file
+#
+# Reading an event never fails. An event of a topic that this version doesn't know, or with data that doesn't fit
+# the topic, comes back as an `UnknownEvent` with its text. Writing never fails either: an event that can't be
+# encoded becomes a note that says so, because one bad event of a host's own must not stop everything behind it.
+
 
 _encoder = msgspec.json.Encoder()
 _SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}

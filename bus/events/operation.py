@@ -1,10 +1,12 @@
-"""`provider.*`, `config.*`, `pricing.*` and `store.*`: what is to be known about an engine in operation."""
+"""The operation of an engine: actors, budgets, nodes, its store and its providers."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from .envelope import Event
+
+# -- `provider.*`, `config.*`, `pricing.*` and `store.*`: what is to be known about an engine in operation
 
 
 class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provider.availability_changed"):
@@ -125,3 +127,168 @@ class StoreShippingChanged(Event, frozen=True, kw_only=True, tag="store.shipping
     """The text of the last failure."""
     behind: int
     """The number of events in the trace file that the shared store lacks."""
+
+
+# -- `actor.*`: the life of actors under their supervisors
+
+
+class _ActorEvent(Event, frozen=True, kw_only=True):
+    """An event of one actor."""
+
+    actor: str
+    """The actor's name in the tree of supervision."""
+
+
+class ActorStarted(_ActorEvent, frozen=True, kw_only=True, tag="actor.started"):
+    """An actor is up."""
+
+
+class ActorCrashed(_ActorEvent, frozen=True, kw_only=True, tag="actor.crashed"):
+    """An actor has crashed, or has failed to start."""
+
+    error: str
+    """The type and the text of the exception that it raised."""
+    failures: int
+    """The number of failures in a row, without healthy uptime between them."""
+
+
+class ActorRestarted(_ActorEvent, frozen=True, kw_only=True, tag="actor.restarted"):
+    """An actor is up again after a failure."""
+
+    restarts: int
+    """The number of restarts, this one included."""
+
+
+class ActorStopped(_ActorEvent, frozen=True, kw_only=True, tag="actor.stopped"):
+    """An actor has ended, and will not be restarted."""
+
+    reason: str
+    """The reason why it ended, in words."""
+
+
+ActorStoppedEvent = ActorStopped
+"""The name by which `bus` offers the event, beside the exception `ActorStopped`."""
+
+
+class ActorEscalated(_ActorEvent, frozen=True, kw_only=True, tag="actor.escalated"):
+    """The supervisor gave up on an actor and handed the failure to its own parent."""
+
+    reason: str
+    """The reason why the supervisor gave up, in words."""
+
+
+# -- What budgets tell: room that is reserved, what a call did cost, refusals, and accounts that are nearly empty
+
+
+class BudgetReserved(Event, frozen=True, kw_only=True, tag="budget.reserved"):
+    """The most that an attempt can cost is reserved in every account that looks at it."""
+
+    nano_usd: int | None
+    """The money in nano-USD; None if nobody knows it, and the budgets allow that."""
+    tokens: int
+    """The input and output tokens."""
+
+
+class BudgetSettled(Event, frozen=True, kw_only=True, tag="budget.settled"):
+    """An attempt has ended. Its cost counts in place of its reservation."""
+
+    nano_usd: int | None
+    """The cost in nano-USD; None if it has no price."""
+    tokens: int
+    """The input and output tokens."""
+    unknown: bool = False
+    """Whether nobody knows what the attempt used, so that it counts at what it had reserved."""
+
+
+class BudgetRefused(Event, frozen=True, kw_only=True, tag="budget.refused"):
+    """A call did not fit into a budget, and was not made."""
+
+    scope: str
+    """The kind of account that had no room: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""
+    value: str
+    """The session, provider, model or value of the tag whose account it is; empty for the engine's."""
+    why: Literal["money", "tokens", "unpriced"]
+    """The limit that was in the way; ``unpriced`` if nobody knows the most that the call can cost."""
+    asked_nano_usd: int | None
+    """The most that the call can cost, in nano-USD; None if nobody knows."""
+    asked_tokens: int
+    """The most tokens that the call can use."""
+    left_nano_usd: int | None
+    """The money that was left in the account, in nano-USD."""
+    left_tokens: int
+    """The tokens that were left in the account."""
+    fits_at_us: int | None = None
+    """The time at which the window alone makes room, in microseconds since the Unix epoch; None for never."""
+
+
+class BudgetLow(Event, frozen=True, kw_only=True, tag="budget.low"):
+    """What is spent of an account has passed the mark of its budget, for the first time in the window."""
+
+    scope: str
+    """The kind of account: ``engine``, ``session``, ``provider``, ``model`` or ``tag:NAME``."""
+    value: str
+    """The session, provider, model or value of the tag whose account it is; empty for the engine's."""
+    left_nano_usd: int | None
+    """The money that is left, in nano-USD; None without a limit on money."""
+    left_tokens: int | None
+    """The tokens that are left; None without a limit on tokens."""
+
+
+# -- `nodes.*`: the nodes of a cluster, and `session.*` of sessions that go from one to another
+
+
+class NodeLeaseChanged(Event, frozen=True, kw_only=True, tag="nodes.lease_changed"):
+    """A node may act for its sessions, or has to ask first."""
+
+    node: str
+    """The node: the run of its engine."""
+    name: str
+    """The node's name, for people."""
+    current: Literal["held", "over"]
+    """``held``: its lease lasts. ``over``: it could not be renewed in time."""
+    reason: str = ""
+    """The reason why it is over, in words."""
+
+
+class NodeBrokerChanged(Event, frozen=True, kw_only=True, tag="nodes.broker_changed"):
+    """The broker of a node's cluster can be reached, or can't. Calls and traces go on without it."""
+
+    broker: str
+    """The broker's address, without a password."""
+    current: Literal["connected", "away"]
+    """``connected``: what waited goes out. ``away``: what is for other nodes waits, or is read from the store."""
+
+
+class NodeLimitsChanged(Event, frozen=True, kw_only=True, tag="nodes.limits_changed"):
+    """A node shares declared rate limits with the others again, or can't, and uses an even part of them."""
+
+    current: Literal["shared", "divided"]
+    """``shared``: by shares as they are needed. ``divided``: evenly, because the shared store can't be asked."""
+    nodes: int
+    """The number of nodes that were last known."""
+    reason: str = ""
+    """The reason, in words."""
+
+
+class SessionClaimed(Event, frozen=True, kw_only=True, tag="session.claimed"):
+    """A session that was another node's is this node's. The event is that of its new owner."""
+
+    node: str
+    """The new owner: the run of its engine."""
+    name: str
+    """The new owner's name, for people."""
+    epoch: int
+    """The session's epoch from now on."""
+    previous: str
+    """The former owner."""
+    how: Literal["released", "lease_over"]
+    """``released``: the former owner has let go of it. ``lease_over``: it was taken over."""
+
+
+class SessionLost(Event, frozen=True, kw_only=True, tag="session.lost"):
+    """A session isn't this node's any more. The event is that of its former owner."""
+
+    epoch: int
+    """The epoch in which the session was this node's."""
+    how: Literal["handed_over", "taken_over"]
+    """``handed_over``: another node asked for it while no turn ran. ``taken_over``: this node's lease was over."""

@@ -18,8 +18,8 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from ..events.calls import ToolFinished, ToolProgress, ToolStarted
 from ..events.sessions import TurnStatus
-from ..events.tools import ToolFinished, ToolProgress, ToolStarted
 from ..values.content import ContentBlock
 from ..values.json import Json, JsonObject
 from ..values.messages import CallWarning as CallWarning

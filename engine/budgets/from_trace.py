@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callboard.tracestore.spending import SpendingQuery, SpendingRow
+from callboard.tracestore.rows import SpendingQuery, SpendingRow
 from callboard.tracestore.store import Store
 
 from .account import Amount

@@ -24,7 +24,7 @@ from .common.screen import make_console
 from .common.table import Column, FittingTable, add_format, figure, with_usd, write_records
 
 if TYPE_CHECKING:
-    from callboard.tracestore.nodes.ledger import SliceRow
+    from callboard.tracestore.nodes import SliceRow
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:

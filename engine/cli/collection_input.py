@@ -15,8 +15,7 @@ from callboard.adapters.embeddings import PartialEmbeddingError, Vector
 from callboard.bus import CallboardError, ConfigurationError
 from callboard.bus.values.json import Json, JsonObject
 from callboard.engine import EmbeddingResult
-from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Item
-from callboard.tracestore.collections.similarity import packed
+from callboard.tracestore.collections import Collection, CollectionFile, Item, packed
 
 from ..models.registry import ModelRegistry
 from ..operations.embeddings import space_of

@@ -262,7 +262,7 @@ def _keys() -> Iterable[str]:
 
 
 def _collections() -> Iterable[str]:
-    from callboard.tracestore.collections.collection_file import CollectionFile
+    from callboard.tracestore.collections import CollectionFile
 
     from .embed import collections_file
 

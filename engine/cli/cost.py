@@ -12,9 +12,8 @@ import msgspec
 
 from callboard.bus.values.cost_sum import CostSum
 from callboard.tracestore import CostRow, ErrorRow, Percentiles, StatisticsRow, Store, cache_savings
-from callboard.tracestore.filters import DIMENSIONS
-from callboard.tracestore.home import home_folder
-from callboard.tracestore.prices.home import price_table
+from callboard.tracestore.calls import DIMENSIONS
+from callboard.tracestore.home import home_folder, price_table
 
 from .common.figures import moment_text, plural, rate, seconds, tell_beside, usd
 from .common.options import add_filters, call_filter, from_trace, price_version

@@ -19,8 +19,7 @@ from callboard.bus.values.cost_sum import CostSum
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.warning_codes import WarningCode
 from callboard.engine import EmbeddingResult, Engine
-from callboard.tracestore.collections.collection_file import Collection, CollectionFile, Similar
-from callboard.tracestore.collections.similarity import packed
+from callboard.tracestore.collections import Collection, CollectionFile, Similar, packed
 from callboard.tracestore.home import home_folder
 
 from .collection_input import KINDS, Added, Fields, Into, Record, add, destination, records_in, records_of

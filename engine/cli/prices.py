@@ -15,9 +15,8 @@ from callboard.bus.values.usage import TokenUsage
 from callboard.engine.models.config import load_registry
 from callboard.engine.models.published_prices import published_name
 from callboard.tracestore import PriceRow, PriceTable
-from callboard.tracestore.home import home_folder
+from callboard.tracestore.home import OWN_NAME, SNAPSHOT_NAME, home_folder, price_table, published_table
 from callboard.tracestore.prices import snapshot as price_snapshot
-from callboard.tracestore.prices.home import OWN_NAME, SNAPSHOT_NAME, price_table, published_table
 from callboard.tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from callboard.tracestore.prices.source import convert, parse
 

@@ -19,9 +19,9 @@ from callboard.bus.private_file import write_private
 from callboard.bus.values.cost_sum import CostSum
 from callboard.engine.sessions.export_import import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
-from callboard.tracestore.filters import SearchFilter
+from callboard.tracestore.calls import SearchFilter
 from callboard.tracestore.rows import FoundMessage
-from callboard.tracestore.search.words import Term, excerpt, terms_of
+from callboard.tracestore.search import Term, excerpt, terms_of
 from callboard.tracestore.timestamps import to_us
 from callboard.tracestore.writing.captured import encode_json, encode_metadata
 

@@ -19,6 +19,7 @@ import msgspec
 from callboard.bus import CallboardError, ConfigurationError, StoreError
 from callboard.bus.values.cost_sum import CostSum
 from callboard.tracestore import CallFilter, CallRow, SqlResult
+from callboard.tracestore.calls import SHOWN
 
 from ..opening import store_to_read
 from ..store_address import TracePlace
@@ -109,12 +110,15 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTa
             Column("call", lambda call: f"…{call.last.request_id[-6:]}", may_go=3),
             Column("status", lambda call: call.last.status),
         ]
-    keyed = any(call.last.key is not None for call in calls)
-    key: list[Column[CallSummary]] = [Column("key", lambda call: call.last.key or "-", may_go=1)] if keyed else []
+    more = [
+        Column(shown.label.lower(), partial(_shown, name), may_go=1)
+        for name, shown in SHOWN.items()
+        if shown.in_lists and any(getattr(call.last, name) is not None for call in calls)
+    ]
     columns: list[Column[CallSummary]] = [
         *head,
         Column("model", lambda call: call.last.model, folds=True),
-        *key,
+        *more,
         figure("attempts", lambda call: str(call.attempts), may_go=4),
         figure("first token", lambda call: seconds(call.last.first_token_ms), may_go=5),
         figure("in", lambda call: f"{call.input_tokens:,}", may_go=1),
@@ -122,6 +126,10 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTa
         figure("cost", _cost),
     ]
     return FittingTable(columns, calls)
+
+
+def _shown(name: str, call: CallSummary) -> str:
+    return str(getattr(call.last, name) or "-")
 
 
 def _cost(call: CallSummary) -> str:

@@ -173,7 +173,7 @@ def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo 
 
 def default_catalogue() -> Catalogue:
     """The catalogue under the published prices: those of `callboard prices update`, else the shipped ones."""
-    from callboard.tracestore.prices.home import SNAPSHOT_NAME
+    from callboard.tracestore.home import SNAPSHOT_NAME
 
     home = home_folder()
     return _read(home, _written(home / SNAPSHOT_NAME), _written(home / FILE_NAME))
@@ -189,7 +189,7 @@ def _written(path: Path) -> int:
 
 @lru_cache(maxsize=4)
 def _read(home: Path, *written: int) -> Catalogue:
-    from callboard.tracestore.prices.home import published_snapshot
+    from callboard.tracestore.home import published_snapshot
 
     return Catalogue(published_snapshot(home), known=known_models(home))
 

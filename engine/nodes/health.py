@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from callboard.bus import StoreError
 
-from ..health_report import Check
+from ..watching.health_report import Check
 
 if TYPE_CHECKING:
     from .frames.part import Frames

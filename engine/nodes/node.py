@@ -18,11 +18,9 @@ import anyio
 
 from callboard.bus import Bus, Clock, Log, NodeBrokerChanged, StoreError, StreamChannel, Supervisor
 from callboard.tracestore import PostgresStore, Store, WriterCore
-from callboard.tracestore.nodes.ownership import NodeInfo
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
-from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
-from callboard.tracestore.postgres.nodes.probes import PostgresProbes
+from callboard.tracestore.nodes import NodeInfo
+from callboard.tracestore.postgres.ledger import PostgresLedger
+from callboard.tracestore.postgres.nodes import PostgresOwnership, PostgresProbes, SharedDatabase
 
 from ..budgets.budget import Budget
 from ..opening import server_store

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from callboard.bus import Bus, CallboardError, Clock, PricingProgress, PricingRepriced, PricingTableLoaded
 from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
-from callboard.tracestore.home import home_folder
-from callboard.tracestore.prices.home import price_table, published_table
+from callboard.tracestore.home import home_folder, price_table, published_table
 from callboard.tracestore.reports import OnProgress
 
 from ..runtime.host import Host

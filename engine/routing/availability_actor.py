@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from callboard.bus import Actor, ActorContext, Bus, Clock, Envelope, Subscription
-from callboard.bus.events.actors import ActorStopped
+from callboard.bus.events.operation import ActorStopped
 
 from .availability import AvailabilityTable
 

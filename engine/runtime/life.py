@@ -283,7 +283,7 @@ class Life:
                 runtime.node.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
-            from callboard.tracestore.shipping.actor import ShippingActor
+            from callboard.tracestore.shipping.shipper import ShippingActor
 
             if runtime.node is not None:
                 shipper.use_delivered(runtime.node.delivered)

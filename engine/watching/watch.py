@@ -1,15 +1,330 @@
-"""`watch`: each call of the whole process as it ends, whichever engine and event loop it belongs to."""
+"""Each call of the whole process as it ends, whichever engine and event loop it belongs to."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
+from weakref import ref
 
-from .cursor import CallCursor
-from .ended_call import EndedCall
+import msgspec
+
+from callboard.adapters import ErrorClass, TokenUsage
+from callboard.bus import (
+    Cost,
+    DropOldest,
+    Envelope,
+    Gap,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Subscription,
+)
+from callboard.bus.values.shown import Shown
+
+from ..runtime.process import LivingEngine, engines
+
+# -- A call that has ended, as one value and as one line
+
+
+CallEnding: TypeAlias = Literal["completed", "failed", "cancelled"]
+
+
+class EndedCall(Shown, frozen=True, kw_only=True):
+    """A call of some engine of this process that has ended, with all its attempts. As text it is one line."""
+
+    run_id: str
+    """The run of the engine, as in the trace."""
+    request_id: str
+    """The id of the call."""
+    operation: str | None
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``; None if nobody watched when it began."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    status: CallEnding
+    """The way it ended."""
+    usage: TokenUsage | None
+    """The tokens of its last attempt; None if nothing is known of them."""
+    cost: Cost | None
+    """The cost of those tokens; None if nothing is known of them."""
+    latency_ms: int
+    """Milliseconds from its beginning to its end."""
+    first_token_ms: int | None
+    """Milliseconds from its beginning to its first content."""
+    attempts: int
+    """The number of its attempts."""
+    error: str | None
+    """The type and the text of the exception that ended it."""
+    session_id: str | None
+    """The session that it belongs to."""
+    turn_id: str | None
+    """The turn that it belongs to."""
+    tags: dict[str, str]
+    """The tags of the call or of its session."""
+    ended_us: int
+    """The time of its end, in microseconds since the epoch, UTC."""
+    skipped: int = 0
+    """The number of calls that were dropped before this one, because they were not read in time."""
+
+    def __str__(self) -> str:
+        kind = "" if self.operation in (None, "chat") else f" {self.operation}"
+        parts = [f"{self.model}{kind} {self.status}"]
+        if self.error is not None:
+            parts.append(self.error.split("\n", 1)[0][:200])
+        if self.usage is not None:
+            parts.append(f"{self.usage.total_input_tokens:,} + {self.usage.output_tokens:,} tokens")
+            usd = None if self.cost is None else self.cost.usd
+            parts.append("unpriced" if usd is None else f"${usd:f}")
+        parts.append(f"{self.latency_ms / 1000:.1f} s")
+        if self.skipped:
+            parts.append(f"{self.skipped} more before it were not shown")
+        return ", ".join(parts)
+
+
+class CallsOfEngine:
+    """Makes of an engine's events the calls that ended. It remembers what only the start of a call says."""
+
+    def __init__(self) -> None:
+        self._operations: dict[str, str] = {}
+        self._skipped = 0
+
+    def process(self, envelope: Envelope) -> EndedCall | None:
+        """The call that an event ends; None if another attempt follows, or if it ends none."""
+        request_id = envelope.request_id or ""
+        match envelope.data:
+            case LlmCallStarted() as start:
+                self._operations[request_id] = start.operation
+                return None
+            case LlmCallFailed(will_retry=True):
+                return None
+            case LlmCallCompleted() | LlmCallFailed() as end:
+                skipped, self._skipped = self._skipped, 0
+                return _ended(envelope, end, self._operations.pop(request_id, None), skipped)
+            case Gap():
+                self._skipped += envelope.data.count  # at most: starts are among them
+                self._operations.clear()
+                return None
+            case _:
+                return None
+
+
+def _ended(
+    envelope: Envelope, end: LlmCallCompleted | LlmCallFailed, operation: str | None, skipped: int
+) -> EndedCall:
+    status: CallEnding = "completed"
+    error = None
+    if isinstance(end, LlmCallFailed):
+        status = "cancelled" if end.error_class == ErrorClass.CANCELLED else "failed"
+        error = f"{end.error_type}: {end.message}"
+    return EndedCall(
+        run_id=envelope.run_id,
+        request_id=envelope.request_id or "",
+        operation=operation,
+        provider=end.provider,
+        model=end.model,
+        status=status,
+        usage=end.usage,
+        cost=end.cost,
+        latency_ms=end.latency_ms,
+        first_token_ms=end.first_token_ms,
+        attempts=envelope.attempt or 1,
+        error=error,
+        session_id=envelope.session_id,
+        turn_id=envelope.turn_id,
+        tags=dict(envelope.tags or {}),
+        ended_us=envelope.ts_us,
+        skipped=skipped,
+    )
+
+
+# -- One bounded row of calls from all engines of the process, in the order in which they came
+#
+#     an engine's loop                      any thread
+#     subscription of its bus ─ pump ─▶     the cursor: at most so many calls, the oldest dropped and counted
+#                                           │
+#                                           ▼ take, when somebody reads
+#
+# Each engine has a reader of its own bus, on its own loop, so that the calls of one engine keep their order.
+# Nothing runs within a publisher.
+
+
+_TOPICS = tuple(event.topic_of() for event in (LlmCallStarted, LlmCallCompleted, LlmCallFailed))
+
+_PUMP_SECONDS = 1.0
+"""How long somebody who leaves waits for an engine's loop to hand over what has ended."""
+
+
+class CallCursor:
+    """The calls that have ended and were not read yet. Any thread may use it."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity={capacity}: must be at least 1")
+        self.closed = False
+        """Whether nothing more will come."""
+        self._capacity = capacity
+        self._calls: deque[EndedCall] = deque()
+        self._skipped = 0
+        self._changed = threading.Condition()
+        self._waker: Callable[[], object] | None = None
+        self._followed: list[_Followed] = []
+        self._watcher = engines().watch(partial(_follow, ref(self)))
+
+    def put(self, call: EndedCall) -> None:
+        """Add a call."""
+        with self._changed:
+            if len(self._calls) == self._capacity:
+                self._skipped += 1 + self._calls.popleft().skipped
+            self._calls.append(call)
+        self._tell()
+
+    def take(self) -> EndedCall | None:
+        """The oldest call; None if there is none."""
+        with self._changed:
+            if not self._calls:
+                return None
+            call = self._calls.popleft()
+            skipped, self._skipped = self._skipped, 0
+        return call if not skipped else msgspec.structs.replace(call, skipped=call.skipped + skipped)
+
+    def wait(self, seconds: float | None) -> None:
+        """Hold this thread up until a call has come, or the cursor is closed, or the time is over."""
+        with self._changed:
+            if not self._calls and not self.closed:
+                self._changed.wait(seconds)
+
+    async def changed(self) -> None:
+        """Return when a call has come, or the cursor is closed."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        with self._changed:
+            if self._calls or self.closed:
+                return
+            self._waker = partial(loop.call_soon_threadsafe, event.set)
+        await event.wait()
+
+    def add(self, followed: _Followed) -> bool:
+        """Note a reader of an engine. Returns whether it is wanted."""
+        with self._changed:
+            if self.closed or any(each.living is followed.living for each in self._followed):
+                return False
+            self._followed = [each for each in self._followed if not each.over] + [followed]
+            return True
+
+    def close(self, *, waits: bool) -> None:
+        """Take no more than what has ended by now."""
+        with self._changed:
+            followed = [] if self.closed else self._followed
+        handed = [each.finish() for each in followed]
+        for each in handed if waits else ():
+            each.wait(_PUMP_SECONDS)
+        with self._changed:
+            self.closed = True
+            self._followed = []
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            waker, self._waker = self._waker, None
+            self._changed.notify_all()
+        if waker is not None:
+            with contextlib.suppress(RuntimeError):  # the reader's loop has ended
+                waker()
+
+
+class _Followed:
+    """The reader of one engine's bus, on that engine's loop."""
+
+    def __init__(self, living: LivingEngine, events: Subscription, cursor: ref[CallCursor]) -> None:
+        self.living = living
+        self._events = events
+        self._cursor = cursor
+        self._calls = CallsOfEngine()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self._events.closed
+
+    async def run(self) -> None:
+        """Hand over what comes, as long as somebody wants it."""
+        with self._events:
+            try:
+                while not self._events.closed and self._cursor() is not None:
+                    await self._events.wait()
+                    self.pump()
+            finally:
+                self.pump()
+
+    def pump(self) -> None:
+        """Hand over what has come."""
+        cursor = self._cursor()
+        for envelope in self._events.take():
+            call = self._calls.process(envelope)
+            if call is not None and cursor is not None:
+                cursor.put(call)
+
+    def finish(self) -> threading.Event:
+        """Hand over what has come, and end. Any thread may call this.
+
+        Returns:
+            An event that is set when that is done. It is set at once on the engine's own loop.
+        """
+        done = threading.Event()
+
+        def end() -> None:
+            self.pump()
+            self._events.close()
+            done.set()
+
+        if _running_loop() is self.living.loop:
+            end()
+            return done
+        try:
+            self.living.loop.call_soon_threadsafe(end)
+        except RuntimeError:  # that loop has ended
+            done.set()
+        return done
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _follow(cursor: ref[CallCursor], living: LivingEngine) -> None:
+    """Begin to read an engine's bus. Any thread may call this."""
+    if _running_loop() is living.loop:
+        _begin(cursor, living)
+    else:
+        with contextlib.suppress(RuntimeError):  # that loop has ended
+            living.loop.call_soon_threadsafe(_begin, cursor, living)
+
+
+def _begin(cursor: ref[CallCursor], living: LivingEngine) -> None:
+    """Begin on the engine's loop."""
+    calls = cursor()
+    if calls is None or calls.closed:
+        return
+    events = living.bus.subscribe(*_TOPICS, policy=DropOldest(4096), name="watch")
+    followed = _Followed(living, events, cursor)
+    if not calls.add(followed):
+        events.close()
+        return
+    followed.task = living.loop.create_task(followed.run(), name="callboard watch")
+
+
+# -- `watch`: each call of the whole process as it ends, whichever engine and event loop it belongs to
+
 
 _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
 

@@ -1,20 +1,131 @@
-"""Who is asking, and whether they may: by the host's own authentication, or by the cookie of a sign-in."""
+"""Requests and answers of the live view: JSON and events, the visitor, and the guard before each request."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
+import anyio
 import msgspec
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as AsgiScope
 
-from callboard.bus import Clock
+from callboard.bus import CallboardError, Clock, ConfigurationError, Log
 
-from .answers import Refused, answer
 from .sign_in import SCOPES, Scope, SignIn, Visitor
+
+# -- Answers as JSON and as server-sent events
+
+
+_log = Log("web")
+
+HEARTBEAT_SECONDS = 15.0
+"""The time between two signs of life on an idle stream. A connection that is gone is noticed by then."""
+
+LONGEST_SECONDS = 3600.0
+"""After this time a stream ends, and the page asks again; so that nobody looks on who may no longer."""
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+class Refused(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+def as_json(value: object) -> bytes:
+    """A value as JSON in UTF-8. Half a surrogate pair, as a broken tokenizer may yield, is escaped."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str)).encode("ascii")
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """A value as an answer that nobody keeps."""
+    return Response(as_json(value), status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+def frame(event: str, data: bytes, frame_id: str | None = None) -> bytes:
+    """One server-sent event. JSON of ours has no line breaks."""
+    head = b"" if frame_id is None else b"id: " + frame_id.encode() + b"\n"
+    return head + b"event: " + event.encode() + b"\ndata: " + data.replace(b"\n", b" ") + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events, for as long as the page is there.
+
+    The page's leaving ends the frames at once, whether anything is being sent or not. A slow page holds up its own
+    frames and nothing else.
+    """
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(None, 200, headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._frames = frames
+        self._sending = anyio.Lock()
+        self.open: set[anyio.CancelScope] = set()
+        """The scopes of the view's open streams, each of which ends its stream when it is cancelled."""
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with anyio.move_on_after(LONGEST_SECONDS):
+            async with anyio.create_task_group() as group:
+                self.open.add(group.cancel_scope)
+                group.start_soon(self._until_gone, receive, group.cancel_scope)
+                group.start_soon(self._heartbeat, send)
+                try:
+                    async for each in self._frames:
+                        await self._send(send, each)
+                except OSError:
+                    pass  # the connection is gone
+                except CallboardError as error:  # the page asks again by itself
+                    _log.warning("frames_ended", path=scope["path"], error=str(error))
+                finally:
+                    self.open.discard(group.cancel_scope)
+                    await _close(self._frames)
+                    group.cancel_scope.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _heartbeat(self, send: Send) -> None:
+        with contextlib.suppress(OSError):
+            await self._send(send, b"retry: 1000\n\n")
+            while True:
+                await anyio.sleep(HEARTBEAT_SECONDS)
+                await self._send(send, b": here\n\n")
+
+    async def _until_gone(self, receive: Receive, scope: anyio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+
+async def _close(frames: AsyncIterator[bytes]) -> None:
+    close = getattr(frames, "aclose", None)
+    if close is not None:
+        with anyio.CancelScope(shield=True):  # its own clean-up is quick: it waits for nothing
+            await close()
+
+
+# -- Who is asking, and whether they may: by the host's own authentication, or by the cookie of a sign-in
+
 
 Authorize: TypeAlias = Callable[[Request], "Collection[Scope] | Awaitable[Collection[Scope] | None] | None"]
 """A host's own decision about a request: the scopes that it has, and nothing for a refusal."""
@@ -30,13 +141,7 @@ class _Token(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Access:
-    """Tells who is asking.
-
-    Args:
-        clock: The clock of visits.
-        authorize: The host's own decision; None for the sign-in by a token.
-        scopes: The things that whoever signs in may do.
-    """
+    """Tells who is asking."""
 
     def __init__(self, clock: Clock, authorize: Authorize | None, scopes: Collection[Scope]) -> None:
         self.sign_in = SignIn(clock, scopes)
@@ -46,11 +151,7 @@ class Access:
         self._csrf = secrets.token_urlsafe(24)
 
     async def visitor(self, request: Request, needs: Scope) -> Visitor:
-        """Whoever asks, if they may.
-
-        Raises:
-            Refused: They may not.
-        """
+        """Whoever asks, if they may."""
         found = await self._asking(request)
         if found is None or "view" not in found.scopes:
             raise Refused(401, "sign in first: open the address that was printed")
@@ -69,11 +170,7 @@ class Access:
         return Visitor(frozenset(scopes) & SCOPES, self._csrf) if scopes else None
 
     async def exchange(self, request: Request) -> Response:
-        """The answer to a token: a cookie.
-
-        Raises:
-            Refused: The token is not good, or a host decides by itself.
-        """
+        """The answer to a token: a cookie."""
         if self.authorize is not None:
             raise Refused(404, "here the host decides who may look")
         asked = await body_of(request, _Token)
@@ -101,11 +198,7 @@ def _check_csrf(request: Request, visitor: Visitor) -> None:
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """The JSON of a request.
-
-    Raises:
-        Refused: It is no JSON, too long, or not as it should be.
-    """
+    """The JSON of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "the content type must be application/json")
     body = bytearray()
@@ -117,3 +210,90 @@ async def body_of(request: Request, kind: type[T]) -> T:
         return msgspec.json.decode(bytes(body), type=kind)
     except (msgspec.DecodeError, ValueError) as error:
         raise Refused(400, str(error)) from None
+
+
+# -- What is refused before anything is looked at, and the headers that every answer has
+#
+# A page of another origin may send requests here, and with DNS rebinding even under our own name as it sees it. So
+# every request must name a host from a list, and whatever a browser says of the request's origin must be this
+# page. The headers let the page load nothing from elsewhere, run no code in line, and stand in no frame.
+
+
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+"""The hosts that are always allowed."""
+
+POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+"""The headers of every answer."""
+
+
+def host_name(host: str) -> str:
+    """The name or address of a Host header, without its port and in lower case; empty if it is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port  # which is checked when it is asked for
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
+
+
+def checked_hosts(hosts: Iterable[str]) -> frozenset[str]:
+    """The names in a list of hosts."""
+    for host in hosts:
+        plain = f"[{host}]" if ":" in host else host
+        if not host or host_name(plain) != host.lower() or "*" in host:
+            raise ConfigurationError(f"hosts: {host!r} is no name or address of a host, without a port")
+    return frozenset(host.lower() for host in hosts)
+
+
+def refusal(headers: Headers, hosts: frozenset[str]) -> str | None:
+    """The reason why a request is refused; None if it may go on."""
+    named = headers.getlist("host")
+    if len(named) != 1 or host_name(named[0]) not in hosts:
+        return "this host is not on the list of hosts"
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != named[0].lower():
+        return "the request comes from a page of another origin"
+    site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+    if site not in (None, "same-origin", "none") and mode != "navigate":
+        return "the request comes from a page of another origin"
+    return None
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        why = refusal(Headers(scope=scope), self._hosts)
+        if why is None:
+            await self._app(scope, receive, with_headers)
+        else:
+            await JSONResponse({"error": why}, status_code=403)(scope, receive, with_headers)

@@ -1,9 +1,12 @@
-"""The live view as an ASGI application: its screens, behind who may see them."""
+"""The live view as an ASGI application: its screens, its files, and who may see them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
+import msgspec
 from anyio import CancelScope
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,14 +17,72 @@ from starlette.types import Scope as ASGIScope
 
 from callboard.bus import CallboardError, ConfigurationError, Log
 
-from .access import Access
-from .answers import EventStream, Refused, answer
-from .assets import Assets
-from .guard import Guard
-from .repricing import Repricings
-from .screens import calls, costs, events, now, operation, sessions, streams
+from . import calls, costs, events, now, sessions
+from . import now as operation
+from . import sessions as streams
+from .access import Access, EventStream, Guard, Refused, answer
+from .costs import Repricings
 from .sign_in import Scope, Visitor
 from .subject import Subject
+
+# -- The files of the page: read once, and given by their names. No path of a request reaches the disk
+
+
+FOLDER = Path(__file__).parent / "static"
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".json": "application/json",
+}
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """One file."""
+
+    body: bytes
+    """Its bytes."""
+    media_type: str
+    """Its type for browsers."""
+    tag: str
+    """Its entity tag, quoted."""
+
+
+class Assets:
+    """All files of the page, by their paths below its folder."""
+
+    def __init__(self) -> None:
+        self._files = {
+            path.relative_to(FOLDER).as_posix(): _asset(path)
+            for path in sorted(FOLDER.rglob("*"))
+            if path.suffix in _TYPES
+        }
+
+    def __iter__(self) -> object:
+        return iter(self._files)
+
+    def give(self, request: Request, name: str) -> Response:
+        """A file as an answer."""
+        asset = self._files.get(name)
+        if asset is None:
+            raise Refused(404, "nothing here")
+        headers = {"etag": asset.tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == asset.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.body, headers=headers, media_type=asset.media_type)
+
+
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    return Asset(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:24]}"')
+
+
+# -- The live view as an ASGI application: its screens, behind who may see them
+
 
 _log = Log("web")
 
@@ -77,14 +138,7 @@ class WebView:
         await self._app(scope, receive, send)
 
     def sign_in_url(self, address: str) -> str:
-        """An address that signs a browser in, once.
-
-        Args:
-            address: The address of the live view, as ``http://127.0.0.1:8372/``.
-
-        Raises:
-            ConfigurationError: The host decides by itself who may look.
-        """
+        """An address that signs a browser in, once."""
         if self._access.authorize is not None:
             raise ConfigurationError("authorize= decides who may look, so there is no token to sign in with")
         return f"{address.rstrip('/')}/#token={self._access.sign_in.new_token()}"

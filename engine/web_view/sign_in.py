@@ -42,12 +42,7 @@ class Visitor(msgspec.Struct, frozen=True):
 
 
 class SignIn:
-    """The tokens and the visitors of one live view.
-
-    Args:
-        clock: The clock by which visits end.
-        scopes: The things that a visitor may do.
-    """
+    """The tokens and the visitors of one live view."""
 
     def __init__(self, clock: Clock, scopes: Collection[Scope]) -> None:
         self._clock = clock

@@ -1,39 +1,47 @@
-"""What a live view shows: an engine, a trace that another process writes, or both.
-
-Questions about the past go to a store of our own that only reads, opened for the question and closed behind it, so
-that no question waits in the queue of the engine's writer. What changes the trace goes through the engine, which
-then shows it in its sessions and on its bus; without an engine, through a store that is opened for the change.
-"""
+"""What a live view shows: the engine or trace behind it, and the tail of events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
-from callboard.bus import SYSTEM_CLOCK, CallboardError, Clock, StoreError
+from callboard.bus import (
+    SYSTEM_CLOCK,
+    Bus,
+    CallboardError,
+    Clock,
+    DropOldest,
+    Envelope,
+    Gap,
+    StoreError,
+    Subscription,
+)
 from callboard.tracestore import Store
 
 from ..engine import Engine
 from ..opening import existing_store, place_to_read, store_to_read
 from ..store_address import StoreAddress, TracePlace
-from .tail import Tail
+
+# -- What a live view shows: an engine, a trace that another process writes, or both
+#
+# Questions about the past go to a store of our own that only reads, opened for the question and closed behind it,
+# so that no question waits in the queue of the engine's writer. What changes the trace goes through the engine,
+# which then shows it in its sessions and on its bus; without an engine, through a store that is opened for the
+# change.
+
 
 LOOK_SECONDS = 1.0
 """The time between two looks at a trace that others write."""
 
 
 class Subject:
-    """What is shown.
-
-    Args:
-        engine: The engine; None for a trace alone.
-        trace: The trace: where it is, or a host's own store. None is the engine's.
-        show_content: Whether to show what is said. None shows it if the engine captures it as it is.
-        shared: Whether other processes write to the trace, too.
-    """
+    """What is shown."""
 
     def __init__(
         self,
@@ -74,11 +82,7 @@ class Subject:
         return "trace" if self.engine is None else self.engine.statistics().state
 
     async def started(self) -> Engine:
-        """The engine, running.
-
-        Raises:
-            CallboardError: There is none, or it is closed.
-        """
+        """The engine, running."""
         if self.engine is None:
             raise CallboardError("this shows a trace; the engine that writes it is in another process")
         if not self.engine.closed:
@@ -87,11 +91,7 @@ class Subject:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Store]:
-        """The trace, for questions.
-
-        Raises:
-            StoreError: There is no trace, or it can't be read.
-        """
+        """The trace, for questions."""
         trace = self._trace
         if trace is None:
             raise StoreError("this engine keeps no trace (trace=False), so there is no past to look at")
@@ -105,11 +105,7 @@ class Subject:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Store]:
-        """The trace, for a change, where there is no engine.
-
-        Raises:
-            StoreError: The trace can't be used.
-        """
+        """The trace, for a change, where there is no engine."""
         trace = self._trace
         if isinstance(trace, Path | StoreAddress):
             async with await existing_store(trace) as store:
@@ -146,3 +142,119 @@ class Subject:
 
     def _busy(self) -> bool:
         return self.engine is not None and self.engine.under_way(limit=0).total > 0
+
+
+# -- The latest events of an engine's bus, for pages that come, go, and come again
+#
+# While a page listens, one task takes the events off one subscription into a ring, whatever the number of pages. A
+# page that breaks off comes back within seconds, with the id of the last event that it got; so the ring stays for
+# a while after the last page has gone. Then nothing is left of it.
+
+
+RING = 2000
+"""The number of events that are kept for pages."""
+
+LINGER_SECONDS = 30.0
+"""The time for which the ring outlives its last page."""
+
+
+AT_MOST_EVERY = 0.1
+"""Seconds between two lots of events for one page."""
+
+
+class Lot(NamedTuple):
+    """Events that a page gets together."""
+
+    missed: int
+    """The number of events before or among these that nobody has kept for it."""
+    events: list[Envelope]
+    """The events that it wants, the oldest first."""
+
+
+class Tail:
+    """The ring of one bus."""
+
+    def __init__(self, bus: Bus, *, linger: float = LINGER_SECONDS) -> None:
+        self._bus = bus
+        self._linger = linger
+        self.events: deque[Envelope] = deque(maxlen=RING)
+        """The latest events, the oldest first. A `Gap` among them stands for events that came too fast."""
+        self._task: asyncio.Task[None] | None = None
+        self._pages = 0
+        self._left: asyncio.Event = asyncio.Event()
+        self._news: asyncio.Event = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether anything of it costs anything now."""
+        return self._task is not None and not self._task.done()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """A block in which a page listens."""
+        self._pages += 1
+        self._left.set()
+        if not self.running:
+            self.events.clear()
+            self._task = asyncio.create_task(self._run(), name="callboard live view")
+        try:
+            yield
+        finally:
+            self._pages -= 1
+            self._left.set()
+
+    async def after(self, seq: int | None, wanted: Callable[[Envelope], bool]) -> AsyncIterator[Lot]:
+        """The events behind one, as they come, in order, and how many are missing. It ends with the bus."""
+        position = self._bus.last_seq if seq is None else seq
+        while True:
+            found = [each for each in self.events if each.seq > position]
+            if found:
+                missed = max(_first_of(found[0]) - position - 1, 0)
+                position = found[-1].seq
+                gaps = [each.data.count for each in found if isinstance(each.data, Gap)]
+                lot = Lot(
+                    missed + sum(gaps), [each for each in found if type(each.data) is not Gap and wanted(each)]
+                )
+                if lot.missed or lot.events:
+                    yield lot
+                    await asyncio.sleep(AT_MOST_EVERY)
+                continue
+            if not self.running:
+                return
+            news = self._news
+            await news.wait()
+
+    async def _run(self) -> None:
+        with self._bus.subscribe(">", policy=DropOldest(RING), name="live view") as events:
+            idle = asyncio.create_task(self._close_when_idle(events))
+            try:
+                while not events.closed or events.depth:
+                    await events.wait()
+                    self.events.extend(events.take())
+                    self._tell()
+            finally:
+                idle.cancel()
+                self._task = None
+                self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _close_when_idle(self, events: Subscription) -> None:
+        """Close the subscription when no page has listened for the time that the ring lingers."""
+        while True:
+            self._left.clear()
+            if self._pages:
+                await self._left.wait()
+                continue
+            with anyio.move_on_after(self._linger):
+                await self._left.wait()
+                continue
+            events.close()
+            return
+
+
+def _first_of(envelope: Envelope) -> int:
+    """The number of the first event that an envelope stands for."""
+    return envelope.data.first if isinstance(envelope.data, Gap) else envelope.seq

@@ -51,9 +51,8 @@ def web(
         ConfigurationError: There is nothing to show, a host is no name, or the extra ``web`` is not installed.
     """
     try:
-        from .access import Access
+        from .access import THIS_MACHINE, Access, checked_hosts
         from .app import WebView
-        from .guard import THIS_MACHINE, checked_hosts
     except ModuleNotFoundError as error:
         if error.name != "starlette":
             raise

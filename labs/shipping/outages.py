@@ -13,7 +13,7 @@ import anyio
 
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.engine import Engine
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer
 from tests.support.scripted import Say

@@ -25,9 +25,9 @@ from callboard.bus.values.messages import Message, SessionSetup
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from callboard.tracestore import Capture, ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.postgres.database import Database
-from callboard.tracestore.postgres.receiving.receiver import Receiver
+from callboard.tracestore.postgres.receiver import Receiver
 from callboard.tracestore.postgres.statements import Statements
-from callboard.tracestore.shipping.recent import Recent
+from callboard.tracestore.shipping.source import Recent
 from tests.support.postgres_server import StartedServer
 from tests.support.virtual_time import FakeClock
 

@@ -18,7 +18,7 @@ from callboard.engine.budgets.budget import Payer
 from callboard.engine.budgets.ledger import Ledger
 from callboard.engine.nodes.money.part import BudgetSlices
 from callboard.engine.nodes.money.scope import Scope
-from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
+from callboard.tracestore.nodes import AccountScope, Allotment, Answer, LedgerTables, Slot, Wants
 from tests.support.shared_tables import LedgerModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result

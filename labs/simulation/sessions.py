@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from callboard.engine.nodes.ownership.holding import Asked, Holding
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, Renewed
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, Renewed
 from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result

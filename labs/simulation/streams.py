@@ -26,7 +26,7 @@ from callboard.engine.nodes.frames.framer import Framer
 from callboard.engine.nodes.frames.mirror import Mirror
 from callboard.engine.nodes.frames.wire.frame import Ending, Frame
 from callboard.engine.nodes.ownership.holding import Holding
-from callboard.tracestore.nodes.ownership import TurnEnding
+from callboard.tracestore.nodes import TurnEnding
 from tests.support.shared_tables import OwnershipModel
 
 from .kernel import BrokenPromise, Host, Kernel, Network, result

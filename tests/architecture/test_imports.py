@@ -28,7 +28,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "httptools": ("adapters/transport/http1/",),
     "httpx": ("adapters/transport/httpx_client/",),
     "httpcore": ("adapters/transport/httpx_client/",),
-    "sqlite3": ("tracestore/sqlite/", "tracestore/collections/collection_file.py"),
+    "sqlite3": ("tracestore/sqlite/", "tracestore/collections.py"),
     "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
     "psycopg": ("tracestore/postgres/",),
     "nats": ("engine/nodes/nats/",),
@@ -77,12 +77,12 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("sqlite.upkeep.backup", "sql.upkeep.expiry", "sql.upkeep.pruning", "sqlite.free_sql"),
-        *("replay", "saved_replies", "sql.calls.statistics"),
-        *("sqlite.store", "sqlite.database", "writing.actor", "writing.writer"),
+        *("sqlite.upkeep", "sql.expiry", "sql.pruning", "sqlite.reading"),
+        *("replay", "sql.listing"),
+        *("sqlite.store", "sqlite.database", "writing.writer"),
     ),
     "engine": (
-        *("cli", "health", "type_schema", "watching.preview", "web_view"),
+        *("cli", "type_schema", "watching.health", "watching.preview", "web_view"),
         *(
             "functions.embedding",
             "functions.objects",

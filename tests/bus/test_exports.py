@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from callboard import bus
-from callboard.bus.events.catalogue import CatalogueEvent
+from callboard.bus.events.codec import CatalogueEvent
 
 
 def test_everything_offered_exists_and_is_offered_once() -> None:
@@ -20,14 +20,10 @@ def test_everything_offered_exists_and_is_offered_once() -> None:
     "module",
     [
         "errors",
-        "events.actors",
-        "events.budgets",
         "events.calls",
         "events.envelope",
-        "events.jobs",
         "events.operation",
         "events.sessions",
-        "events.tools",
         "streams.events",
         "values.content",
         "values.messages",

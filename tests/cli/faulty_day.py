@@ -9,11 +9,16 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from callboard.bus.events.actors import ActorCrashed
-from callboard.bus.events.calls import LlmCallFailed
+from callboard.bus.events.calls import (
+    JobCreated,
+    JobFailed,
+    LlmCallFailed,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+)
 from callboard.bus.events.envelope import Envelope
-from callboard.bus.events.jobs import JobCreated, JobFailed
-from callboard.bus.events.operation import ProviderAvailabilityChanged, StoreStateChanged
+from callboard.bus.events.operation import ActorCrashed, ProviderAvailabilityChanged, StoreStateChanged
 from callboard.bus.events.sessions import (
     SessionConfigured,
     SessionCreated,
@@ -23,7 +28,6 @@ from callboard.bus.events.sessions import (
     SessionTurnCompleted,
     SessionTurnStarted,
 )
-from callboard.bus.events.tools import ToolFinished, ToolProgress, ToolStarted
 from callboard.bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, MessageMetadata, Role, SessionSetup
 from callboard.bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from callboard.bus import CallboardError, StoreError
 from callboard.engine.cli.collection_input import Fields, records_of
-from callboard.tracestore.collections.collection_file import CollectionFile, Item
-from callboard.tracestore.collections.similarity import packed, plain_scores, scores_with, unpacked
+from callboard.tracestore.collections import CollectionFile, Item, packed, plain_scores, scores_with, unpacked
 
 from .running import call
 

@@ -26,9 +26,8 @@ from callboard.bus.private_file import write_private
 from callboard.engine.cli.command_line import build_parser
 from callboard.engine.cli.common.harmless import harmless
 from callboard.tracestore import PostgresStore, TraceStore
-from callboard.tracestore.collections.collection_file import CollectionFile, Item
-from callboard.tracestore.collections.similarity import packed
-from callboard.tracestore.filters import DIMENSIONS
+from callboard.tracestore.calls import DIMENSIONS
+from callboard.tracestore.collections import CollectionFile, Item, packed
 from callboard.tracestore.prices.snapshot import SHIPPED
 from tests.support.media_server import MediaServer, media_server
 from tests.support.postgres_server import PostgresServer

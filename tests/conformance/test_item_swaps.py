@@ -33,7 +33,7 @@ from callboard.bus.values.content import (
 )
 from callboard.bus.values.json import Json, JsonObject
 from callboard.bus.values.messages import Message, Role
-from callboard.engine.watching.losses import Reader, RequestLoss, report
+from callboard.engine.watching.preview import Reader, RequestLoss, report
 
 from ..support.conversations import PROVIDERS, conversations, item_bodies, read_content
 from ..support.fake_http import ask

@@ -14,7 +14,7 @@ from callboard.bus import CallboardError, Clock
 from callboard.engine import ModelInfo, get_latest_model, get_model_info, list_models
 from callboard.engine.models.catalogue import Catalogue
 from callboard.tracestore import PriceRow, PriceTable
-from callboard.tracestore.prices.home import SNAPSHOT_NAME
+from callboard.tracestore.home import SNAPSHOT_NAME
 from callboard.tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 from tests.support.present import present
 

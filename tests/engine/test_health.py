@@ -15,7 +15,7 @@ import pytest
 from callboard.adapters import AdapterConfig, AuthError
 from callboard.bus import Json, WrongLoop
 from callboard.engine import Check, Engine, HealthReport, ModelRegistry, load_registry
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from callboard.tracestore import TraceStore, WriterStatistics
 from tests.support.engines import entry, registry, running, serving
 from tests.support.present import present
@@ -219,7 +219,7 @@ async def test_a_folder_in_place_of_the_trace_file_is_a_finding(tmp_path: Path) 
 
 async def test_a_disk_that_is_nearly_full_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The advice names the folder."""
-    monkeypatch.setattr("callboard.engine.health.LEAST_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("callboard.engine.watching.health.LEAST_FREE_BYTES", 1 << 62)
     checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"))}
     assert not checks["store:disk"].ok
     assert str(tmp_path) in checks["store:disk"].fix

@@ -9,7 +9,7 @@ from callboard import (
     CancelledError,
     Engine,
 )
-from callboard.engine.watching.under_way import made_us
+from callboard.engine.watching.now import made_us
 from tests.support.engines import registry, running
 from tests.support.scripted import CALLS_ADD, Say
 

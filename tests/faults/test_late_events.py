@@ -14,9 +14,8 @@ from callboard import PostgresStore, TraceStore, costs
 from callboard.engine.opening import existing_store
 from callboard.engine.web_view.subject import Subject
 from callboard.tracestore import TraceShipper
-from callboard.tracestore.writing.journal import Journal
 from callboard.tracestore.writing.spill import SpillFile, journal_paths, leftovers, spill_path, waiting_files
-from callboard.tracestore.writing.waiting import Waiting
+from callboard.tracestore.writing.waiting import Journal, Waiting
 from tests.cli.running import call
 from tests.support.disks import Medium, medium
 from tests.support.postgres_server import PostgresServer, why_not

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from callboard import PriceTable, StoreError, StoreUnavailable, TraceStore
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from tests.support.disks import Medium, medium
 from tests.support.engines import keeping
 from tests.support.scripted import Say

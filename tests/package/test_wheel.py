@@ -162,7 +162,7 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert {name.suffix for name in ours} <= SHIPPED
     assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
     data = ("tracestore/prices/snapshots/prices.json", "adapters/servers/replies.jsonl")
-    steps = (f"tracestore/{store}/schema/steps.sql" for store in ("sqlite", "postgres"))
+    steps = (f"tracestore/{store}/steps.sql" for store in ("sqlite", "postgres"))
     for needed in (*data, *steps, *FOR_THE_DEMO):
         assert [name for name in ours if name.is_relative_to(PurePosixPath("callboard", needed))]
     assert PurePosixPath("callboard/py.typed") in ours

@@ -10,10 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import AccountScope, Allotment, Answer, Slot, Standing, Want, Wants, granted
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
-from callboard.tracestore.postgres.nodes.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
-from callboard.tracestore.postgres.nodes.ownership import FORGOTTEN_SECONDS, WANTED_SECONDS
+from callboard.tracestore.nodes import (
+    AccountScope,
+    Allotment,
+    Answer,
+    Claimed,
+    Held,
+    NodeInfo,
+    NodeRow,
+    Owner,
+    Renewed,
+    Slot,
+    Standing,
+    TurnEnding,
+    Want,
+    Wants,
+    granted,
+)
+from callboard.tracestore.postgres.ledger import WANTED_SECONDS as WANTED_FOR_SECONDS
+from callboard.tracestore.postgres.nodes import FORGOTTEN_SECONDS, WANTED_SECONDS
 
 
 class _Lease(msgspec.Struct):
@@ -279,7 +294,7 @@ class LedgerModel:
 
 
 class ProbeModel:
-    """`tracestore.nodes.probes.ProbeTables` in memory, by a clock of its own."""
+    """`tracestore.nodes.ProbeTables` in memory, by a clock of its own."""
 
     def __init__(self) -> None:
         self.now = 0.0

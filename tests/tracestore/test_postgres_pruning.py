@@ -8,7 +8,7 @@ import pytest
 
 from callboard.bus import StoreError
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.postgres.upkeep import pruning
+from callboard.tracestore.postgres import upkeep as pruning
 
 from .contract.test_pruning import NOVEMBER, fill
 

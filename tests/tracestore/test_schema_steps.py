@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from callboard import TraceStore
-from callboard.tracestore.postgres.schema import migrations as postgres
-from callboard.tracestore.sql.steps import Steps, read_steps
-from callboard.tracestore.sqlite.schema import migrations as sqlite
+from callboard.tracestore.postgres import schema as postgres
+from callboard.tracestore.sql.connection import Steps, read_steps
+from callboard.tracestore.sqlite import trace_file as sqlite
 from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio

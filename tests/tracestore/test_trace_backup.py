@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from callboard import StoreError, TraceStore
-from callboard.tracestore.sqlite.upkeep import backup
+from callboard.tracestore.sqlite import upkeep as backup
 
 from .test_trace_file import integrity
 from .trace_making import Maker

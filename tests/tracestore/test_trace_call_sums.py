@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from callboard.bus import Cost, CostSource, Envelope, StoreError, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
-from callboard.tracestore.sql.calls import costs as cost_queries
-from callboard.tracestore.sql.calls import sum_keeping
-from callboard.tracestore.sql.calls.sums import sum_up
+from callboard.tracestore.sql import costs as cost_queries
+from callboard.tracestore.sql import sums as sum_keeping
+from callboard.tracestore.sql.sums import sum_up
 
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 

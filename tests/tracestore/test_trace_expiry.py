@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard import ActorStarted, ImageBlock, Message, SessionConfigured, SessionCreated, TextBlock, TraceStore
-from callboard.tracestore.sql.upkeep import expiry, pruning
+from callboard.tracestore.sql import expiry, pruning
 
 from .content_making import SETUP, appended, captured, count, everything
 from .trace_making import T0, Maker

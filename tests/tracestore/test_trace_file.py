@@ -16,8 +16,8 @@ import pytest
 
 from callboard import StoreError, TraceStore
 from callboard.tracestore.sqlite import database, files
+from callboard.tracestore.sqlite import trace_file as migrations
 from callboard.tracestore.sqlite.database import Database, Row, Statements
-from callboard.tracestore.sqlite.schema import migrations
 from tests.support.present import present
 from tests.support.programs import started
 
@@ -189,7 +189,7 @@ async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
         """
         import anyio, sys, time
         from callboard.bus.bus import Bus
-        from callboard.bus.events.catalogue import ActorStarted
+        from callboard.bus.events.codec import ActorStarted
         from callboard.tracestore import TraceStore, WriterCore
 
         async def main():

@@ -11,9 +11,9 @@ import anyio
 import msgspec
 import pytest
 
-from callboard.bus.events.actors import ActorStarted
 from callboard.bus.events.calls import LlmCallCompleted
 from callboard.bus.events.envelope import Envelope, Event, UnknownEvent
+from callboard.bus.events.operation import ActorStarted
 from callboard.bus.events.sessions import (
     SessionConfigured,
     SessionMessageAppended,
@@ -23,9 +23,15 @@ from callboard.bus.events.sessions import (
 from callboard.bus.values.messages import Message
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import TraceStore, WriterOptions, codec
-from callboard.tracestore.writing.adoption import adopt_leftovers
 from callboard.tracestore.writing.captured import CapturedMessage
-from callboard.tracestore.writing.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
+from callboard.tracestore.writing.spill import (
+    SpillFile,
+    adopt_leftovers,
+    journal_paths,
+    leftovers,
+    read_leftover,
+    spill_path,
+)
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
 from tests.tracestore.writer_rig import DISK_FULL, Rig

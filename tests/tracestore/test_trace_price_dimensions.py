@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from callboard.bus import ConfigurationError, Cost, CostSource, TokenUsage
 from callboard.tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
+from callboard.tracestore.home import SNAPSHOT_NAME, price_table
 from callboard.tracestore.prices import snapshot as price_snapshot
-from callboard.tracestore.prices.home import SNAPSHOT_NAME, price_table
 from callboard.tracestore.prices.source import convert
 
 from .trace_making import Maker, make_file_before

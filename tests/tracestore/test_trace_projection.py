@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from callboard import CallFilter, Envelope, SessionCreated, SessionTurnStarted, TokenUsage, TraceStore
 from callboard.tracestore.sql.batches import Batch
 from callboard.tracestore.sql.connection import Insert, SqlValue
-from callboard.tracestore.sql.run_numbers import RunSpan
+from callboard.tracestore.sql.runs import RunSpan
 from callboard.tracestore.sqlite.database import Row
-from callboard.tracestore.sqlite.insert import statements_for
+from callboard.tracestore.sqlite.statements import statements_for
 
 from .trace_making import Maker
 

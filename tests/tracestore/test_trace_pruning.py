@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from callboard.bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
-from callboard.tracestore.sql.upkeep import pruning
+from callboard.tracestore.sql import pruning
 
 from .test_trace_file import integrity
 from .trace_making import T0, Maker, sql

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from callboard.bus import StoreError
 from callboard.tracestore import CallFilter, Percentiles, TraceStore
-from callboard.tracestore.sql.calls.listing import calls_query
-from callboard.tracestore.sql.jobs import JOB_QUERY
-from callboard.tracestore.sqlite.dialect import SQLITE
+from callboard.tracestore.sql.events import JOB_QUERY
+from callboard.tracestore.sql.listing import calls_query
+from callboard.tracestore.sqlite.statements import SQLITE
 
 from .trace_making import DAY_US, T0, Maker, three_calls
 

@@ -27,15 +27,14 @@ from callboard.tracestore import (
     PriceTable,
     RepriceReport,
     RepriceRun,
-    RepriceSums,
     Store,
     TraceStore,
 )
 from callboard.tracestore.postgres.store import PostgresStore
-from callboard.tracestore.spending import SpendingQuery
-from callboard.tracestore.sql.calls.sums import sum_up
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.rows import SpendingQuery
+from callboard.tracestore.sql import repricing
 from callboard.tracestore.sql.store import SqlStore
+from callboard.tracestore.sql.sums import sum_up
 from callboard.tracestore.timestamps import iso_day
 from tests.support.postgres_server import PostgresServer
 
@@ -199,10 +198,15 @@ def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
     return (1, int(after is None), int(before is None), 0, 0, *one_sided)
 
 
+NAMES = (
+    *("calls", "unpriced", "unpriced_before", "before_nano_usd", "after_nano_usd"),
+    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
+)
+
+
 def told_by(report: RepriceReport) -> dict[str, list[int]]:
-    names = RepriceSums.__struct_fields__[:9]
-    told = {of.model: [getattr(of, name) for name in names] for of in report.models}
-    return {"": [getattr(report.total, name) for name in names], **told} if told else {}
+    told = {of.model: [getattr(of, name) for name in NAMES] for of in report.models}
+    return {"": [getattr(report.total, name) for name in NAMES], **told} if told else {}
 
 
 class Story:

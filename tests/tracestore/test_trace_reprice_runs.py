@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from callboard import PriceTable, StoreError, TraceStore
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 
 from .contract.test_repricing import FIRST, SECOND, fill
 from .trace_making import Maker
@@ -21,7 +21,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.contract.test_repricing import SECOND
 from callboard.tracestore import TraceStore
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 
 repricing.CHUNK = 3
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from callboard import CallFilter, StoreError, TraceStore
-from callboard.tracestore.sql.repricing import repricing
-from callboard.tracestore.sql.repricing.run_costs import Difference, difference
+from callboard.tracestore.sql import repricing
+from callboard.tracestore.sql.sums import Difference, difference
 
 from .contract.test_repricing import FIRST, SECOND, fill
 from .test_trace_call_sums import assert_in_step

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
 from callboard.tracestore.codec import encode_line
-from callboard.tracestore.sql.lost_runs import PROCESS_LOST
+from callboard.tracestore.sql.batches import PROCESS_LOST
 from callboard.tracestore.sqlite import files
+from callboard.tracestore.sqlite import trace_file as migrations
 from callboard.tracestore.sqlite.files import run_locks
-from callboard.tracestore.sqlite.schema import migrations
 from callboard.tracestore.writing.spill import SpillFile, spill_path
 from tests.support.present import present
 from tests.support.programs import started

@@ -28,7 +28,7 @@ ESTIMATE = TokenUsage(7, 3, source=UsageSource.ESTIMATED)
 
 async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
     """They have indexes of their own, so a million calls that are known cost nothing."""
-    from callboard.tracestore.sql.repricing.counts import _WHICH
+    from callboard.tracestore.sql.comparison import _WHICH
 
     await a_faulty_day(store, make)
     for which in _WHICH.values():

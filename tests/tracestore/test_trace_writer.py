@@ -18,8 +18,8 @@ from callboard.bus.actors.restart import RestartPolicy
 from callboard.bus.actors.supervisor import ChildSpec, Supervisor
 from callboard.bus.bus import Bus
 from callboard.bus.errors import StoreError
-from callboard.bus.events.actors import ActorStarted
 from callboard.bus.events.envelope import Envelope
+from callboard.bus.events.operation import ActorStarted
 from callboard.bus.events.sessions import SessionMessageAppended
 from callboard.bus.log import Log
 from callboard.bus.values.messages import Message

@@ -10,9 +10,8 @@ import anyio
 import anyio.lowlevel
 
 from callboard.bus.errors import StoreError
-from callboard.bus.events.actors import ActorStarted
 from callboard.bus.events.envelope import Envelope
-from callboard.bus.events.operation import StoreStateChanged
+from callboard.bus.events.operation import ActorStarted, StoreStateChanged
 from callboard.tracestore import Capture, WriterCore, WriterOptions
 
 from .trace_making import Maker

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 
 from callboard import Engine, OverloadedError, PriceRow, PriceTable, TokenUsage, web
 from callboard.engine.web_view.app import WebView
-from callboard.engine.web_view.tail import Tail
+from callboard.engine.web_view.subject import Tail
 from tests.support.browser import CHROMIUM, WHY_NOT, Browser, Page, browser
 from tests.support.engines import keeping, registry
 from tests.support.scripted import ADD, Say

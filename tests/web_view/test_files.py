@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.engine.web_view.assets import FOLDER, Assets
+from callboard.engine.web_view.app import FOLDER, Assets
 from tests.support.programs import ended
 
 VENDOR = FOLDER / "vendor"

@@ -16,11 +16,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from callboard import AuthError, CallRow, Engine, Message, OverloadedError, PriceRow, PriceTable, TraceStore, web
-from callboard.engine.web_view import tail as web_tail
+from callboard.engine.web_view import subject as web_tail
 from callboard.engine.web_view.app import WebView
-from callboard.engine.web_view.screens.now import ended_us
-from callboard.engine.web_view.screens.rows import billed, first_ms, took_ms, waited_ms
-from callboard.engine.web_view.tail import Tail
+from callboard.engine.web_view.calls import billed, first_ms, took_ms, waited_ms
+from callboard.engine.web_view.now import ended_us
+from callboard.engine.web_view.subject import Tail
 from callboard.tracestore import PostgresStore
 from tests.support.engines import keeping, registry, running
 from tests.support.postgres_server import PostgresServer

@@ -14,6 +14,7 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
@@ -23,10 +24,9 @@ import msgspec
 
 from callboard.bus.errors import ConfigurationError
 from callboard.bus.private_file import private_file
-from callboard.bus.values.usage import Cost
 
-from ..filters import CallFilter
-from ..rows import CallRow
+from ..calls import COLUMNS as COLUMNS_OF_CALLS
+from ..calls import CallFilter, CallRow
 from ..store import Store
 from ..timestamps import iso_moment
 
@@ -46,18 +46,58 @@ Kind: TypeAlias = Literal["text", "int", "seconds", "bool", "moment", "usd"]
 Column: TypeAlias = "tuple[str, Kind, Callable[[CallRow], Cell]]"
 
 
-def _own(name: str) -> Callable[[CallRow], Cell]:
+_NOT_EXPORTED = {"routing", "estimated_input_tokens", "priced_as"}
+_FIRST = (
+    *("call_id", "run_id", "request_id", "attempt", "session_id", "turn_id", "message_id", "caused_by"),
+    *("started", "finished", "started_us", "finished_us", "first_token_ms", "latency_ms", "status", "operation"),
+    *("key", "reason", "provider", "model", "requested_model", "served_model", "streamed", "stop_reason"),
+    *("raw_stop_reason", "response_id", "provider_request_id", "error_class", "error_type", "error_message"),
+    *("provider_status", "provider_code", "retry_count", "resent", "will_retry", "delay_seconds"),
+    *("retry_after_seconds", "input_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
+    *("cache_creation_1h_input_tokens", "total_input_tokens", "output_tokens", "reasoning_tokens"),
+    *("usage_source", "cost_nano_usd", "cost_usd", "cost_source", "cost_pricing_version", "cost_reason"),
+    *("at_call_time_nano_usd", "at_call_time_usd", "at_call_time_source", "at_call_time_pricing_version"),
+    *("at_call_time_reason", "tags", "warnings"),
+)
+"""The columns of the first release, in the order that they keep. All later columns follow them."""
+
+_OTHERS: dict[str, tuple[Kind, str]] = {
+    "call_id": ("int", "call_id"),
+    "started": ("moment", "started_us"),
+    "finished": ("moment", "finished_us"),
+    "usage_source": ("text", "usage.source"),
+    "cost_usd": ("usd", "cost.nano_usd"),
+    "at_call_time_usd": ("usd", "at_call_time.nano_usd"),
+}
+"""Columns whose names don't say what they are, with the path from the row."""
+
+
+def _column(name: str) -> Column:
+    if (column := COLUMNS_OF_CALLS.get(name)) is not None:
+        return (
+            name,
+            "text" if column.kind == "json" else column.kind,
+            _json(name) if column.kind == "json" else _at(name),
+        )
+    if name in _OTHERS:
+        kind, path = _OTHERS[name]
+        return name, kind, _at(path)
+    for cost in ("cost", "at_call_time"):
+        if (part := name.removeprefix(f"{cost}_")) != name:
+            return name, "int" if part == "nano_usd" else "text", _at(f"{cost}.{part}")
+    return name, "int", _at(f"usage.{name}")
+
+
+def _at(path: str) -> Callable[[CallRow], Cell]:
+    """What reads a field of the row, or of its usage or costs if the row has them."""
+    outer, _, inner = path.partition(".")
+    if not inner:
+        return attrgetter(outer)
+
     def read(row: CallRow) -> Cell:
-        value: Cell = getattr(row, name)
-        return value
-
-    return read
-
-
-def _tokens(name: str) -> Callable[[CallRow], Cell]:
-    def read(row: CallRow) -> Cell:
-        value: Cell = None if row.usage is None else getattr(row.usage, name)
-        return value
+        whole = getattr(row, outer)
+        value: Cell = None if whole is None else getattr(whole, inner)
+        return str(value) if isinstance(value, str) else value  # a source is a member of an enum
 
     return read
 
@@ -70,67 +110,9 @@ def _json(name: str) -> Callable[[CallRow], Cell]:
     return read
 
 
-def _cost(which: Callable[[CallRow], Cost | None], part: str) -> Callable[[CallRow], Cell]:
-    def read(row: CallRow) -> Cell:
-        cost = which(row)
-        if cost is None:
-            return None
-        value = getattr(cost, part)
-        return str(value) if part == "source" else value
+_LATER = (name for name in COLUMNS_OF_CALLS if name not in {*_FIRST, *_NOT_EXPORTED})
 
-    return read
-
-
-def _costs(prefix: str, which: Callable[[CallRow], Cost | None]) -> list[Column]:
-    return [
-        (f"{prefix}nano_usd", "int", _cost(which, "nano_usd")),
-        (f"{prefix}usd", "usd", _cost(which, "nano_usd")),
-        (f"{prefix}source", "text", _cost(which, "source")),
-        (f"{prefix}pricing_version", "text", _cost(which, "pricing_version")),
-        (f"{prefix}reason", "text", _cost(which, "reason")),
-    ]
-
-
-def _texts(*names: str) -> list[Column]:
-    return [(name, "text", _own(name)) for name in names]
-
-
-def _ints(*names: str) -> list[Column]:
-    return [(name, "int", _own(name)) for name in names]
-
-
-COLUMNS: Final[tuple[Column, ...]] = (
-    *_ints("call_id"),
-    *_texts("run_id", "request_id"),
-    *_ints("attempt"),
-    *_texts("session_id", "turn_id", "message_id", "caused_by"),
-    ("started", "moment", _own("started_us")),
-    ("finished", "moment", _own("finished_us")),
-    *_ints("started_us", "finished_us", "first_token_ms", "latency_ms"),
-    *_texts("status", "operation", "key", "reason", "provider", "model", "requested_model", "served_model"),
-    ("streamed", "bool", _own("streamed")),
-    *_texts("stop_reason", "raw_stop_reason", "response_id", "provider_request_id"),
-    *_texts("error_class", "error_type", "error_message"),
-    *_ints("provider_status"),
-    *_texts("provider_code"),
-    *_ints("retry_count"),
-    ("resent", "bool", _own("resent")),
-    ("will_retry", "bool", _own("will_retry")),
-    ("delay_seconds", "seconds", _own("delay_seconds")),
-    ("retry_after_seconds", "seconds", _own("retry_after_seconds")),
-    ("input_tokens", "int", _tokens("input_tokens")),
-    ("cached_input_tokens", "int", _tokens("cached_input_tokens")),
-    ("cache_creation_input_tokens", "int", _tokens("cache_creation_input_tokens")),
-    ("cache_creation_1h_input_tokens", "int", _tokens("cache_creation_1h_input_tokens")),
-    ("total_input_tokens", "int", _tokens("total_input_tokens")),
-    ("output_tokens", "int", _tokens("output_tokens")),
-    ("reasoning_tokens", "int", _tokens("reasoning_tokens")),
-    ("usage_source", "text", lambda row: None if row.usage is None else str(row.usage.source)),
-    *_costs("cost_", lambda row: row.cost),
-    *_costs("at_call_time_", lambda row: row.at_call_time),
-    ("tags", "text", _json("tags")),
-    ("warnings", "text", _json("warnings")),
-)
+COLUMNS: Final[tuple[Column, ...]] = tuple(map(_column, (*_FIRST, *_LATER)))
 """Name, kind and source of each column. A moment is read in microseconds, US dollars in nano-USD.
 
 Tags and warnings are JSON.

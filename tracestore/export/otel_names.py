@@ -63,11 +63,7 @@ def provider_names() -> dict[str, str]:
 
 
 def operation(provider: str) -> str:
-    """The operation of a call.
-
-    Args:
-        provider: The provider's name in the conventions.
-    """
+    """The operation of a call."""
     return "generate_content" if provider in ("gcp.gemini", "gcp.vertex_ai") else CHAT
 
 
@@ -146,12 +142,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
 
 
 def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> Attributes:
-    """The attributes that the end of an attempt adds.
-
-    Args:
-        data: The end of the attempt.
-        replies: Whether the operation has a reply that ends for a reason.
-    """
+    """The attributes that the end of an attempt adds."""
     attributes: Attributes = {}
     if data.usage is not None:
         attributes |= of_usage(data.usage)

@@ -1,27 +1,38 @@
-"""Connections to PostgreSQL: what an address says of them, how they are made, and the types of values on them.
-
-An address may say to Callboard itself which schema the tables are in, and that a pooler is on the way:
-
-    postgresql://user@host/database?schema=team_a
-    postgresql://user@pooler:6432/database?pooler=transaction
-
-libpq knows neither word and would refuse the address. In libpq's other form of an address they are words as well:
-``host=… dbname=… schema=team_a``.
-
-Every whole number goes over as a bigint, a flag among them as 0 or 1, so that a statement is prepared once. The
-sum of bigints is numeric; it comes back as an int where it is whole, else as a float.
-"""
+"""Connections to PostgreSQL: addresses, types, errors, and the thread that works on a connection."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
+import queue
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from callboard.bus.errors import StoreError, StoreUnavailable
+
+from ..sql.connection import Unstorable
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.adapt import AdaptersMap
+
+
+# -- Connections to PostgreSQL: what an address says of them, how they are made, and the types of values on them
+#
+# An address may say to Callboard itself which schema the tables are in, and that a pooler is on the way:
+#
+#     postgresql://user@host/database?schema=team_a
+#     postgresql://user@pooler:6432/database?pooler=transaction
+#
+# libpq knows neither word and would refuse the address. In libpq's other form of an address they are words as
+# well: ``host=… dbname=… schema=team_a``.
+#
+# Every whole number goes over as a bigint, a flag among them as 0 or 1, so that a statement is prepared once. The
+# sum of bigints is numeric; it comes back as an int where it is whole, else as a float.
+
 
 _IN_URL = re.compile(r"(?<=[?&])(schema|pooler)=([^&#]*)&?")
 _IN_WORDS = re.compile(r"(?:(?<=\s)|^)(schema|pooler)\s*=\s*(\S+)\s*")
@@ -39,11 +50,7 @@ class Address(NamedTuple):
 
 
 def address_of(text: str) -> Address:
-    """Take an address apart.
-
-    Raises:
-        ValueError: There is no such pooler.
-    """
+    """Take an address apart."""
     said: dict[str, str] = {}
 
     def taken(found: re.Match[str]) -> str:
@@ -89,13 +96,7 @@ seconds when our process was suspended between the statements of a transaction."
 def connect(
     dsn: str, schema: str, made: Callable[[psycopg.Connection], None] = lambda connection: None
 ) -> psycopg.Connection:
-    """Connect, without a transaction. Raises psycopg's errors.
-
-    Args:
-        dsn: The database.
-        schema: The schema of the tables, which are looked for nowhere else.
-        made: Told the connection before anything is said on it, as the server may hang.
-    """
+    """Connect, without a transaction. Raises psycopg's errors."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
@@ -144,12 +145,7 @@ def _check_role(connection: psycopg.Connection, schema: str) -> None:
 
 
 def name_of(dsn: str, schema: str | None = None) -> str:
-    """The name of a database in messages: host, port and database, without user and password.
-
-    Args:
-        dsn: The database.
-        schema: The schema of the tables, where that is to be said.
-    """
+    """The name of a database in messages: host, port and database, without user and password."""
     from psycopg.conninfo import conninfo_to_dict
 
     asked = conninfo_to_dict(address_of(dsn).dsn)
@@ -194,3 +190,116 @@ def _adapters() -> AdaptersMap:
     adapters.register_dumper(bool, FlagDumper)
     adapters.register_loader("numeric", NumberLoader)
     return adapters
+
+
+# -- What psycopg raises, as what the store raises
+
+
+_MAY_PASS = ("08", "25006", "40", "53", "55P03", "57P", "58")
+"""The beginnings of the SQLSTATEs of errors that may pass: the connection, a server that only reads (a standby),
+a transaction that got in the way of another, no room or memory, a lock that was not had, a server that stops, and
+its disk."""
+
+
+@contextlib.contextmanager
+def translated_errors(name: str) -> Iterator[None]:
+    """Whatever psycopg says of a database is a StoreError; if it may pass, a StoreUnavailable."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        text = f"{name}: {said(error)}"
+        if may_pass(error):
+            raise StoreUnavailable(text, reopen=False) from error
+        raise StoreError(text) from error
+
+
+def may_pass(error: psycopg.Error) -> bool:
+    """Whether the same may work later."""
+    import psycopg
+
+    state = error.sqlstate
+    if state is None:  # psycopg's own: no connection, or a connection that broke
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return state.startswith(_MAY_PASS)
+
+
+def said(error: Exception) -> str:
+    """The words of an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def unstorable() -> Iterator[None]:
+    """A value that psycopg or a table doesn't take is `Unstorable`."""
+    import psycopg
+
+    try:
+        yield
+    except (UnicodeError, OverflowError) as error:
+        raise Unstorable(str(error)) from error
+    except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+        if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is not None:
+            raise  # a fault of the statement or of the schema, and not of a value
+        raise Unstorable(said(error)) from error
+
+
+# -- A thread that works for an event loop: one function after the other, in the order in which they came
+#
+# It is a daemon, so a database that is left open never keeps the interpreter alive; the server undoes whatever was
+# under way. An executor's thread would not do: it takes no work any more while the host's own threads still shut
+# their engines down.
+
+
+_T = TypeVar("_T")
+_Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
+
+
+class WorkThread:
+    """The thread, which starts with the first work."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: _Queue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Run `work` in the thread. When the caller is cancelled, `work` still runs to its end."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[_T] = loop.create_future()
+
+        def told(result: _T | None, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            result: _T | None = None
+            failed: BaseException | None = None
+            try:
+                result = work()
+            except BaseException as error:
+                failed = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(told, result, failed)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=_work, args=(self._waiting,), name=self._name, daemon=True)
+            self._thread.start()
+        self._waiting.put(job)
+        return await done
+
+    def stop(self) -> None:
+        """End the thread after the work that is waiting. The next work starts another."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread, self._waiting = None, queue.SimpleQueue()
+
+
+def _work(waiting: _Queue) -> None:
+    while (job := waiting.get()) is not None:
+        job()

@@ -2,7 +2,7 @@
 
 A run that lives has a lease, a row in `run_leases`. It is entered in the transaction of the run's first events,
 and renewed from then on by the process that holds the run. All of it goes by the database's clock. A run without
-an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.lost_runs` says. Whoever
+an end whose lease is over is lost, and whoever looks next ends it as `tracestore.sql.batches` says. Whoever
 writes looks when it starts, and then every minute.
 
 After a start of the server no lease counts as over until a process had the time to renew it. A process that was
@@ -25,8 +25,8 @@ from callboard.bus.errors import StoreError
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.batches import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..sql.connection import SqlValue, Statements
-from ..sql.lost_runs import END_IN_ORDER, Delivered, close_run, delivered_of
 from ..writing.spill import is_unwritten
 from .database import Database
 
@@ -58,14 +58,7 @@ LOST = f"SELECT r.run_id FROM runs AS r WHERE r.ended_us IS NULL AND r.shipped_f
 
 
 class Runs:
-    """The runs that live through one store, and the end of lost runs.
-
-    Args:
-        database: The database.
-        clock: The clock for the moment at which a run is marked as ended.
-        path: The place on this machine where a writer keeps what the database can't take.
-        lease_seconds: The length of a lease.
-    """
+    """The runs that live through one store, and the end of lost runs."""
 
     def __init__(self, database: Database, clock: Clock, path: Path, lease_seconds: float = LEASE_SECONDS) -> None:
         if lease_seconds <= 0:
@@ -100,15 +93,8 @@ class Runs:
     async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
         """End the runs whose processes are gone, now and from now on.
 
-        Args:
-            prices: The prices of the usage of their calls; None leaves the costs unknown.
-            delivered: Returns what readers have of a call.
-
         Returns:
             The ids of the runs that were ended now.
-
-        Raises:
-            StoreError: A run can't be ended. The runs before it are ended.
         """
         self._prices, self._delivered, self._looks = prices, delivered, True
         self._keep()

@@ -1,20 +1,338 @@
-"""The means of a function that works with a connection, in the connection's thread."""
+"""Statements on a connection: PostgreSQL's dialect, parameters, many rows at once, and clean text."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from ..sql.connection import Insert, Row, SqlValue
-from .clean import clean_text
-from .dialect import POSTGRES
-from .errors import unstorable
-from .insert import statements_for
-from .parameters import translated
+import msgspec
+
+from callboard.bus.events.envelope import Envelope
+
+from ..codec import storable_text
+from ..search import Term
+from ..sql.connection import Insert, Row, SqlValue, TemporaryTable
+from ..sql.connection import Statements as AnyStatements
+from .connection import unstorable
 
 if TYPE_CHECKING:
     import psycopg
+
+
+# -- Text that PostgreSQL takes: without the character NUL, which no text can have there, nor its escape in JSON
+
+
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+_REPLACEMENT = "\ufffd"
+
+
+def clean_text(text: str) -> str:
+    """The text with a replacement character for each NUL, and a question mark for half a surrogate pair."""
+    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", storable_text(text).replace("\0", _REPLACEMENT))
+
+
+def clean_envelope(envelope: Envelope) -> Envelope:
+    """The envelope with such names and tags. Its event stays as it is; its JSON has no NUL."""
+    changes: dict[str, object] = {
+        name: clean_text(value)
+        for name in envelope.__struct_fields__
+        if isinstance(value := getattr(envelope, name), str)
+    }
+    if envelope.tags:
+        changes["tags"] = {clean_text(tag): clean_text(value) for tag, value in envelope.tags.items()}
+    return msgspec.structs.replace(envelope, **changes)
+
+
+# -- Parameters as the statements of `tracestore.sql` write them, in the way that psycopg reads
+
+# What a parameter may not be looked for in: literals, quoted names, comments, and the casts of PostgreSQL.
+_TOKEN = re.compile(
+    r"""
+    '(?:[^']|'')*' | "(?:[^"]|"")*" | --[^\n]* | /\*.*?\*/ | ::
+    | (?P<place>\?) | :(?P<name>[A-Za-z_]\w*) | (?P<percent>%)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def translated(sql: str) -> str:
+    """A statement with ``%s`` for ``?``, ``%(name)s`` for ``:name``, and every other per cent sign doubled."""
+    return _TOKEN.sub(_one, sql)
+
+
+def _one(token: re.Match[str]) -> str:
+    if token["place"]:
+        return "%s"
+    if token["name"]:
+        return f"%({token['name']})s"
+    return token[0].replace("%", "%%")
+
+
+# -- Many rows in one statement: each column goes over as an array, whatever the number of rows
+#
+# The text of such a statement never changes, so the server prepares it once. An INSERT that updates what is there
+# can't touch a row twice, so rows of the same key go into statements of their own, in their order.
+
+
+_UPDATED_KEY = re.compile(r"\s*ON CONFLICT \(([^)]*)\) DO UPDATE")
+
+
+def statements_for(
+    insert: Insert, values: list[SqlValue], types: Mapping[str, str]
+) -> Iterator[tuple[str, list[str]]]:
+    """The statements to execute, with their parameters, for rows whose values follow one another in `values`."""
+    if not values:
+        return
+    width = len(insert.columns)
+    of_columns = tuple(types[name] for name in insert.columns)
+    sql = _statement(insert, of_columns)
+    for rows in _rounds(insert, values):
+        columns = [values[at::width] for at in range(width)] if rows is None else _picked(values, rows, width)
+        yield sql, [_array(column, type_) for column, type_ in zip(columns, of_columns, strict=True)]
+
+
+def _picked(values: list[SqlValue], rows: Sequence[int], width: int) -> list[list[SqlValue]]:
+    return [[values[row * width + at] for row in rows] for at in range(width)]
+
+
+def _rounds(insert: Insert, values: list[SqlValue]) -> Iterable[Sequence[int] | None]:
+    """The rows of each statement by their places; None stands for all of them."""
+    key = _updated_key(insert)
+    if not key:
+        return (None,)
+    width = len(insert.columns)
+    names = list(zip(*(values[at::width] for at in key), strict=True))
+    if len(set(names)) == len(names):
+        return (None,)
+    rounds: list[list[int]] = []
+    seen: dict[tuple[SqlValue, ...], int] = {}
+    for place, name in enumerate(names):
+        number = seen[name] = seen.get(name, -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(place)
+    return rounds
+
+
+@functools.cache
+def _updated_key(insert: Insert) -> tuple[int, ...]:
+    found = _UPDATED_KEY.match(insert.conflict)
+    return () if found is None else tuple(insert.columns.index(name.strip()) for name in found[1].split(","))
+
+
+@functools.cache
+def _statement(insert: Insert, types: tuple[str, ...]) -> str:
+    arrays = ", ".join(f"CAST(%s AS {type_}[])" for type_ in types)
+    columns = ", ".join(insert.columns)
+    return f"INSERT INTO {insert.table} ({columns}) SELECT * FROM unnest({arrays}) {insert.conflict}"
+
+
+def _array(values: list[SqlValue], type_: str) -> str:
+    """An array as PostgreSQL reads it. That is several times as fast as psycopg's own way."""
+    if type_ == "text":
+        parts = ["NULL" if value is None else _quoted(value) for value in values]
+    else:
+        parts = ["NULL" if value is None else str(value) for value in values]
+    return f"{{{','.join(parts)}}}"
+
+
+def _quoted(value: SqlValue) -> str:
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# -- What SQL says of leases, and of the rows that go when sessions do
+
+
+SECONDS_LEFT = """
+    extract(epoch FROM greatest(lease_until, pg_postmaster_start_time() + make_interval(secs => lease_seconds))
+                       - clock_timestamp())
+"""
+"""The seconds until the end of a node's lease."""
+
+WITH_SESSIONS = (
+    "DELETE FROM turn_endings WHERE session_id IN ({names})",
+    """
+    DELETE FROM session_owners WHERE session_id IN (
+        SELECT session_id FROM session_owners AS o
+         WHERE session_id IN ({names})
+           AND (released = 1 OR NOT EXISTS (SELECT 1 FROM nodes AS n WHERE n.node = o.node))
+           FOR UPDATE SKIP LOCKED)
+    """,
+    f"""
+    DELETE FROM session_owners WHERE session_id IN (
+        SELECT o.session_id FROM session_owners AS o JOIN nodes AS n ON n.node = o.node
+         WHERE o.session_id IN ({{names}}) AND {SECONDS_LEFT} < 0
+           FOR UPDATE SKIP LOCKED)
+    """,
+)
+"""Statements that delete what the cluster knows of sessions, but for those that a living node has. They wait for
+nobody: whose row is locked is being used."""
+
+
+# -- PostgreSQL's SQL for pricing many calls at once
+
+
+_TYPES = {"INTEGER": "bigint", "TEXT": 'text COLLATE "C"', "RATE": "double precision"}
+
+_EXACT = 1 << 53
+"""The pico-USD up to which sums and products in double precision are exact: 9,007 USD a call."""
+
+
+class PostgresPricing:
+    """PostgreSQL's answers to `tracestore.sql.connection.PricingDialect`.
+
+    An integer product that leaves 64 bits is an error in PostgreSQL. So nearly all calls are priced in double
+    precision, which is exact up to a bound, and the few dear or peculiar ones in numeric.
+    """
+
+    unknown_rate = 1e17
+    priced_below = _EXACT // 1000
+    row = "id"
+    value = "d.value"
+
+    def made(self, table: TemporaryTable) -> tuple[str, ...]:
+        """Statements that make a temporary table, unless it is there."""
+        listed = [f"{column} {_TYPES[of]}" for column, of in table.columns.items()]
+        if table.key:
+            listed.append(f"PRIMARY KEY ({', '.join(table.key)})")
+        return (f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} ({', '.join(listed)})",)
+
+    def emptied(self, table: str) -> str:
+        """A statement that deletes all rows of a temporary table. DELETE would leave them to be walked over."""
+        return f"TRUNCATE pg_temp.{table}"
+
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """A statement that looks at the rows, which nothing else does with a temporary table."""
+        return (f"ANALYZE pg_temp.{table}",)
+
+    def same(self, one: str, other: str) -> str:
+        """Whether two values are equal, or both NULL."""
+        return f"{one} IS NOT DISTINCT FROM {other}"
+
+    def by_index(self, table: str, index: str) -> str:
+        """A table, through whatever index the planner takes."""
+        return table
+
+    def plain_nano(self, pico: str) -> str:
+        """The nano-USD of a sum of products with rates. NULL becomes the greatest number that there can be."""
+        return f"CAST(least({pico} + 500, CAST(9.1e18 AS double precision)) AS bigint) / 1000"
+
+    def exact(self, count: str) -> str:
+        """A count as a number without bounds."""
+        return f"CAST({count} AS numeric)"
+
+    def is_integer(self, number: str) -> str:
+        """Every numeric product of integers is exact."""
+        return "TRUE"
+
+    def nano(self, pico: str) -> str:
+        """The nano-USD of pico-USD, rounded."""
+        return f"CAST(div({pico} + 500, 1000) AS bigint)"
+
+    def sum_of(self, products: str) -> str:
+        """The sum of products over some rows."""
+        return f"coalesce(sum({products}), 0)"
+
+    def part(self, details: str, name: str) -> str:
+        """The count of one name in a column of details."""
+        return f"CAST(CAST({details} AS json) ->> '{name}' AS numeric)"
+
+    def each(self, details: str) -> str:
+        """The counts in a column of details."""
+        return (
+            'LATERAL (SELECT j.key COLLATE "C" AS key, CAST(j.value AS numeric) AS value'
+            f" FROM json_each_text(CAST({details} AS json)) AS j) AS d"
+        )
+
+
+# -- The expressions that PostgreSQL writes in its own way
+
+
+class PostgresDialect:
+    """PostgreSQL's answers to `tracestore.sql.connection.Dialect`."""
+
+    pricing = PostgresPricing()
+    moment = "CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text)"
+    untouched_since = "age(xmin) > age(CAST(CAST(CAST(? AS text) AS xid8) AS xid))"
+    # All transactions before that number had ended then. `age` counts from the latest one back.
+
+    latest_claim: str | None = "SELECT epoch FROM session_owners WHERE session_id = ? FOR SHARE"
+    with_sessions: tuple[str, ...] = WITH_SESSIONS
+
+    def tag(self, tags: str) -> str:
+        """The value of one tag; NULL if there is none."""
+        return f'(CAST({tags} AS json) ->> CAST(? AS text)) COLLATE "C"'
+
+    def behind(self, text: str, sign: str) -> str:
+        """The part of a text behind the first `sign` in it."""
+        return f"substr({text}, strpos({text}, '{sign}') + 1)"
+
+    def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
+        """Whether a topic matches a pattern with ``*``."""
+        literal = pattern.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
+        return f"{column} LIKE ?", literal.replace("*", "%")
+
+    def by_number(self, table: str, name: str) -> str:
+        """A table, in whatever order the planner reads it."""
+        return f"{table} AS {name}"
+
+    def rounded(self, value: str, digits: int) -> str:
+        """A number with so many decimal places."""
+        return f"CAST(round(CAST({value} AS numeric), {digits}) AS double precision)"
+
+
+POSTGRES = PostgresDialect()
+
+
+# -- The index of a trace on a server: a table of text search vectors. Its rows go with the bodies they are of
+
+
+TABLE = "content_search"
+MOST = 400_000
+"""The number of characters of a message that are searched. A text search vector takes 1 MB."""
+
+
+class PostgresIndex:
+    """See `index.Index`."""
+
+    missing = f"NOT EXISTS (SELECT 1 FROM {TABLE} AS s WHERE s.id = c.id)"
+    join = f"JOIN {TABLE} AS s ON s.id = c.id"
+
+    def make(self, statements: AnyStatements) -> None:
+        if statements.run("SELECT to_regclass(CAST(? AS text)) IS NOT NULL", (TABLE,))[0][0]:
+            return
+        statements.run("SELECT pg_advisory_xact_lock(hashtext(CAST(? AS text)))", (TABLE,))
+        statements.change(
+            f"CREATE TABLE IF NOT EXISTS {TABLE} "
+            "(id bigint PRIMARY KEY REFERENCES content (id) ON DELETE CASCADE, words tsvector NOT NULL)"
+        )
+        statements.change(f"CREATE INDEX IF NOT EXISTS {TABLE}_by_word ON {TABLE} USING gin (words)")
+
+    def put(self, statements: AnyStatements, rows: Iterable[tuple[int, str]]) -> None:
+        statements.run_many(
+            f"INSERT INTO {TABLE} (id, words) SELECT c.id, to_tsvector('simple', CAST(? AS text))"
+            " FROM content AS c WHERE c.id = ? ON CONFLICT (id) DO NOTHING",
+            [(words[:MOST], number) for number, words in rows],
+        )
+
+    def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
+        parts = [
+            f"s.words @@ {'!!' if term.absent else ''}to_tsquery('simple', CAST(? AS text))" for term in terms
+        ]
+        return " AND ".join(parts), [" <-> ".join(_quoted_term(term)) for term in terms]
+
+
+def _quoted_term(term: Term) -> list[str]:
+    last = len(term.words) - 1
+    return [f"'{word}'{':*' if term.begins and at == last else ''}" for at, word in enumerate(term.words)]
+
+
+# -- The means of a function that works with a connection, in the connection's thread
+
 
 _COLUMN_TYPES = """
     SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
@@ -23,12 +341,7 @@ _COLUMN_TYPES = """
 
 
 class Statements:
-    """PostgreSQL's `tracestore.sql.connection.Statements`.
-
-    Args:
-        connection: The connection.
-        types: The types of columns that were looked up on this connection, by table.
-    """
+    """PostgreSQL's `tracestore.sql.connection.Statements`."""
 
     dialect = POSTGRES
 
@@ -77,14 +390,7 @@ class Statements:
                 yield self._execute(sql, parameters)
 
     def copy(self, table: str, columns: Sequence[str], options: str, parts: Iterable[bytes]) -> None:
-        """Copy rows into a table.
-
-        Args:
-            table: The table.
-            columns: The columns that the rows have.
-            options: The options of COPY that say how the text is to be read.
-            parts: The text of the rows, part by part.
-        """
+        """Copy rows into a table."""
         with (
             unstorable(),
             self.connection.cursor().copy(

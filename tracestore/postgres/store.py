@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
@@ -16,42 +16,39 @@ from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 
-from ..filters import CallFilter, SearchFilter
+from ..calls import CallFilter, SearchFilter
 from ..home import home_folder
-from ..nodes.ledger import SliceRow
-from ..nodes.ownership import NodeRow
+from ..nodes import NodeRow, SliceRow
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
-from ..sql.batches import Batch, batch_of
-from ..sql.calls.sum_keeping import SumKeeper
-from ..sql.connection import SqlValue, Statements, Unstorable
-from ..sql.lost_runs import Delivered
-from ..sql.run_numbers import RunNumbers, RunSpan
-from ..sql.session_owner import claim
+from ..sql.batches import Batch, Delivered, batch_of
+from ..sql.connection import Patience, SqlValue, Unstorable, uninterrupted
+from ..sql.runs import RunNumbers, RunSpan, claim
 from ..sql.store import SqlStore
-from ..sql.uninterrupted import Patience, uninterrupted
+from ..sql.sums import SumKeeper
 from ..timestamps import US_PER_DAY, to_us
-from ..writing.adoption import (
+from ..writing.spill import (
     BATCH_EVENTS,
     NOTHING_WAITS,
     LateEvents,
     adopt_leftovers,
     left_over,
     waiting_beside,
+    waiting_files,
     warn_of,
 )
-from ..writing.spill import waiting_files
-from .clean import clean_envelope, clean_text
-from .connection import name_of
+from .connection import WorkThread, connect, name_of, said, translated_errors, unstorable
 from .database import EVER_US, SCHEMA, Database
-from .errors import unstorable
-from .nodes.ledger import SLICES, slice_rows
-from .nodes.named_lock import named_lock
-from .nodes.ownership import NODES, node_rows, take_from_cluster
+from .ledger import SLICES, slice_rows
+from .nodes import NODES, named_lock, node_rows, take_from_cluster
 from .runs import LEASE_SECONDS, Runs
-from .schema.migrations import migrate
-from .schema.partitions import ensure_months
+from .schema import ensure_months, migrate
+from .statements import Statements, clean_envelope, clean_text, translated
+
+if TYPE_CHECKING:
+    import psycopg
+
 
 _WRITING = Patience(work=20.0, cancelled=5.0)
 """Events that take longer wait elsewhere: the server hangs, or somebody else writes for very long."""
@@ -262,8 +259,6 @@ class PostgresStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .free_sql import select
-
         if self.readonly and self._takes_in:
             await self._take_in()
         return await select(self._database, statement, parameters, limit=limit, seconds=seconds)
@@ -299,31 +294,31 @@ class PostgresStore(SqlStore):
         return slice_rows(await self._database.read(SLICES))
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        from ..search.index import search
-        from ..search.postgres_index import PostgresIndex
+        from ..search import search
+        from .statements import PostgresIndex
 
         return await search(self._database, PostgresIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.upkeep.expiry import delete_session
+        from ..sql.expiry import delete_session
 
         await self._take_in(needed=True)
         return await delete_session(self._database, session_id, self._clock.now_us(), EVER_US)
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.upkeep.expiry import forget_content
+        from ..sql.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
         return await forget_content(self._database, before_us, now)
 
     async def check(self, *, seconds: float = 30.0) -> list[str]:
-        from .upkeep.condition import check
+        from .upkeep import check
 
         return await check(self._database, seconds)
 
     async def condition(self) -> StoreCondition:
-        from .upkeep.condition import condition
+        from .upkeep import condition
 
         return await condition(self._database, self._path, self._living.lease_seconds)
 
@@ -339,7 +334,7 @@ class PostgresStore(SqlStore):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        from .upkeep.pruning import ServerPruning
+        from .upkeep import ServerPruning
 
         moment = None if before is None else to_us(before)
         if not dry_run:
@@ -350,7 +345,7 @@ class PostgresStore(SqlStore):
             self._months.clear()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        from .upkeep.backup import refuse_backup
+        from .upkeep import refuse_backup
 
         raise refuse_backup(self._database, path)
 
@@ -364,8 +359,7 @@ class PostgresStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import reprice
-        from .repricing.own_connection import own_connection
+        from ..sql.repricing import reprice
 
         async with self._repricing, own_connection(self._database) as database:
             return await reprice(
@@ -379,8 +373,7 @@ class PostgresStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import resume_reprice
-        from .repricing.own_connection import own_connection
+        from ..sql.repricing import resume_reprice
 
         async with self._repricing, own_connection(self._database) as database:
             return await resume_reprice(database, self._clock, run_id, progress)
@@ -389,3 +382,87 @@ class PostgresStore(SqlStore):
 def _default_path(database: Database) -> Path:
     where = f"{name_of(database.dsn)}#{database.schema}"
     return home_folder() / "postgres" / f"trace-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
+
+
+# -- SQL that somebody typed: it may only read, for so long and so much
+
+
+_PLAIN = (str, int, float, bytes)
+
+
+async def select(
+    database: Database, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
+) -> SqlResult:
+    """Run one statement on a connection of its own, in a transaction that only reads and that is undone.
+
+    A role that may only read is what keeps a statement from calling functions that do more; see the guide.
+    """
+    if limit < 0 or seconds <= 0:
+        raise ValueError("limit must not be negative, and seconds must be positive")
+    thread = WorkThread("callboard-postgres-sql")
+    try:
+        return await thread.run(lambda: _selected(database, sql, parameters, limit, seconds))
+    finally:
+        thread.stop()
+
+
+def _selected(
+    database: Database, sql: str, parameters: Sequence[SqlValue], limit: int, seconds: float
+) -> SqlResult:
+    import psycopg
+
+    with translated_errors(database.name):
+        connection = connect(database.dsn, database.schema)
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            connection.execute(cast("Any", f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}"))
+            columns, rows = _rows(connection, sql, parameters, limit + 1)
+        except psycopg.errors.QueryCanceled:
+            raise StoreError(
+                f"{database.name}: the statement took longer than {seconds:g} s; narrow it, or allow it more time"
+            ) from None
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise StoreError(f"{database.name}: only reading is allowed: SELECT, WITH, EXPLAIN") from error
+        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+            raise StoreError(f"{database.name}: {said(error)}") from error
+        finally:
+            connection.close()
+    found = [tuple(map(_plain, row)) for row in rows]
+    return SqlResult(tuple(columns), tuple(found[:limit]), len(found) > limit)
+
+
+def _plain(value: Any) -> SqlValue:
+    return value if value is None or isinstance(value, _PLAIN) else str(value)
+
+
+def _rows(
+    connection: psycopg.Connection, sql: str, parameters: Sequence[SqlValue], limit: int
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The columns and the first rows of one statement."""
+    query = cast("Any", translated(sql) if parameters else sql)
+    if sql.split(maxsplit=1)[:1] and sql.split(maxsplit=1)[0].lower() in ("explain", "show"):
+        cursor: Any = connection.cursor(binary=True)  # binary: so that it may be one statement only
+        cursor.execute(query, parameters or None, prepare=False)
+        return [column.name for column in cursor.description or ()], cursor.fetchmany(limit)
+    with connection.cursor(name="typed") as several:  # a cursor of the server: a SELECT, and nothing else
+        several.execute(query, parameters or None)
+        return [column.name for column in several.description or ()], several.fetchmany(limit)
+
+
+# -- A connection that a repricing has for itself: its temporary tables live there
+
+
+@asynccontextmanager
+async def own_connection(database: Database) -> AsyncIterator[Database]:
+    """The database through one more connection, which is closed after the block."""
+    if database.pooled:
+        raise StoreError(
+            f"{database.name}: a repricing has temporary tables for longer than a transaction, and a pooler "
+            "takes them away: name the server itself, without pooler=transaction"
+        )
+    own = Database(database.dsn, schema=database.schema, readonly=database.readonly, single=True)
+    await own.open()
+    try:
+        yield own
+    finally:
+        await own.close()

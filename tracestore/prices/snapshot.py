@@ -113,15 +113,7 @@ def read(path: Path) -> Snapshot:
 
 
 def decode(data: bytes, source: str) -> Snapshot:
-    """A snapshot out of its JSON. The models are not looked at yet.
-
-    Args:
-        data: The JSON.
-        source: The place of the data, for errors.
-
-    Raises:
-        ConfigurationError: The data is no snapshot of this version.
-    """
+    """A snapshot out of its JSON. The models are not looked at yet."""
     try:
         snapshot = msgspec.json.decode(data, type=Snapshot)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

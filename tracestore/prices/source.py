@@ -76,16 +76,7 @@ _NOT_SPEECH = "^(?!.*-[tT][tT][sS](?:$|-))"
 
 
 def convert(data: Json, *, source: str, day: str) -> Snapshot:
-    """The snapshot of a list of providers, or of an object that has the list under ``providers``.
-
-    Args:
-        data: The data of genai-prices.
-        source: The name of the data, with its version.
-        day: The date of the data, YYYY-MM-DD.
-
-    Raises:
-        ConfigurationError: The data has a form that is not known here.
-    """
+    """The snapshot of a list of providers, or of an object that has the list under ``providers``."""
     providers = data.get("providers") if isinstance(data, dict) else data
     if not isinstance(providers, list) or not providers:
         raise ConfigurationError(f"{source}: expected genai-prices' list of providers")
@@ -345,11 +336,7 @@ def _pico(dollars: Decimal, units: int, left_out: set[str]) -> int:
 
 
 def parse(data: bytes, source: str) -> Json:
-    """JSON with its numbers as they are written.
-
-    Raises:
-        ConfigurationError: The data is no JSON.
-    """
+    """JSON with its numbers as they are written."""
     try:
         value: Json = json.loads(data, parse_float=Decimal)
     except (ValueError, RecursionError) as error:

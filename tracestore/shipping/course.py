@@ -100,10 +100,6 @@ class Course:
     def unstorable(self, events: int, last: Position) -> bool:
         """The target can't take something in a batch, and would never. Smaller batches single it out.
 
-        Args:
-            events: The number of events in the batch.
-            last: The position of its end.
-
         Returns:
             Whether it was a single event, which is passed over.
         """

@@ -11,13 +11,19 @@ import contextlib
 import os
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError
 
+from ..prices.table import PriceTable
+from ..sql.batches import Delivered
 from ..sqlite.files import HeldFile, escaped, remove_quietly
+from ..sqlite.store import TraceStore
+from ..writing.spill import adopt_leftovers
 from .shipment import Position
+from .source import Source
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -62,11 +68,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def first_mark(trace: Path, target: str, clock: Clock) -> Mark:
-    """The mark of a trace file for a target, made if there is none. Of several processes one makes it.
-
-    Raises:
-        OSError: It can't be made.
-    """
+    """The mark of a trace file for a target, made if there is none. Of several processes one makes it."""
     path = mark_path(trace, target)
     found = read_mark(path)
     if found is not None and found.target == target:
@@ -93,11 +95,7 @@ def marks(trace: Path) -> list[Mark]:
 
 
 def forget_mark(trace: Path, target: str) -> bool:
-    """The file is not shipped to a target any more. Returns whether it ever was.
-
-    Raises:
-        StoreError: A shipper is at work.
-    """
+    """The file is not shipped to a target any more. Returns whether it ever was."""
     turn = Turn(trace, target)
     if not turn.take():
         raise StoreError(f"a program ships {trace} to {target}; end it first")
@@ -144,3 +142,134 @@ def _short(target: str) -> str:
     import hashlib
 
     return hashlib.sha256(target.encode()).hexdigest()[:12]
+
+
+# -- What waits in a trace file for shared stores, as far as this machine knows
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """What one shared store lacks of a trace file."""
+
+    target: str
+    """The name of the shared store, without user and password."""
+    behind: int
+    """The number of events that wait."""
+    erasures: int
+    """The number of deletions that wait."""
+    shipped_us: int
+    """The time at which events were last sent, in microseconds UTC; 0 if never."""
+    failing: str
+    """The reason why nothing can be sent; empty while all is well."""
+
+
+async def backlogs(trace: Path) -> list[Backlog]:
+    """What waits in a trace file, for each shared store that it is shipped to."""
+    found = []
+    source = Source(trace)
+    try:
+        for mark in marks(trace):
+            behind = await source.behind(mark.position)
+            erasures = await source.erasures_behind(mark.erased)
+            found.append(Backlog(mark.target, behind, erasures, mark.shipped_us, mark.failing))
+    finally:
+        await source.close()
+    return found
+
+
+# -- The trace files of a machine that are shipped to a shared store, so that nobody's are forgotten
+#
+# Each shipper of a machine says which file it ships, by a small file in a folder of the machine. When its process
+# died, another shipper to the same store finds the file with its turn free. It writes what the dead process left
+# beside the file, ends its runs, and ships the file.
+
+
+_LOOK_SECONDS = 30.0
+_BATCH_EVENTS = 256
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """The trace file of a shipper of this machine."""
+
+    file: str
+    """The path of the trace file."""
+    target: str
+    """The name of the shared store."""
+
+
+class LookForFiles:
+    """The folder of the machine, as one shipper sees it."""
+
+    def __init__(self, folder: Path, own: Path, target: str, prices: PriceTable | None) -> None:
+        self._folder = folder
+        self._own = own.absolute()
+        self._target = target
+        self._prices = prices
+        self.delivered: Delivered | None = None
+        """Returns the output that readers in other processes have of a lost call."""
+        self._look_at = 0.0
+
+    def register(self) -> None:
+        """Say that this shipper ships its file. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = self._place(self._own)
+        if not place.exists():
+            draft = place.with_suffix(".tmp")
+            draft.write_bytes(msgspec.json.encode(Registered(str(self._own), self._target)))
+            draft.replace(place)
+
+    def done(self) -> None:
+        """All of the own file is shipped, and nothing more comes."""
+        self.forget(self._own)
+
+    def forget(self, path: Path) -> None:
+        """Nothing is left to do for a file."""
+        remove_quietly(self._place(path))
+
+    def due(self) -> bool:
+        """Whether it is time to look for files."""
+        if anyio.current_time() < self._look_at:
+            return False
+        self._look_at = anyio.current_time() + _LOOK_SECONDS
+        return True
+
+    def found(self) -> list[Path]:
+        """The files of other shippers, living and dead ones, to the same store."""
+        found = []
+        for place in sorted(self._folder.glob("*.json")):
+            try:
+                entry = msgspec.json.decode(place.read_bytes(), type=Registered)
+            except (OSError, msgspec.MsgspecError):
+                continue
+            path = Path(entry.file)
+            if entry.target != self._target or path == self._own:
+                continue
+            if path.exists():
+                found.append(path)
+            else:
+                remove_quietly(place)
+        return found
+
+    async def take_over(self, path: Path, turn: Turn) -> bool:
+        """Write into a file whatever its dead process left beside it, and end the process's runs.
+
+        Returns:
+            False if its shipper lives.
+        """
+        if not turn.take():
+            return False
+        async with TraceStore(path) as store:
+            await take_over(store, self._prices, self.delivered)
+        return True
+
+    def _place(self, path: Path) -> Path:
+        import hashlib
+
+        name = hashlib.sha256(f"{self._target}\n{path.absolute()}".encode()).hexdigest()[:16]
+        return self._folder / f"{name}.json"
+
+
+async def take_over(store: TraceStore, prices: PriceTable | None, delivered: Delivered | None = None) -> None:
+    """Write into an open trace file what dead processes left beside it, and end their runs. Raises StoreError."""
+    if not await adopt_leftovers(store.path, store.write, own=None, batch_events=_BATCH_EVENTS):
+        raise StoreError(f"what dead processes left beside {store.path} can't be written now")
+    await store.close_lost_runs(prices, delivered)

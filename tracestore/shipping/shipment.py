@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from ..sql.connection import Row
-from ..sql.projection import Projection
-from ..sql.run_numbers import RunSpan
-from ..sql.upkeep.erasures import Erasure
-from .text import Lines
+from callboard.bus.events.calls import LlmCallCompleted
+from callboard.bus.events.codec import decode_event
+from callboard.bus.events.envelope import Event
+from callboard.bus.values.usage import TokenUsage
+
+from ..sql.columns import IDENTITY, RUN, Values, tags_of
+from ..sql.connection import Row, SqlValue
+from ..sql.events import COLUMNS
+from ..sql.expiry import Erasure
+from ..sql.projection import PROJECTED_TOPICS, Projection
+from ..sql.runs import RunSpan, ranges
+from ..timestamps import US_PER_DAY
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -151,9 +158,6 @@ class Target(Protocol):
             The place up to which the store has everything of the file. It is further on than this shipment if
             another shipper was quicker. It is before the shipment if the store has fallen back, as to a backup:
             then nothing was stored. A shipment from `START` is believed, and the place goes back.
-
-        Raises:
-            Unstorable: A value is to blame.
         """
         ...
 
@@ -176,3 +180,232 @@ class Target(Protocol):
     async def end_runs(self, endings: Mapping[str, Ending]) -> None:
         """Mark runs as ended."""
         ...
+
+
+# -- Rows as text that a server's COPY takes: CSV with control characters in the place of commas and quotes
+#
+# All values stand between quotes, and NULL as one more control character, which the server is told to take for
+# NULL in quotes, too. So rows are made by joining texts, whatever is in them. Where a text has one of those
+# characters in it, the rows are made value by value instead.
+
+
+_BETWEEN = "\x1f"
+QUOTE = "\x02"
+"""The sign on both sides of a value. In the value it is doubled."""
+_NULL = "\x1e"
+_END = "\n"
+_ROWS_AT_ONCE = 250
+"""Rows of usual size are what psycopg passes on in one go then."""
+
+_OPTIONS = f"FORMAT csv, DELIMITER '{_BETWEEN}', QUOTE '{QUOTE}', NULL '{_NULL}'"
+
+
+class Lines(msgspec.Struct, frozen=True):
+    """Rows of one table, but for the number of the run that each belongs to. The server has its own numbers."""
+
+    columns: tuple[str, ...]
+    """The columns, but for the run and those that are NULL in all rows."""
+    options: str
+    """The options of COPY with which the text is to be read."""
+    runs: Sequence[int]
+    """Of each row the number of its run in the file."""
+    rows: list[str]
+    """Of each row the text of the other values, but for what stands at the begin and at the end of all rows."""
+    begin: str
+    """What stands between the number of the run and the text of a row."""
+    end: str
+    """What stands behind the text of a row."""
+
+    def parts(self, runs: Mapping[int, int]) -> Iterator[bytes]:
+        """The text of all rows, some at a time, each with the server's number of its run before it. It is UTF-8.
+
+        A text of all rows would be some megabytes, which the system would have to make room for each time.
+        """
+        before = {number: f"{there}{self.begin}" for number, there in runs.items()}
+        for place in range(0, len(self.rows), _ROWS_AT_ONCE):
+            rows = self.rows[place : place + _ROWS_AT_ONCE]
+            if len(before) > 1:
+                runs_of = self.runs[place : place + _ROWS_AT_ONCE]
+                text = "".join([before[run] + row + self.end for run, row in zip(runs_of, rows, strict=True)])
+            else:
+                (begin,) = before.values()
+                text = f"{begin}{f'{self.end}{begin}'.join(rows)}{self.end}"
+            yield text.encode("utf-8", "surrogatepass")  # the server refuses half a surrogate pair
+
+
+def lines_of(names: Sequence[str], runs: Sequence[int], columns: Sequence[Sequence[SqlValue]]) -> Lines:
+    """Rows as text."""
+    missing = {name: column.count(None) for name, column in zip(names, columns, strict=True)}
+    some = [place for place, name in enumerate(names) if missing[name] < len(runs)] or [0]
+    names, columns = tuple(names[place] for place in some), [columns[place] for place in some]
+    with_nulls = [name for name in names if missing[name]]
+    options = f"{_OPTIONS}, FORCE_NULL ({', '.join(with_nulls)})" if with_nulls else _OPTIONS
+    try:
+        texts = [_texts(column, missing[name]) for name, column in zip(names, columns, strict=True)]
+        rows = list(map(f"{QUOTE}{_BETWEEN}{QUOTE}".join, zip(*texts, strict=True)))
+        return Lines(names, options, runs, rows, f"{_BETWEEN}{QUOTE}", f"{QUOTE}{_END}")
+    except (TypeError, _SignInText):  # a column has values of several types
+        return Lines(names, _OPTIONS, runs, list(map(_row, zip(*columns, strict=True))), _BETWEEN, _END)
+
+
+class _SignInText(Exception):
+    """A text has one of our signs in it."""
+
+
+def _texts(column: Sequence[SqlValue], missing: int) -> Sequence[str]:
+    """The values of a column as text. In a column of several types, values that are no text may be left."""
+    if isinstance(next((value for value in column if value is not None), ""), int):
+        encoded = msgspec.json.encode(column).decode()  # many times as fast as str
+        if '"' in encoded or encoded.count("null") != missing:
+            raise TypeError("not all of them are whole numbers")
+        texts = encoded[1:-1].split(",")
+        return [_NULL if text == "null" else text for text in texts] if missing else texts
+    if missing:
+        if _NULL in column:
+            raise _SignInText
+        column = [_NULL if value is None else value for value in column]
+    if QUOTE in "".join(column):  # type: ignore[arg-type]
+        raise _SignInText
+    return column  # type: ignore[return-value]
+
+
+def _row(values: Iterable[SqlValue]) -> str:
+    return _BETWEEN.join(map(_value, values))
+
+
+def _value(value: SqlValue) -> str:
+    return _NULL if value is None else f"{QUOTE}{str(value).replace(QUOTE, QUOTE * 2)}{QUOTE}"
+
+
+# -- How events that were read in a trace file become a shipment, without any I/O
+
+
+EVENT_COLUMNS = (*(name for name in COLUMNS if name not in ("run_id", "data")), "data")
+"""The columns of events, besides the run."""
+
+SEQ, TOPIC, TS_US, SESSION = map(EVENT_COLUMNS.index, ("seq", "topic", "ts_us", "session_id"))
+_TAGS, _DATA = map(EVENT_COLUMNS.index, ("tags", "data"))
+_IDENTITY = tuple(map(EVENT_COLUMNS.index, IDENTITY))
+
+
+def packed(
+    read: Read,
+    names: Mapping[int, str],
+    between: tuple[Position, int],
+    content: SessionContent | None = None,
+    projection: Projection | None = None,
+    *,
+    is_all: bool = True,
+    erased: int = 0,
+    dead: Collection[str] = (),
+) -> Shipment:
+    """A shipment of events that follow one another."""
+    runs, seqs, moments = read.runs, read.columns[SEQ], read.columns[TS_US]
+    of_runs = ranges(runs, seqs)
+    sessions = ranges(read.columns[SESSION], moments)
+    projected = [place for place, topic in enumerate(read.columns[TOPIC]) if topic in PROJECTED_TOPICS]
+    if projection is None:
+        projection = projection_of(read, projected)
+        projection.complete()
+    after, last = between
+    return Shipment(
+        after=after,
+        last=Position(last, names[runs[-1]], seqs[-1]),
+        read=read,
+        events=lines_of(EVENT_COLUMNS, runs, read.columns),
+        runs={run: RunSpan(names[run], *times, of_runs[run][1]) for run, times in ranges(runs, moments).items()},
+        first_seqs={run: first for run, (first, _) in of_runs.items()},
+        sessions={name: times for name, times in sessions.items() if name not in dead},
+        days=_days(moments),
+        projected=projected,
+        projection=projection,
+        begun=[_begun(of.insert.columns, of.rows) for of in projection.calls if of.begin and of.rows],
+        content=content,
+        is_all=is_all,
+        erased=erased,
+        dead=dead,
+    )
+
+
+def _days(moments: Sequence[int]) -> set[int]:
+    first, last = min(moments) // US_PER_DAY, max(moments) // US_PER_DAY
+    return {first} if first == last else {moment // US_PER_DAY for moment in moments}
+
+
+def sessions_of(shipment: Shipment, places: Iterable[int]) -> dict[str, tuple[int, int]]:
+    """The times of the first and the last of some of a shipment's events, by those sessions that it enters."""
+    names, moments = shipment.read.columns[SESSION], shipment.read.columns[TS_US]
+    some = list(places)
+    found = ranges([names[place] for place in some], [moments[place] for place in some])
+    return {name: times for name, times in found.items() if name in shipment.sessions}
+
+
+def projection_of(read: Read, places: Iterable[int]) -> Projection:
+    """What follows from some of the events that were read, not yet complete.
+
+    The number of a run in the file stands for the server's.
+    """
+    projection = Projection()
+    topics, moments, all_tags, data = (read.columns[place] for place in (TOPIC, TS_US, _TAGS, _DATA))
+    identities = [read.columns[place] for place in _IDENTITY]
+    for place in places:
+        tags = all_tags[place]
+        projection.add(
+            _event(topics[place], data[place]),
+            read.runs[place],
+            moments[place],
+            [column[place] for column in identities],
+            tags_of(tags) if tags else None,
+        )
+    return projection
+
+
+class _Usage(TokenUsage, frozen=True, gc=False):
+    raw: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Completed(LlmCallCompleted, frozen=True, kw_only=True, gc=True, tag=LlmCallCompleted.topic_of()):
+    usage: _Usage
+
+
+_completed = msgspec.json.Decoder(_Completed)
+
+
+def _event(topic: str, data: str) -> Event:
+    """An event as `decode_event` gives it, but for its type: there, a usage object as it came takes long."""
+    if topic == _Completed.topic_of() and _Completed.SCHEMA == 1 and data.startswith('{"type":'):
+        try:
+            event = _completed.decode(data)
+        except msgspec.DecodeError:
+            return decode_event(topic, data)
+        if bytes(event.usage.raw) == b"null":
+            msgspec.structs.force_setattr(event.usage, "raw", None)
+        return event
+    return decode_event(topic, data)
+
+
+def are_new(
+    shipment: Shipment, places: Iterable[int], numbers: Mapping[int, int], new: Collection[tuple[int, int]]
+) -> list[int]:
+    """The places of those events that are new to a server."""
+    runs, seqs = shipment.read.runs, shipment.read.columns[SEQ]
+    return [place for place in places if (numbers[runs[place]], seqs[place]) in new]
+
+
+def cleaned(shipment: Shipment, clean: Callable[[str], str]) -> Shipment:
+    """A shipment whose texts a server takes."""
+    read = shipment.read
+    columns = [[clean(value) if isinstance(value, str) else value for value in column] for column in read.columns]
+    names = {number: clean(run.run_id) for number, run in shipment.runs.items()}
+    return packed(
+        *(Read(read.runs, columns), names, (shipment.after, shipment.last.event), shipment.content),
+        is_all=shipment.is_all,
+        erased=shipment.erased,
+        dead={clean(name) for name in shipment.dead},
+    )
+
+
+def _begun(names: tuple[str, ...], rows: list[Values]) -> Lines:
+    columns: list[Any] = list(zip(*rows, strict=True))
+    runs = columns.pop(RUN)
+    return lines_of((*names[:RUN], *names[RUN + 1 :]), runs, columns)

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import anyio
 import msgspec
 
+from callboard.bus.actors.actor import Actor, ActorContext
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Event
@@ -18,14 +19,12 @@ from callboard.bus.events.operation import StoreShippingChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
+from ..sql.batches import Delivered
 from ..sql.connection import Unstorable
-from ..sql.lost_runs import Delivered
-from .adoption import LookForFiles
 from .course import Ask, Course, Rest, Send, ShippingOptions
-from .marks import Mark, Turn, first_mark, mark_path, write_mark
-from .recent import Recent
+from .marks import LookForFiles, Mark, Turn, first_mark, mark_path, write_mark
 from .shipment import START, Origin, Position, Reading, Shipment, Target
-from .source import Source
+from .source import Recent, Source
 
 _log = Log("tracestore.shipping")
 
@@ -390,6 +389,35 @@ class TraceShipper:
 
 def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
     """The receiving end of the shared store behind a DSN. Raises StoreError."""
-    from ..postgres.receiving.receiver import Receiver
+    from ..postgres.receiver import Receiver
 
     return Receiver(dsn, clock=clock)
+
+
+# -- The actor around a `TraceShipper`, so that its crash is seen, counted and mended
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+class ShippingActor(Actor):
+    """The actor."""
+
+    def __init__(self, shipper: TraceShipper) -> None:
+        self.shipper = shipper
+
+    async def started(self, context: ActorContext) -> None:
+        async def ship() -> None:
+            try:
+                await self.shipper.run()
+            except Exception as error:
+                context.ref.tell(_Failed(error))
+
+        context.spawn(ship, name="ship")
+
+    async def receive(self, message: object) -> object:
+        """Takes nothing from outside. Raises TypeError."""
+        if isinstance(message, _Failed):
+            raise message.error
+        raise TypeError(f"the trace shipper does not understand {type(message).__name__}")

@@ -1,17 +1,114 @@
-"""A database as the statements of this folder see it: SQLite today, and whatever else keeps a trace.
-
-A statement is text with parameters, written ``?`` or ``:name``; a connection whose driver writes them otherwise
-translates. Work on a database is one function that gets `Statements` and runs to its end in the connection's
-thread, so a synchronous driver is all that a database needs.
-"""
+"""A database as the statements of this folder see it, work that cancellation cannot stop, and schema steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from .repricing.pricing_dialect import PricingDialect
+import anyio
+import msgspec
+
+from callboard.bus.log import Log
+
+# -- The parts of pricing that databases write differently: temporary tables, and numbers near the end of 64 bits
+
+
+ColumnType: TypeAlias = Literal["INTEGER", "TEXT", "RATE"]
+"""The type of a column. INTEGER has 64 bits. RATE is what `PLAIN` multiplies with."""
+
+
+class TemporaryTable(NamedTuple):
+    """A table that belongs to one connection."""
+
+    name: str
+    """The name of the table. No other table of the database has it."""
+    columns: dict[str, ColumnType]
+    """The columns, each of which can be NULL unless it is of the key."""
+    key: tuple[str, ...] = ()
+    """The columns of the primary key; empty where rows are only appended, and walked."""
+
+
+class PricingDialect(Protocol):
+    """One database's SQL for pricing."""
+
+    @property
+    def unknown_rate(self) -> int | float:
+        """The number in place of an unknown rate. The cost of one such token is beyond `priced_below`."""
+        ...
+
+    @property
+    def priced_below(self) -> int:
+        """The nano-USD below which the cost that `PLAIN` gave is exact."""
+        ...
+
+    @property
+    def row(self) -> str:
+        """The column by which a row of `reprice_cost` is found the quickest."""
+        ...
+
+    def made(self, table: TemporaryTable) -> tuple[str, ...]:
+        """Statements that make a temporary table, unless it is there."""
+        ...
+
+    def emptied(self, table: str) -> str:
+        """A statement that deletes all rows of a temporary table."""
+        ...
+
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """Statements that let the database know what a temporary table holds now, before it plans on it."""
+        ...
+
+    def same(self, one: str, other: str) -> str:
+        """Whether two values are equal, or both NULL."""
+        ...
+
+    def by_index(self, table: str, index: str) -> str:
+        """A table to be read through an index."""
+        ...
+
+    def plain_nano(self, pico: str) -> str:
+        """The nano-USD of a sum of products with rates, rounded; not below `priced_below` if it isn't exact."""
+        ...
+
+    def exact(self, count: str) -> str:
+        """A count in a type whose products with rates don't fail."""
+        ...
+
+    def is_integer(self, number: str) -> str:
+        """Whether a number that came of such products is exact."""
+        ...
+
+    def nano(self, pico: str) -> str:
+        """The nano-USD of exact pico-USD, rounded."""
+        ...
+
+    def sum_of(self, products: str) -> str:
+        """The sum of products over some rows, beyond all costs if it left 64 bits."""
+        ...
+
+    def part(self, details: str, name: str) -> str:
+        """The count of one name in a column of details; NULL if there is none."""
+        ...
+
+    def each(self, details: str) -> str:
+        """The counts in a column of details, as the rows ``d``, whose column ``key`` is the name."""
+        ...
+
+    @property
+    def value(self) -> str:
+        """The count of a row ``d``."""
+        ...
+
+
+# -- A database as the statements of this folder see it: SQLite today, and whatever else keeps a trace
+#
+# A statement is text with parameters, written ``?`` or ``:name``; a connection whose driver writes them otherwise
+# translates. Work on a database is one function that gets `Statements` and runs to its end in the connection's
+# thread, so a synchronous driver is all that a database needs.
+
 
 SqlValue: TypeAlias = str | int | float | bytes | None
 """A value that a statement is given, or that a row has."""
@@ -165,3 +262,90 @@ def at_most(rows: int | None) -> Sql:
 def placeholders(number: int) -> str:
     """So many parameters, with commas between them."""
     return ", ".join("?" * number)
+
+
+# -- Work that runs to its end, whoever is cancelled meanwhile; or to the end of somebody's patience
+
+
+_log = Log("tracestore.database")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run `work` to its end, even if the caller is cancelled. Then the cancellation goes on."""
+    task = asyncio.ensure_future(work)
+    interrupted: asyncio.CancelledError | None = None
+    # The scope keeps anyio's cancellation out, the shield asyncio's own `task.cancel()`, which passes the scope.
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                interrupted = error
+            except BaseException:
+                break
+    if interrupted is not None and not task.cancelled():
+        if task.exception() is not None:
+            _log.warning("failed_while_cancelled", error=repr(task.exception()))
+        raise interrupted
+    return task.result()
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long work may take that waits for somebody else. None is for ever."""
+
+    work: float | None = None
+    """The longest time for a piece of work, in seconds."""
+    cancelled: float | None = None
+    """The longest time that it still has when its caller is cancelled, in seconds."""
+
+
+async def bounded(work: Coroutine[Any, Any, _T], patience: Patience, cut: Callable[[], None]) -> _T:
+    """Run `work` to its end, which comes soon after `cut` was called because patience is at its end."""
+    task = asyncio.ensure_future(work)
+    timers = [] if patience.work is None else [_cut_after(patience.work, cut)]
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        if patience.cancelled is not None:
+            timers.append(_cut_after(patience.cancelled, cut))
+        await uninterrupted(_end_of(task))
+        raise
+    finally:
+        for timer in timers:
+            timer.cancel()
+    return task.result()
+
+
+def _cut_after(seconds: float, cut: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, cut)
+
+
+async def _end_of(task: asyncio.Future[_T]) -> None:
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is not None:
+        _log.warning("failed_while_cancelled", error=repr(task.exception()))
+
+
+# -- Schemas as numbered steps, each of them literal text in a file of SQL
+#
+# A file has a line ``-- step N: NAME`` before each step. A line with nothing but a semicolon ends each statement,
+# because statements that make triggers and functions have semicolons of their own.
+
+
+Steps: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+"""Name and statements of each step; the step at index i brings a trace to version i + 1."""
+
+_HEADING = re.compile(r"^-- step (\d+): (.+)$", re.MULTILINE)
+_END = re.compile(r"^;$", re.MULTILINE)
+
+
+def read_steps(text: str) -> Steps:
+    """The steps of a file, given its text."""
+    _, *parts = _HEADING.split(text)
+    steps = []
+    for place, (number, name, body) in enumerate(zip(parts[::3], parts[1::3], parts[2::3], strict=True), 1):
+        *statements, rest = (part.strip() for part in _END.split(body))
+        if int(number) != place or rest or not statements:
+            raise ValueError(f"steps.sql: step {number} ({name}) is out of order or not complete")
+        steps.append((name, tuple(statements)))
+    return tuple(steps)

@@ -34,9 +34,9 @@ from ..writing.captured import (
     message_of,
     setup_of,
 )
-from .calls.columns import tags_of
+from .columns import tags_of
 from .connection import Database, Row, SqlValue, Statements, greater
-from .session_owner import branch, is_anothers, is_said
+from .runs import branch, is_anothers, is_said
 
 _log = Log("tracestore.content")
 
@@ -47,11 +47,6 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
     """Store the content that a batch has captured, in its transaction. It never fails for content.
 
     Call it before the events themselves are stored: an event that is there already has been heeded.
-
-    Args:
-        statements: The connection.
-        captured: The envelopes with content.
-        runs: The numbers of the runs, by name.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}

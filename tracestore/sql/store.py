@@ -10,35 +10,42 @@ from callboard.bus.clock import Clock
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.messages import Message
 
-from ..filters import CallFilter
+from ..calls import CallFilter, CallRow
 from ..prices.table import PriceTable
 from ..reports import CurrentPrices, RepriceRun
 from ..rows import (
-    CallRow,
     CostRow,
     CountedCall,
     ErrorRow,
     OpenReply,
     SavedSession,
     SessionRow,
+    Spending,
+    SpendingQuery,
     StatisticsRow,
     StoredBatch,
     StoredJob,
 )
-from ..spending import Spending, SpendingQuery
 from ..store import Store
 from ..timestamps import to_us
-from .calls.costs import costs
-from .calls.listing import call_row, calls_after_query, calls_query
-from .calls.open_replies import open_replies
-from .calls.sessions import sessions
+from . import pricing as prices
+from . import repricing as history
 from .connection import Database
 from .content import load_session, was_answered
-from .events import RUN_EVENTS, RUN_POSITIONS, envelope, events_query
-from .jobs import job
-from .provider_batches import batch, batches, counted_calls
-from .repricing import history, prices
-from .session_owner import owner
+from .costs import costs
+from .events import (
+    RUN_EVENTS,
+    RUN_POSITIONS,
+    batch,
+    batches,
+    counted_calls,
+    envelope,
+    events_query,
+    job,
+    open_replies,
+)
+from .listing import call_row, calls_after_query, calls_query, sessions
+from .runs import owner
 
 
 class SqlStore(Store, Protocol):
@@ -155,17 +162,17 @@ class SqlStore(Store, Protocol):
     async def statistics(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
     ) -> list[StatisticsRow]:
-        from .calls.statistics import statistics
+        from .listing import statistics
 
         return await statistics(self._database, where or CallFilter(), by)
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
-        from .calls.statistics import errors
+        from .listing import errors
 
         return await errors(self._database, where or CallFilter())
 
     async def spending(self, queries: Sequence[SpendingQuery], run_id: str) -> Spending:
-        from .calls.spending import spending
+        from .costs import spending
 
         return await self._database.look(lambda statements: spending(statements, queries, run_id))
 

@@ -27,7 +27,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -35,18 +37,22 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.log import Log
 
-from ..sql.connection import Row, SqlValue, Unstorable
-from ..sql.uninterrupted import uninterrupted
-from .at_exit import stop_at_exit
-from .dialect import SQLITE
-from .errors import translated
+from ..sql.connection import Row, SqlValue, Unstorable, uninterrupted
 from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
-from .library import BUSY_TIMEOUT_MS, needs_file_lock, uri
-from .statements import Statements
-from .thread import connection_type, in_thread
+from .statements import (
+    BUSY_TIMEOUT_MS,
+    SQLITE,
+    Statements,
+    connection_type,
+    in_thread,
+    needs_file_lock,
+    translated,
+    uri,
+)
 
 if TYPE_CHECKING:
     import aiosqlite
+
 
 __all__ = ["APPLICATION_ID", "Database", "Durability", "Row", "Statements", "Unstorable"]
 
@@ -64,17 +70,7 @@ _log = Log("tracestore.database")
 
 
 class Database:
-    """One SQLite file, through one connection. It belongs to one event loop.
-
-    Args:
-        path: The file. `open()` makes it unless `readonly`.
-        durability: ``normal`` survives the death of the process (kill -9 included). ``full`` survives the loss of
-            power as well, at the price of one fsync per transaction.
-        readonly: Whether the file is only read.
-
-    Raises:
-        ValueError: There is no such durability.
-    """
+    """One SQLite file, through one connection. It belongs to one event loop."""
 
     dialect = SQLITE
 
@@ -106,14 +102,7 @@ class Database:
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
-        """Open the file. If that fails, the file and every byte in it stay as they were.
-
-        Args:
-            prepare: Checks and migrates the database before anything else is done to it.
-
-        Raises:
-            StoreError: The file can't be used.
-        """
+        """Open the file. If that fails, the file and every byte in it stay as they were."""
         if self._connection is not None:
             return
         try:
@@ -342,3 +331,51 @@ def _make_shrinkable(statements: Statements) -> None:
     ((pages,),) = statements.run("PRAGMA page_count")
     if not pages:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")
+
+
+# -- The end of the interpreter, which stops open connections
+#
+# aiosqlite's thread is no daemon, so a connection that is left open would keep the process alive for ever. One
+# daemon thread per process waits for the main thread to end, and for those of the host's own threads that the
+# interpreter waits for. Then it stops the connections that they left open.
+
+
+_open_connections: weakref.WeakKeyDictionary[aiosqlite.Connection, threading.Thread] = weakref.WeakKeyDictionary()
+_reaper: threading.Thread | None = None
+_reaper_lock = threading.Lock()
+
+
+def stop_at_exit(connection: aiosqlite.Connection) -> None:
+    """Stop a connection that is still open when the interpreter ends. It belongs to the thread that calls this."""
+    global _reaper
+    with _reaper_lock:
+        _open_connections[connection] = threading.current_thread()
+        if _reaper is None or not _reaper.is_alive():
+            _reaper = threading.Thread(target=_reap, name="callboard-sqlite-reaper", daemon=True)
+            _reaper.start()
+
+
+def _reap() -> None:
+    global _reaper
+    threading.main_thread().join()
+    while True:
+        with _reaper_lock:
+            left = [
+                (_outlives_main(owner), id(connection), connection, owner)
+                for connection, owner in _open_connections.items()
+            ]
+            if not left:
+                _reaper = None
+                return
+        # A host's own, non-daemon thread may still be shutting its engine down; the interpreter waits for it too.
+        # What belonged to the main thread has nobody left, and goes first.
+        for wait, _, connection, owner in sorted(left):
+            if wait:
+                owner.join()
+            connection.stop()
+            with _reaper_lock:
+                _open_connections.pop(connection, None)
+
+
+def _outlives_main(owner: threading.Thread) -> bool:
+    return not owner.daemon and owner is not threading.main_thread()

@@ -50,9 +50,6 @@ def is_at_rest(path: Path) -> bool:
     media.
 
     SQLite needs a file of shared memory to read a database that has a write-ahead log. A file at rest has no log.
-
-    Raises:
-        StoreUnavailable: A log of its own was left beside the file.
     """
     if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-shm").exists():
         return False
@@ -100,11 +97,7 @@ class HeldFile:
         _held.add(self)
 
     def try_lock(self, *, shared: bool = False) -> bool:
-        """Take the lock without waiting, or return False.
-
-        Args:
-            shared: Whether others may take the lock in the same way. Two probes then never exclude each other.
-        """
+        """Take the lock without waiting, or return False."""
         try:
             import fcntl
         except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
@@ -192,11 +185,7 @@ _NAMED = "lock-"
 
 @contextlib.asynccontextmanager
 async def named_lock(database: Path, name: str) -> AsyncIterator[None]:
-    """Hold a lock that bears a name, on a file that is there for as long. It waits for its turn.
-
-    Raises:
-        StoreUnavailable: The file can't be made.
-    """
+    """Hold a lock that bears a name, on a file that is there for as long. It waits for its turn."""
     path = database.with_name(f"{database.name}.{_NAMED}{sha256(name.encode()).hexdigest()[:16]}")
     try:
         while (file := _locked(path)) is None:  # noqa: ASYNC110 - no event comes from another process's lock

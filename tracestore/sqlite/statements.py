@@ -1,19 +1,262 @@
-"""The means of a function that works with a connection, in the connection's thread."""
+"""A connection to SQLite as the rest of the room uses it: library, errors, dialect, statements and thread."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+from urllib.parse import quote
 
-from ..search.sqlite_index import DROP
-from ..sql.connection import Insert, Row, SqlValue, Unstorable
-from .dialect import SQLITE
-from .insert import statements_for
+from callboard.bus.errors import StoreError, StoreUnavailable
+
+from ..prices.rows import MAX_INT64
+from ..prices.table import MOST_PICO
+from ..search import Term
+from ..sql.connection import Insert, Row, SqlValue, TemporaryTable, Unstorable
+from ..sql.connection import Statements as AnyStatements
 
 if TYPE_CHECKING:
     import sqlite3
+
+    import aiosqlite
+
+
+# -- The SQLite that Python was built with, and how it is told which file to open
+
+
+BUSY_TIMEOUT_MS = 5_000
+"""How long SQLite itself waits for a lock that another connection holds."""
+
+
+def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
+    """The URI of a file that exists, to be opened with ``uri=True``."""
+    return f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if immutable else ''}"
+
+
+def sqlite_version() -> str:
+    """Of the library that Python was built with."""
+    import sqlite3
+
+    return sqlite3.sqlite_version
+
+
+def needs_file_lock() -> bool:
+    """Whether this SQLite can corrupt a WAL file that two connections write."""
+    import sqlite3
+
+    version = sqlite3.sqlite_version_info
+    return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
+
+
+# -- What SQLite raises, as what the store raises
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Whatever SQLite says of the file at `path` is a StoreError; if it may pass, a StoreUnavailable."""
+    import sqlite3
+
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL):
+            raise StoreUnavailable(f"{path}: {error}", reopen=False) from error
+        if code in _of_the_file():
+            raise StoreUnavailable(f"{path}: {error}") from error
+        raise StoreError(f"{path}: {error}") from error
+
+
+def _of_the_file() -> tuple[int, ...]:
+    """SQLite's codes for a file that the connection can't use, and perhaps another one could."""
+    import sqlite3
+
+    return (
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN),
+        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PROTOCOL),
+    )
+
+
+# -- The expressions that SQLite writes in its own way
+
+
+_NEAR_64_BITS = 9.1e18
+"""A limit near the end of 64 bits, where sum() fails. Where total() exceeds it, sum() is not asked."""
+
+
+class SqlitePricing:
+    """SQLite's answers to `tracestore.sql.connection.PricingDialect`.
+
+    An integer product that leaves 64 bits becomes a REAL in SQLite. It is larger, and typeof() gives it away.
+    """
+
+    unknown_rate = MAX_INT64
+    priced_below = MOST_PICO // 1000
+    row = "rowid"
+    value = "d.value"
+
+    def made(self, table: TemporaryTable) -> tuple[str, ...]:
+        """Statements that make a temporary table. Without a key it has no types either: they cost time."""
+        name, columns, key = table
+        types = {column: "INTEGER" if of == "RATE" else of for column, of in columns.items()} if key else {}
+        listed = [f"{column} {types.get(column, '')}" for column in columns]
+        if key:
+            listed.append(f"PRIMARY KEY ({', '.join(key)})")
+        kind = "WITHOUT ROWID" if len(key) > 1 else ""
+        return (f"CREATE TEMP TABLE IF NOT EXISTS {name} ({', '.join(listed)}) {kind}",)
+
+    def emptied(self, table: str) -> str:
+        """A statement that deletes all rows of a temporary table."""
+        return f"DELETE FROM temp.{table}"
+
+    def surveyed(self, table: str) -> tuple[str, ...]:
+        """None: there is one way to the rows."""
+        return ()
+
+    def same(self, one: str, other: str) -> str:
+        """Whether two values are equal, or both NULL."""
+        return f"{one} IS {other}"
+
+    def by_index(self, table: str, index: str) -> str:
+        """A table to be read through an index."""
+        return f"{table} INDEXED BY {index}"
+
+    def plain_nano(self, pico: str) -> str:
+        """The nano-USD of a sum of products with rates."""
+        return self.nano(pico)
+
+    def exact(self, count: str) -> str:
+        """A count as it is."""
+        return count
+
+    def is_integer(self, number: str) -> str:
+        """Whether no product left 64 bits."""
+        return f"typeof({number}) = 'integer'"
+
+    def nano(self, pico: str) -> str:
+        """The nano-USD of pico-USD, rounded."""
+        return f"({pico} + 500) / 1000"
+
+    def sum_of(self, products: str) -> str:
+        """The sum of products over some rows."""
+        return f"CASE WHEN total({products}) > {_NEAR_64_BITS} THEN 1e20 ELSE coalesce(sum({products}), 0) END"
+
+    def part(self, details: str, name: str) -> str:
+        """The count of one name in a column of details."""
+        return f"json_extract({details}, '$.{name}')"
+
+    def each(self, details: str) -> str:
+        """The counts in a column of details."""
+        return f"json_each({details}) AS d"
+
+
+class SqliteDialect:
+    """SQLite's answers to `tracestore.sql.connection.Dialect`."""
+
+    pricing = SqlitePricing()
+    moment = "''"
+    untouched_since = "? IS NOT NULL"  # whatever is written since has a later time: it is this machine's
+    latest_claim: str | None = None
+    with_sessions: tuple[str, ...] = ()
+
+    def tag(self, tags: str) -> str:
+        """By key, not by path: a tag may be called anything."""
+        return f"(SELECT t.value FROM json_each({tags}) AS t WHERE t.key = ?)"
+
+    def behind(self, text: str, sign: str) -> str:
+        """The part of a text behind the first `sign` in it."""
+        return f"substr({text}, instr({text}, '{sign}') + 1)"
+
+    def like_topic(self, column: str, pattern: str) -> tuple[str, SqlValue]:
+        """Whether a topic matches a pattern with ``*``."""
+        return f"{column} GLOB ?", pattern
+
+    def by_number(self, table: str, name: str) -> str:
+        """A table to be read in the order of its ids."""
+        return f"{table} AS {name} NOT INDEXED"
+
+    def rounded(self, value: str, digits: int) -> str:
+        """A number with so many decimal places."""
+        return f"round({value}, {digits})"
+
+
+SQLITE = SqliteDialect()
+
+
+# -- Many rows with few statements
+#
+# For every statement sqlite3 gives up the GIL and takes it back. Beside an event loop that works, each of those
+# costs more than ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows, and
+# where a few rows are missing for one, the last row is given again. The ON CONFLICT clause makes that harmless.
+
+
+_ROWS_AT_ONCE = 64
+
+
+def statements_for(insert: Insert, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
+    """The statements to execute, with their parameters, for rows whose values follow one another in `values`."""
+    width = len(insert.columns)
+    begin, rows = 0, len(values) // width
+    while rows:
+        size = min(_ROWS_AT_ONCE, 1 << (rows - 1).bit_length())
+        if size - rows > size // 4:
+            size //= 2
+        parameters = values[begin : begin + size * width]
+        if size > rows:
+            parameters += values[-width:] * (size - rows)
+        yield _statement(insert, size), parameters
+        begin += size * width
+        rows = max(0, rows - size)
+
+
+@functools.cache
+def _statement(insert: Insert, rows: int) -> str:
+    row = f"({', '.join('?' * len(insert.columns))})"
+    into = f"INSERT INTO {insert.table} ({', '.join(insert.columns)})"
+    return f"{into} VALUES {', '.join([row] * rows)} {insert.conflict}"
+
+
+# -- The index of a trace file: a table of FTS5
+#
+# It goes as a whole where content is erased, and is made anew by the next search. So nothing of what was erased
+# stays in it, whatever the version of SQLite.
+
+
+TABLE = "content_search"
+DROP = f"DROP TABLE IF EXISTS {TABLE}"
+
+
+class SqliteIndex:
+    """See `index.Index`."""
+
+    missing = f"c.id NOT IN (SELECT id FROM {TABLE}_docsize)"
+    join = f"JOIN {TABLE} AS s ON s.rowid = c.id"
+
+    def make(self, statements: AnyStatements) -> None:
+        if not statements.run("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'"):
+            raise StoreError("the SQLite of this Python has no FTS5, which a search needs")
+        statements.run(  # without a copy of the texts: nothing is ever deleted from it but the whole
+            f"CREATE VIRTUAL TABLE IF NOT EXISTS {TABLE} USING fts5(words, content = '', tokenize = 'unicode61')"
+        )
+
+    def put(self, statements: AnyStatements, rows: Iterable[tuple[int, str]]) -> None:
+        statements.run_many(f"INSERT INTO {TABLE} (rowid, words) VALUES (?, ?)", rows)
+
+    def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
+        present = " AND ".join(map(_fts, (term for term in terms if not term.absent)))
+        absent = "".join(f" NOT {_fts(term)}" for term in terms if term.absent)
+        return f"{TABLE} MATCH ?", [f"({present}){absent}"]
+
+
+def _fts(term: Term) -> str:
+    return f'"{" ".join(term.words)}"{"*" if term.begins else ""}'  # no word has a quote in it
+
+
+# -- The means of a function that works with a connection, in the connection's thread
+
 
 _PROGRESS_STEPS = 10_000
 _VALUE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -125,3 +368,45 @@ def _may_read(action: int, first: str | None, second: str | None, *rest: str | N
 
 
 _READING_PRAGMAS = ("table_info", "table_xinfo", "table_list", "index_list", "index_info")
+
+
+# -- Work in a connection's thread: a function goes there as a whole, and runs to its end whoever is cancelled
+
+
+_T = TypeVar("_T")
+
+
+class _Script(str):
+    """A script for SQLite that is a function. Its text stands in aiosqlite's log."""
+
+    __slots__ = ("work",)
+
+    work: Callable[[Statements], object]
+
+
+@functools.cache
+def connection_type() -> type[sqlite3.Connection]:
+    """A connection that runs a function as if it were a script.
+
+    aiosqlite brings single statements to its thread, and has nothing public to bring a function there. But it says
+    which class of connection is to be used, and calls that class's own methods in the thread: that is enough.
+    """
+    import sqlite3
+
+    class Connection(sqlite3.Connection):
+        def executescript(self, script: str, /) -> sqlite3.Cursor:
+            if not isinstance(script, _Script):
+                return super().executescript(script)
+            script.work(Statements(self))
+            return self.cursor()
+
+    return Connection
+
+
+async def in_thread(connection: aiosqlite.Connection, work: Callable[[Statements], _T]) -> _T:
+    """Run `work` in the connection's thread. When the caller is cancelled, `work` still runs to its end."""
+    done: list[_T] = []
+    script = _Script("work of the trace store")
+    script.work = lambda statements: done.append(work(statements))
+    await connection.executescript(script)
+    return done[0]

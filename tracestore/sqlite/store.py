@@ -13,22 +13,19 @@ import anyio
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.events.envelope import Envelope
 
-from ..filters import CallFilter, SearchFilter
+from ..calls import CallFilter, SearchFilter
 from ..prices.table import PriceTable
 from ..reports import OnProgress, PruneReport, RepriceReport, SqlResult, StoreCondition
 from ..rows import FoundMessage
-from ..sql.batches import Batch
+from ..sql.batches import Batch, Delivered
 from ..sql.connection import SqlValue, Statements
-from ..sql.lost_runs import Delivered
-from ..sql.run_numbers import RunSpan
-from ..sql.session_owner import claim
+from ..sql.runs import RunSpan, claim
 from ..sql.store import SqlStore
 from ..timestamps import to_us
-from ..writing.adoption import NOTHING_WAITS, LateEvents, left_over, waiting_beside, warn_of
-from ..writing.spill import waiting_files
+from ..writing.spill import NOTHING_WAITS, LateEvents, left_over, waiting_beside, waiting_files, warn_of
 from .database import Database, Durability
 from .files import named_lock
-from .late_events import WholeTrace, take_in
+from .reading import WholeTrace, take_in
 from .trace_file import TraceFile
 
 
@@ -147,7 +144,7 @@ class TraceStore(SqlStore):
     async def sql(
         self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
     ) -> SqlResult:
-        from .free_sql import select
+        from .reading import select
 
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
@@ -161,13 +158,13 @@ class TraceStore(SqlStore):
         return await self._database.write(work)
 
     async def search(self, where: SearchFilter) -> list[FoundMessage]:
-        from ..search.index import search
-        from ..search.sqlite_index import SqliteIndex
+        from ..search import search
+        from .statements import SqliteIndex
 
         return await search(self._database, SqliteIndex(), where)
 
     async def delete_session(self, session_id: str) -> bool:
-        from ..sql.upkeep.expiry import delete_session
+        from ..sql.expiry import delete_session
 
         await self._take_in(needed=True)
         found = await delete_session(self._database, session_id, self._clock.now_us())
@@ -175,7 +172,7 @@ class TraceStore(SqlStore):
         return found
 
     async def forget_content(self, before: int | datetime) -> int:
-        from ..sql.upkeep.expiry import forget_content
+        from ..sql.expiry import forget_content
 
         before_us, now = to_us(before), self._clock.now_us()
         await self._take_in(needed=True)
@@ -187,7 +184,7 @@ class TraceStore(SqlStore):
         return await self._database.quick_check(seconds)
 
     async def condition(self) -> StoreCondition:
-        from .upkeep.condition import condition
+        from .upkeep import condition
 
         return await condition(self._database)
 
@@ -203,7 +200,7 @@ class TraceStore(SqlStore):
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        from .upkeep.pruning import FilePruning
+        from .upkeep import FilePruning
 
         moment = None if before is None else to_us(before)
         if not dry_run:
@@ -216,7 +213,7 @@ class TraceStore(SqlStore):
                 self._file.numbers.forget()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
-        from .upkeep.backup import backup
+        from .upkeep import backup
 
         await self._take_in()
         await backup(self.path, path, progress)
@@ -231,7 +228,7 @@ class TraceStore(SqlStore):
         by_session: bool = False,
         progress: OnProgress | None = None,
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import reprice
+        from ..sql.repricing import reprice
 
         async with self._repricing:
             return await reprice(
@@ -245,7 +242,7 @@ class TraceStore(SqlStore):
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        from ..sql.repricing.repricing import resume_reprice
+        from ..sql.repricing import resume_reprice
 
         async with self._repricing:
             return await resume_reprice(self._database, self._clock, run_id, progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -16,18 +17,18 @@ from callboard.bus.clock import Clock
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.log import Log
+from callboard.bus.package_data import package_data
 
 from ..codec import storable_text
 from ..prices.table import PriceTable
-from ..sql.batches import Batch, batch_of
-from ..sql.calls.sum_keeping import SumKeeper
-from ..sql.connection import Unstorable
-from ..sql.lost_runs import Delivered
-from ..sql.run_numbers import RunNumbers
-from ..sql.uninterrupted import uninterrupted
-from .database import Database
-from .runs import Runs
-from .schema.migrations import inspect, migrate
+from ..sql.batches import END_IN_ORDER, Batch, Delivered, batch_of, close_run, delivered_of
+from ..sql.connection import Steps, Unstorable, read_steps, uninterrupted
+from ..sql.runs import RunNumbers
+from ..sql.sums import SumKeeper
+from ..writing.spill import is_unwritten
+from .database import APPLICATION_ID, Database
+from .files import RunLock, free_run_lock, remove_named_locks, run_locks
+from .statements import Statements
 
 _log = Log("tracestore.sqlite.store")
 
@@ -145,3 +146,223 @@ class TraceFile:
         await self.open()
         self._living.hold_again()
         self._anew = False
+
+
+# -- The runs of a trace file: which of them live, and how a dead one is ended
+#
+# A run is one start of a bus whose events go into the file. While it lives, its process holds a lock on
+# ``<file>.run-<run_id>``. The lock ends with the process, however the process dies. The next start of a writer
+# looks for runs that are not marked as ended, and whose lock nobody holds. Such a run is lost. Each of its calls
+# without an end gets an end, and the run is marked, in one transaction. Readers never do this, nor do commands
+# that write something else.
+#
+# The usage of such a call is estimated from the input that its start reports, and priced for the time of the call.
+# Output counts as far as readers in other processes have it (`Delivered`). The provider may have written more. If
+# the start reports no input and no reader has output, the usage is unknown.
+#
+# The end of such a call is an `llm.call_failed` of class `PROCESS_LOST`. It belongs to the lost run, at the run's
+# next number, last moment and last monotonic time. So (run, seq) stays unique, since the only process that gave
+# numbers to this run is dead. A reader or a replay of one run finds start and end in it, in order. A replay at the
+# original pace doesn't wait through the hours until the run was ended. `runs.ended_us` holds the time at which it
+# was ended.
+#
+# The spill file or the journal of the dead process may hold further events, ends of calls among them. So a run
+# stays open until those events are written.
+
+
+_runs_log = Log("tracestore.runs")
+
+
+class Runs:
+    """The runs that live through one store, and the end of lost runs."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._held: dict[str, RunLock] = {}
+        self._wanted: set[str] = set()  # to be held, as soon as that can be said
+
+    def hold(self, run_id: str) -> None:
+        """This run lives until `end_all`. To be said before anything of it is written. Raises StoreError."""
+        self._wanted.add(run_id)
+        if run_id not in self._held:
+            self._held[run_id] = RunLock(self._database.path, run_id)
+
+    def hold_again(self) -> None:
+        """Say it of the runs of which it couldn't be said, or whose file is gone. Raises StoreError."""
+        for run_id in self._wanted:
+            if run_id in self._held and not self._held[run_id].is_in_place:
+                self._held.pop(run_id).close()
+            self.hold(run_id)
+
+    async def close_lost(self, prices: PriceTable | None = None, delivered: Delivered | None = None) -> list[str]:
+        """End the runs whose processes are gone.
+
+        Returns:
+            The ids of these runs.
+        """
+        path = self._database.path
+        closed = []
+        for run_id in await open_runs(self._database):
+            with free_run_lock(path, run_id) as lock:
+                if lock is None or is_unwritten(path, run_id):
+                    continue
+                calls = await self._close(run_id, prices, delivered)
+                lock.remove()
+            closed.append(run_id)
+            _runs_log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
+        await self._remove_strays()
+        return closed
+
+    async def _close(self, run_id: str, prices: PriceTable | None, delivered: Delivered | None) -> int:
+        now = self._clock.now_us()
+        said = await delivered_of(self._database, run_id, delivered)
+        return await self._database.write(lambda statements: close_run(statements, run_id, now, prices, said))
+
+    async def _remove_strays(self) -> None:
+        """Lock files of processes that died before they had written anything, or after all was done."""
+        path = self._database.path
+        remove_named_locks(path)
+        left = set(await open_runs(self._database))
+        for run_id in run_locks(path):
+            if run_id not in left:
+                with free_run_lock(path, run_id) as lock:
+                    if lock is not None:
+                        lock.remove()
+
+    async def end_all(self) -> None:
+        """Mark the runs that were held as ended, and let go of them.
+
+        One with calls that have no end, or with something in its spill file, is left to the next start.
+        """
+        held, self._held = self._held, {}
+        self._wanted.clear()
+        path, now = self._database.path, self._clock.now_us()
+        ended = [run_id for run_id in held if not is_unwritten(path, run_id)]
+
+        def work(statements: Statements) -> None:
+            for run_id in ended:
+                statements.run(END_IN_ORDER, (now, run_id))
+
+        try:
+            if ended and self._database.is_open:
+                await self._database.write(work)
+        except StoreError as error:
+            _runs_log.warning("run_not_ended", error=str(error))
+        finally:
+            for lock in held.values():
+                lock.remove()
+
+
+async def open_runs(database: Database) -> list[str]:
+    """The runs that are not marked as ended, living and lost ones, the earliest first."""
+    return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]
+
+
+# -- The schema as numbered steps. Each runs in one transaction together with its record, in a new file all in one
+#
+# The steps are literal SQL in ``steps.sql``. No step is built from a query of today's code. Queries change, and
+# old files that were brought up to date would then differ from new ones.
+#
+# A file says to which application it belongs (`application_id`) and how far its schema has come (`user_version`).
+# A step, once released, is never changed: a correction is a further step. A file from a newer Callboard is refused
+# rather than guessed at.
+#
+# The tables:
+#
+# * `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq). * `calls` is a
+# projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is the one at call
+# time and never changes afterwards. * `price_version`, `price_row` and `price_alias` hold the price tables that
+# were used for repricing, `reprice_run` the repricings, `call_cost` the cost of each call under each of them.
+# Triggers keep them append-only. * `current_run` says which of those costs is current: that of the first run in it
+# that has a row for the call, else the one at call time. It mostly has no row or one. A repricing of some calls
+# puts itself before the others. * `call_sums` and `repriced_sums` hold the sums of `calls` and `call_cost` by day
+# and model. * `call_rows` shows calls with their current costs, by the names that Python and the export have for
+# them. * `content`, `session_messages` and `session_setups` hold content, if the host asks for it (see
+# `sql.content`). * `erasures` says which of it was deleted on purpose (see `sql.upkeep.erasures`).
+#
+# Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
+
+
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
+"""Name and statements of each step; the step at index i brings a file to version i + 1."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+async def migrate(database: Database, now_us: int) -> None:
+    """Bring the file to `SCHEMA_VERSION`, or leave it untouched and raise StoreError if it isn't ours to write."""
+    version = await _checked_version(database)
+    if version == SCHEMA_VERSION:
+        return
+    if database.readonly:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
+            "open it once for writing to bring it up to date, as `callboard upgrade` does"
+        )
+    while version < SCHEMA_VERSION:
+        version = await _step(database, now_us)
+
+
+async def inspect(path: Path) -> None:
+    """Raise StoreError if the file isn't ours or is too new, without changing a byte of it.
+
+    A connection that may write would fold the write-ahead log into the file as it closes. A file with a rollback
+    journal died while it was being made; only a writer can look into that one.
+    """
+    if not _readable_as_is(path):
+        return
+    database = Database(path, readonly=True)
+    await database.open(check)
+    await database.close()
+
+
+def _readable_as_is(path: Path) -> bool:
+    journal = path.with_name(path.name + "-journal")
+    return path.exists() and path.stat().st_size > 0 and not journal.exists()
+
+
+async def check(database: Database) -> None:
+    """Raise StoreError if the open file isn't ours or is too new."""
+    await _checked_version(database)
+
+
+async def _checked_version(database: Database) -> int:
+    # Another process may make the file between these reads, in one transaction. Whoever sees its tables or its
+    # version must see whose it is as well, so that is read last.
+    ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
+    ((version,),) = await database.read("PRAGMA user_version")
+    ((application,),) = await database.read("PRAGMA application_id")
+    if application != APPLICATION_ID and (application or version or tables):
+        raise StoreError(
+            f"{database.path} is a database of another application; give another path, or move that file away"
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard knows versions up to "
+            f"{SCHEMA_VERSION}: update Callboard, or give another path"
+        )
+    return int(version)
+
+
+async def _step(database: Database, now_us: int) -> int:
+    """Apply the next missing step; another process may have been quicker, so look inside the transaction.
+
+    In a new file these are all steps at once: nothing is there that could be half way.
+    """
+
+    def work(statements: Statements) -> int:
+        ((version,),) = statements.run("PRAGMA user_version")
+        last = int(version) + 1 if version else SCHEMA_VERSION
+        for number, (name, script) in enumerate(MIGRATIONS[version:last], int(version) + 1):
+            for statement in script:
+                statements.run(statement)
+            statements.run(
+                "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (number, name, now_us)
+            )
+            # PRAGMA takes no parameters; both values are our own integers.
+            statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
+            statements.run(f"PRAGMA user_version = {number}")
+        return min(last, SCHEMA_VERSION)
+
+    return await database.write(work)

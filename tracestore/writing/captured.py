@@ -314,15 +314,7 @@ def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
 def unspilled(
     event: SessionMessageAppended | SessionConfigured, content: SpilledContent
 ) -> CapturedMessage | CapturedSetup:
-    """The captured event of a spilled line.
-
-    Args:
-        event: The event without its content.
-        content: The content of the line.
-
-    Raises:
-        ValueError: This version can't read the content.
-    """
+    """The captured event of a spilled line."""
     if isinstance(event, SessionConfigured):
         if not isinstance(content.setup, msgspec.Raw):
             raise ValueError("a line with a setup's content has no setup")

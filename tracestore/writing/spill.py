@@ -8,13 +8,18 @@ write the same event twice. So a file is removed only after all its events are c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import anyio.to_thread
+import msgspec
+
+from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.log import Log
 
@@ -174,11 +179,7 @@ def spill_path(database: Path, run_id: str) -> Path:
 
 
 def journal_paths(spill: Path) -> tuple[Path, Path]:
-    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.journal`.
-
-    Args:
-        spill: The spill file of the writer.
-    """
+    """The files in which a writer keeps copies of the events in its memory; see `tracestore.writing.waiting`."""
     first, second = (spill.with_name(f"{spill.name.removesuffix('.jsonl')}.{part}.jsonl") for part in "ab")
     return first, second
 
@@ -239,11 +240,7 @@ def _opened(path: Path) -> HeldFile:
 
 
 def remove_leftover(path: Path) -> None:
-    """Remove a file of a dead writer, after all that is in it was committed.
-
-    Raises:
-        OSError: The folder can't be written.
-    """
+    """Remove a file of a dead writer, after all that is in it was committed."""
     try:
         file = _opened(path)
     except FileNotFoundError:
@@ -270,11 +267,6 @@ def _first_seq(path: Path) -> int:
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
     """Some events of a file.
-
-    Args:
-        path: The file.
-        offset: The place in the file to begin at, in bytes.
-        limit: The largest number of events.
 
     Returns:
         The events, and the offset behind them. At the end of the file the offset stays the same.
@@ -315,3 +307,97 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+# -- Events that earlier processes could not write any more, written by the next one, or counted
+
+
+_writer_log = Log("tracestore.writer")
+
+BATCH_EVENTS = 256
+"""The number of events that a reader or a command stores in one transaction."""
+
+
+async def adopt_leftovers(
+    database: Path,
+    write: Callable[[Sequence[Envelope]], Awaitable[None]],
+    *,
+    own: Path | None,
+    batch_events: int,
+) -> bool:
+    """Write the spill files that dead processes left beside a database, and remove each after it is written.
+
+    Returns:
+        False if the store can't take all of it now. The rest can be adopted later.
+    """
+    for path in await anyio.to_thread.run_sync(leftovers, database):
+        if path == own:
+            continue
+        try:
+            offset = events = 0
+            while True:
+                try:
+                    batch, end = await anyio.to_thread.run_sync(read_leftover, path, offset, batch_events)
+                except FileNotFoundError:
+                    break  # another process has adopted it, and removes it only when all of it is written
+                if end == offset:
+                    break
+                await write(batch)
+                offset, events = end, events + len(batch)
+            await anyio.to_thread.run_sync(remove_leftover, path)
+            _writer_log.info("spill_adopted", file=str(path), events=events)
+        except (StoreError, OSError) as error:
+            _writer_log.warning("spill_not_adopted", file=str(path), error=str(error))
+            return False
+    return True
+
+
+class LateEvents(msgspec.Struct, frozen=True):
+    """The events of dead processes that a reader could not show."""
+
+    events: int = 0
+    """The number of events that could be counted."""
+    files: tuple[Path, ...] = ()
+    """Their files. Of a file that may not be opened, the events are not counted."""
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+
+NOTHING_WAITS = LateEvents()
+
+
+async def waiting_beside(database: Path) -> LateEvents:
+    """The events of dead processes that wait beside a trace, and their files."""
+
+    def count() -> LateEvents:
+        files = leftovers(database)
+        return LateEvents(sum(map(_events_in, files)), (*files, *sealed_files(database)))
+
+    return await anyio.to_thread.run_sync(count)
+
+
+def _events_in(path: Path) -> int:
+    with contextlib.suppress(OSError), path.open("rb") as lines:
+        return sum(line.endswith(b"\n") for line in lines)
+    return 0
+
+
+def warn_of(waiting: LateEvents, why: str) -> None:
+    """Log how many events a reader doesn't show, and where they are."""
+    _writer_log.warning(
+        "late_events_not_shown",
+        events=waiting.events,
+        files=[str(path) for path in waiting.files],
+        why=why,
+        note="the next engine that starts on this trace stores them",
+    )
+
+
+def left_over(waiting: LateEvents) -> StoreError:
+    """The error of a deletion that would miss what waits in files beside a trace."""
+    files = ", ".join(str(path) for path in waiting.files)
+    return StoreError(
+        f"nothing was deleted: {files} may hold content of processes that died, and can't be stored now; "
+        "make the files and the trace writable, and try again"
+    )

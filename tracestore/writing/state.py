@@ -65,14 +65,7 @@ def retry_delay(failures: int, options: WriterOptions) -> float:
 
 
 def after_failure(state: StoreState, failures: int, options: WriterOptions, *, may_spill: bool) -> StoreState:
-    """The state after failures in a row.
-
-    Args:
-        state: The state before.
-        failures: The number of failures, the latest included.
-        options: The options of the writer.
-        may_spill: Whether there is a spill file.
-    """
+    """The state after failures in a row."""
     match state:
         case "ok":
             return "retrying"

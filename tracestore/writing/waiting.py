@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
+
+import anyio
 
 from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionMessageAppended
+from callboard.bus.log import Log
 from callboard.bus.streams.fold import weigh_content
+
+from ..codec import encode_lines
+from .spill import LineFile
 
 EVENT_BYTES = 1024
 """What an event weighs besides the content that it refers to."""
@@ -36,20 +44,11 @@ class Waiting:
         self.size += _weigh(envelopes)
 
     def first(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest events. They still wait.
-
-        Args:
-            limit: The largest number of events; None is all of them.
-        """
+        """The oldest events. They still wait."""
         return list(islice(self._events, limit))
 
     def after(self, oldest: int, limit: int) -> list[Envelope]:
-        """The events behind the oldest ones. They still wait.
-
-        Args:
-            oldest: The number of oldest events to pass over.
-            limit: The largest number of events.
-        """
+        """The events behind the oldest ones. They still wait."""
         events = self._events  # which is quick at both of its ends; islice would walk over the oldest
         return [events[at] for at in range(oldest, min(len(events), oldest + limit))]
 
@@ -72,3 +71,105 @@ def _weigh(envelopes: Sequence[Envelope]) -> int:
         if isinstance(event := envelope.data, SessionMessageAppended):
             size += weigh_content(event.message.content)
     return size
+
+
+# -- Copies of the events that wait in memory, so that the end of the process doesn't take them along
+#
+# A commit is shared by all events of a tenth of a second; an answer is handed over at once. Between the two, what
+# was said up to the answer stands in a file of JSON lines beside the database. A write into the system's page
+# cache is all that this costs: it survives the process, and not the machine. Whoever adopts such a file finds some
+# events stored already, which is harmless.
+#
+# There are two files, used in turn. While one batch is being committed, copies of later events go into the other,
+# so that the first is emptied when the commit is done, however many calls end meanwhile. What is committed, and
+# may be deleted from the store, doesn't lie here any longer.
+
+
+_log = Log("tracestore.journal")
+
+_COPIED_AT_ONCE = 64
+"""Events that are copied before others on the event loop have their turn: about half a millisecond."""
+
+_RETRY_SECONDS = 1.0
+"""How long a file that couldn't be written is left alone. Calls go on meanwhile."""
+
+
+class JournalFull(OSError):
+    """The journal has no room: too much in it was never committed."""
+
+
+class _Part:
+    """One of the two files."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = LineFile(path)
+        self.events = 0
+        """The number of events in the file that still wait."""
+
+
+class Journal:
+    """The copies of one writer. It blocks, for one small write."""
+
+    def __init__(self, paths: tuple[Path, Path], limit_bytes: int) -> None:
+        self.error: str | None = None
+        """The reason why it can't be written now; None if it can."""
+        self._older, self._newer = _Part(paths[0]), _Part(paths[1])
+        self._limit = limit_bytes
+        self._retry_at = 0.0
+
+    @property
+    def copied(self) -> int:
+        """How many of the events that wait are in it: the oldest so many."""
+        return self._older.events + self._newer.events
+
+    def copy(self, waiting: Waiting) -> None:
+        """Copy some of what waits and isn't copied yet; `error` says if that couldn't be done."""
+        if self.error is not None and anyio.current_time() < self._retry_at:
+            return
+        try:
+            self._append(waiting.after(self.copied, _COPIED_AT_ONCE))
+        except OSError as error:
+            self._fail(error)
+        else:
+            self.error = None
+
+    def _append(self, envelopes: Sequence[Envelope]) -> None:
+        data = encode_lines(envelopes)
+        if self._older.file.size + self._newer.file.size + len(data) > self._limit:
+            raise JournalFull(f"{self._limit:,} bytes in it are not committed yet")
+        if data:
+            self._newer.file.append(data)
+            self._newer.events += len(envelopes)
+
+    def _fail(self, error: OSError) -> None:
+        self._retry_at = anyio.current_time() + _RETRY_SECONDS
+        if self.error is None:
+            _log.warning("journal_not_written", file=str(self._newer.file.path), error=str(error))
+        self.error = f"{self._newer.file.path} can't be written: {error.strerror or error}"
+
+    def turn(self) -> None:
+        """Put what comes from now on into the other file, if nothing that waits is in that."""
+        if not self._older.events and self._newer.events:
+            self._older, self._newer = self._newer, self._older
+
+    def forget(self, events: int) -> None:
+        """So many of the oldest don't wait any more: they are committed, or spilled."""
+        for part in (self._older, self._newer):
+            gone = min(events, part.events)
+            part.events -= gone
+            events -= gone
+            if not part.events and part.file.size:
+                with contextlib.suppress(OSError):  # then they are written twice some day, which is harmless
+                    part.file.empty()
+
+    def keep(self, events: int) -> None:
+        """Only so many wait still: the newest were given up."""
+        self._newer.events = max(0, min(self._newer.events, events - self._older.events))
+        self._older.events = min(self._older.events, events)
+
+    def close(self) -> None:
+        """Close both files. One in which nothing waits goes."""
+        for part in (self._older, self._newer):
+            if not part.events:
+                part.file.size = 0
+            part.file.close()

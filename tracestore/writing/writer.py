@@ -15,7 +15,7 @@ From every state, the first commit that works leads back to ``ok``, spilled even
 is published as `StoreStateChanged`. A store that fails never stops or slows a call.
 
 `WriterCore.secure` is called before an answer is handed over. It copies the waiting events to the journal beside
-the database, so that they survive the end of the process (see `tracestore.writing.journal`).
+the database, so that they survive the end of the process (see `tracestore.writing.waiting`).
 
 `WriterCore` holds everything that must survive a crash of the actor. The engine makes it once and hands it to each
 new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for the last events.
@@ -31,23 +31,22 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 
+from callboard.bus.actors.actor import Actor, ActorContext
 from callboard.bus.bus import Bus, Lossless
 from callboard.bus.errors import StoreError, StoreUnavailable
-from callboard.bus.events.budgets import BudgetReserved, BudgetSettled
 from callboard.bus.events.envelope import Envelope
-from callboard.bus.events.operation import PricingProgress, StoreStateChanged
+from callboard.bus.events.operation import BudgetReserved, BudgetSettled, PricingProgress, StoreStateChanged
 from callboard.bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sql.lost_runs import Delivered
+from ..sql.batches import Delivered
 from ..store import Store
-from .adoption import adopt_leftovers
 from .captured import Capture
-from .journal import Journal
-from .spill import SpillFile, journal_paths, spill_path
+from .spill import SpillFile, adopt_leftovers, journal_paths, spill_path
 from .state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
-from .waiting import EVENT_BYTES, Waiting
+from .waiting import EVENT_BYTES, Journal, Waiting
 
 _log = Log("tracestore.writer")
 
@@ -484,3 +483,54 @@ class WriterCore:
             level = _log.info if state == "ok" else _log.warning
             level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
             self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))
+
+
+# -- The actor around a `WriterCore`, and the requests that it answers
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """Ask a `TraceWriter` for this, and the answer (None) comes when all before it is committed."""
+
+
+class _PumpFailed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+class TraceWriter(Actor):
+    """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
+
+    Args:
+        core: The core, which `WriterCore.for_bus` has made once. Every incarnation of the actor is given the same
+            core, which keeps the events that are not committed yet.
+    """
+
+    def __init__(self, core: WriterCore) -> None:
+        self.core = core
+
+    async def started(self, context: ActorContext) -> None:
+        async def pump() -> None:
+            try:
+                await self.core.run()
+            except Exception as error:
+                # A task fails alone; that this one has failed is a crash of the writer.
+                context.ref.tell(_PumpFailed(error))
+
+        context.spawn(pump, name="pump")
+
+    async def receive(self, message: object) -> object:
+        """Takes `Flush`. Raises TypeError for anything else."""
+        match message:
+            case Flush():
+                await self.core.flush()
+                return None
+            case _PumpFailed(error=error):
+                raise error
+            case _:
+                raise TypeError(f"the trace writer does not understand {type(message).__name__}")
+
+    async def flush(self) -> None:
+        """The same as `WriterCore.flush`."""
+        await self.core.flush()
+
+    async def stopping(self) -> None:
+        await self.core.close()

@@ -22,9 +22,9 @@ from callboard.bus.values.cost_sum import CostSum
 from callboard.engine import Reply, Session, load_registry
 from callboard.engine.calls.outcome import NOT_KNOWN
 from callboard.engine.routing.model_choice import in_words
-from callboard.engine.watching.losses import RequestLoss
 from callboard.engine.watching.preview import RequestPreview
 
+from ...watching.preview import RequestLoss
 from ..command_line import PAIR
 from ..common.figures import cost_text, plural, seconds, sum_text, usd
 from ..common.harmless import note, say

@@ -11,7 +11,7 @@ from __future__ import annotations
 import anyio
 
 from callboard.bus import Bus, Clock, Log, Lossless, ProviderAvailabilityChanged, StoreError
-from callboard.tracestore.nodes.probes import ProbeTables
+from callboard.tracestore.nodes import ProbeTables
 
 from ...routing.availability import AvailabilityTable, RecordKey
 

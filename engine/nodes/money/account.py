@@ -1,4 +1,4 @@
-"""An account of which this node may spend what it has been granted, see `tracestore.nodes.ledger`.
+"""An account of which this node may spend what it has been granted, see `tracestore.nodes`.
 
     room at this node   what is granted in the slot of now  -  what is held, spent and unknown there
     room in all         the limit  -  what the trace and other nodes have  -  what counts at this node
@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import Allotment, Slot, Standing
+from callboard.tracestore.nodes import Allotment, Slot, Standing
 
 from ...budgets.account import Account, AccountState, Amount, Refusal
 from ...budgets.budget import Budget

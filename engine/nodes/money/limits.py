@@ -1,7 +1,7 @@
 """The part of a node that shares declared rate limits with the other nodes.
 
 A node may use its share of a limit, which is never less than what it has used in the last minute. Shares of all
-nodes are slices of one account for each adapter and key (see `tracestore.nodes.ledger`), so together they never
+nodes are slices of one account for each adapter and key (see `tracestore.nodes`), so together they never
 pass the limit. A node asks for as much as its waiting requests need, and gives back what it doesn't use. The share
 of a node that says nothing any more is free again after a minute and a half.
 
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from callboard.bus import Bus, Clock, Log, NodeLimitsChanged, StoreError
-from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Slot, Want
+from callboard.tracestore.nodes import Allotment, LedgerTables, Slot, Want
 
 from ...rate_limits.amounts import Declared, Ticket
 from ...rate_limits.permit import LiveGate

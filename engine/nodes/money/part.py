@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import anyio
 
 from callboard.bus import Clock, Log, StoreError
-from callboard.tracestore.nodes.ledger import Answer, LedgerTables, Slot, Want, by_name
+from callboard.tracestore.nodes import Answer, LedgerTables, Slot, Want, by_name
 
 from ...budgets.account import Account, Amount
 from ...budgets.budget import Budget

@@ -1,11 +1,11 @@
-"""An account of a budget as the shared rows know it, see `tracestore.nodes.ledger.AccountScope`."""
+"""An account of a budget as the shared rows know it, see `tracestore.nodes.AccountScope`."""
 
 from __future__ import annotations
 
 import msgspec
 
-from callboard.tracestore.nodes.ledger import Slot
-from callboard.tracestore.spending import SpendingQuery
+from callboard.tracestore.nodes import Slot
+from callboard.tracestore.rows import SpendingQuery
 
 from ...budgets.budget import Budget
 from ...budgets.from_trace import query_of

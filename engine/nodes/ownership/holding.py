@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.tracestore.nodes.ownership import Renewed
+from callboard.tracestore.nodes import Renewed
 
 _RENEWALS = 3
 """The times that a lease is renewed while it lasts."""

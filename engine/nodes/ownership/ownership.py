@@ -24,8 +24,8 @@ from callboard.bus import (
     StoreError,
     TurnStatus,
 )
-from callboard.bus.events.nodes import NodeLeaseChanged, SessionClaimed, SessionLost
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
+from callboard.bus.events.operation import NodeLeaseChanged, SessionClaimed, SessionLost
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, OwnershipTables, TurnEnding
 
 from ..frames.wire.frame import Ending
 from .holding import Holding

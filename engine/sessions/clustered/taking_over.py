@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from callboard.tracestore import Store
-    from callboard.tracestore.nodes.ownership import Owner
+    from callboard.tracestore.nodes import Owner
 
     from ...nodes.frames.retained import Retained
     from ...nodes.node import Node

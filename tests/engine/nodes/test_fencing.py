@@ -19,9 +19,8 @@ from callboard.bus import (
 )
 from callboard.tracestore import Capture, PostgresStore, SavedSession, TraceShipper, TraceStore
 from callboard.tracestore.codec import decode_line, encode_event, encode_line
-from callboard.tracestore.nodes.ownership import NodeInfo
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes import NodeInfo
+from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
 from tests.support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

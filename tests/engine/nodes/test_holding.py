@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.engine.nodes.ownership.holding import Asked, Holding
-from callboard.tracestore.nodes.ownership import Claimed, NodeInfo, Renewed
-from callboard.tracestore.sql.session_owner import belongs
+from callboard.tracestore.nodes import Claimed, NodeInfo, Renewed
+from callboard.tracestore.sql.runs import belongs
 from tests.support.shared_tables import OwnershipModel
 
 SECOND = 1_000_000_000

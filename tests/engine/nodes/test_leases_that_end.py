@@ -11,7 +11,7 @@ import pytest
 
 from callboard.bus import SessionTakenOver
 from callboard.engine import Cluster, Engine
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from callboard.tracestore import PostgresStore
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry

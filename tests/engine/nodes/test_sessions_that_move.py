@@ -11,7 +11,7 @@ import pytest
 from callboard.bus import AdmissionError, CallboardError, NodeLeaseChanged, SessionBusy, SessionTakenOver
 from callboard.engine import Engine
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.nodes.ownership import NodeInfo
+from callboard.tracestore.nodes import NodeInfo
 from tests.support.cluster_engines import node_engine
 from tests.support.engines import registry
 from tests.support.postgres_server import own_server, why_not

@@ -13,8 +13,8 @@ import pytest
 from callboard.engine import Engine, tool
 from callboard.engine.runtime import life
 from callboard.tracestore import TraceStore
-from callboard.tracestore.postgres.receiving.receiver import Receiver
-from callboard.tracestore.shipping.backlog import backlogs
+from callboard.tracestore.postgres.receiver import Receiver
+from callboard.tracestore.shipping.marks import backlogs
 from tests.engine.shipping.test_ship_to import local_seqs, seqs
 from tests.support.engines import registry
 from tests.support.postgres_server import StartedServer, own_server, why_not

@@ -10,7 +10,7 @@ import pytest
 from callboard.bus import ConfigurationError
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.engine import Engine
-from callboard.engine.health import check_store
+from callboard.engine.watching.health import check_store
 from callboard.tracestore import PostgresStore, TraceStore
 from callboard.tracestore.shipping import source
 from tests.support.engines import registry
@@ -105,7 +105,7 @@ async def test_calls_go_on_without_the_server_and_the_backlog_is_told_and_shippe
 
 
 async def test_the_file_of_a_dead_process_is_shipped_by_the_next_one(postgres_dsn: str, tmp_path: Path) -> None:
-    from callboard.tracestore.shipping.adoption import LookForFiles
+    from callboard.tracestore.shipping.marks import LookForFiles
     from callboard.tracestore.shipping.shipper import receiver
     from tests.tracestore.trace_making import Maker
 

@@ -6,7 +6,7 @@ import pytest
 
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage
 from callboard.tracestore import Store
-from callboard.tracestore.spending import SpendingQuery
+from callboard.tracestore.rows import SpendingQuery
 
 from ..trace_making import Maker
 

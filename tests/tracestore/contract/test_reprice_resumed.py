@@ -6,7 +6,7 @@ import pytest
 
 from callboard.bus import Cost, CostSource, TokenUsage
 from callboard.tracestore import Store
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 
 from ..changing import CHUNK, MODELS, TABLES, Interrupted, do, stop
 from ..trace_making import DAY_US, T0, Maker

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from callboard.bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, PostgresStore, PriceAlias, PriceRow, PriceTable, Store, TraceStore
-from callboard.tracestore.sql.repricing import repricing
+from callboard.tracestore.sql import repricing
 from tests.support.present import present
 
 from ..trace_making import T0, Maker

@@ -13,7 +13,7 @@ from callboard.bus.events.envelope import Envelope
 from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from callboard.bus.values.messages import Message, Role
 from callboard.tracestore import Store
-from callboard.tracestore.filters import SearchFilter
+from callboard.tracestore.calls import SearchFilter
 
 from ..content_making import appended, captured, configured
 from ..trace_making import T0, Maker

@@ -7,7 +7,7 @@ import pytest
 
 from callboard.bus import Cost, CostSource, Envelope, LlmCallStarted, TokenUsage, UsageSource
 from callboard.tracestore import PriceRow, PriceTable, Store
-from callboard.tracestore.spending import SpendingQuery, SpendingRow
+from callboard.tracestore.rows import SpendingQuery, SpendingRow
 
 from ..trace_making import T0, Maker
 

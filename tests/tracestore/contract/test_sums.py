@@ -6,8 +6,8 @@ import pytest
 
 from callboard.bus import Cost, CostSource, TokenUsage
 from callboard.tracestore import CallFilter, PriceRow, PriceTable
-from callboard.tracestore.sql.calls.sums import not_summed_up, sum_up
 from callboard.tracestore.sql.store import SqlStore
+from callboard.tracestore.sql.sums import not_summed_up, sum_up
 
 from ..trace_making import DAY_US, T0, Maker
 

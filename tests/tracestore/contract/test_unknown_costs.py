@@ -7,7 +7,7 @@ import pytest
 from callboard.bus.values.cost_sum import CostSum
 from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from callboard.tracestore import CallFilter, PriceRow, PriceTable, Store
-from callboard.tracestore.sql.calls.sums import sum_up
+from callboard.tracestore.sql.sums import sum_up
 
 from ..trace_making import T0, Maker
 

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from callboard.tracestore.nodes.ownership import OwnershipTables
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes import OwnershipTables
+from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
 from tests.support.shared_tables import OwnershipModel
 from tests.support.virtual_time import runs_on
 

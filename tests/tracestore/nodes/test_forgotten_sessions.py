@@ -12,9 +12,8 @@ import pytest
 from callboard.bus import Envelope
 from callboard.bus.events.sessions import SessionCreated
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.nodes.ownership import NodeInfo, Renewed, TurnEnding
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes import NodeInfo, Renewed, TurnEnding
+from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
 from tests.support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

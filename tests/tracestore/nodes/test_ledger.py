@@ -11,9 +11,9 @@ import pytest
 from callboard.engine import Budget
 from callboard.engine.nodes.money.scope import Scope
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.nodes.ledger import Allotment, LedgerTables, Want, Wants
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ledger import PostgresLedger
+from callboard.tracestore.nodes import Allotment, LedgerTables, Want, Wants
+from callboard.tracestore.postgres.ledger import PostgresLedger
+from callboard.tracestore.postgres.nodes import SharedDatabase
 from tests.support.shared_tables import LedgerModel
 from tests.tracestore.trace_making import Maker
 

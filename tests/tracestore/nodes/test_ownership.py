@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from callboard.tracestore.nodes.ownership import Claimed, Held, NodeInfo, TurnEnding
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.ownership import PostgresOwnership
+from callboard.tracestore.nodes import Claimed, Held, NodeInfo, TurnEnding
+from callboard.tracestore.postgres.nodes import PostgresOwnership, SharedDatabase
 from tests.support.postgres_server import own_server, why_not
 
 from .conftest import Place

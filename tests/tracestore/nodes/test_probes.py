@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from callboard.tracestore.nodes.probes import ProbeTables
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
-from callboard.tracestore.postgres.nodes.probes import PostgresProbes
+from callboard.tracestore.nodes import ProbeTables
+from callboard.tracestore.postgres.nodes import PostgresProbes, SharedDatabase
 from tests.support.shared_tables import ProbeModel
 
 pytestmark = pytest.mark.anyio

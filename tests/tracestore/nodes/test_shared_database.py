@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from callboard.tracestore.postgres.nodes.database import SharedDatabase
+from callboard.tracestore.postgres.nodes import SharedDatabase
 from tests.support.postgres_server import why_not
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]

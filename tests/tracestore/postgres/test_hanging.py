@@ -12,10 +12,10 @@ import pytest
 from callboard.bus.errors import StoreUnavailable
 from callboard.tracestore import PostgresStore
 from callboard.tracestore.postgres import database as database_module
-from callboard.tracestore.postgres import link
+from callboard.tracestore.postgres import database as link
 from callboard.tracestore.postgres.database import Database
 from callboard.tracestore.postgres.statements import Statements
-from callboard.tracestore.sql.uninterrupted import Patience, bounded
+from callboard.tracestore.sql.connection import Patience, bounded
 from tests.support.postgres_server import StartedServer
 from tests.tracestore.trace_making import Maker
 

@@ -10,7 +10,7 @@ import pytest
 
 from callboard.bus.events.calls import LlmCallFailed
 from callboard.tracestore import PostgresStore, PriceTable
-from callboard.tracestore.sql.lost_runs import PROCESS_LOST
+from callboard.tracestore.sql.batches import PROCESS_LOST
 from callboard.tracestore.writing.spill import SpillFile, spill_path
 from tests.support.postgres_server import StartedServer
 from tests.tracestore.trace_making import Maker

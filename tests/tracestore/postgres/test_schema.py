@@ -11,9 +11,9 @@ import pytest
 
 from callboard.bus.errors import StoreError
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.postgres.schema import migrations
-from callboard.tracestore.postgres.schema.partitions import month_of
-from callboard.tracestore.sql.steps import Steps, read_steps
+from callboard.tracestore.postgres import schema as migrations
+from callboard.tracestore.postgres.schema import month_of
+from callboard.tracestore.sql.connection import Steps, read_steps
 from tests.support.postgres_server import StartedServer
 from tests.support.programs import started
 from tests.tracestore.trace_making import DAY_US, T0, Maker

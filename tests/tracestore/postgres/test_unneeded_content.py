@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from callboard.bus.events.actors import ActorStarted
+from callboard.bus.events.operation import ActorStarted
 from callboard.bus.values.messages import Message
 from callboard.tracestore import PostgresStore
-from callboard.tracestore.sql.upkeep.expiry import delete_sessions, delete_unneeded, needed_bodies
+from callboard.tracestore.sql.expiry import delete_sessions, delete_unneeded, needed_bodies
 from tests.support.virtual_time import FakeClock
 from tests.tracestore.content_making import appended, captured, configured
 from tests.tracestore.trace_making import T0, Maker

@@ -248,7 +248,7 @@ async def test_a_deletion_that_broke_off_is_finished(
     local: TraceStore, trace: Path, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipper was killed before the bodies were gone."""
-    from callboard.tracestore.postgres.receiving import erasing
+    from callboard.tracestore.postgres import received_content as erasing
 
     make = Maker("run_a")
     await say(local, make, "s", SECRET)
@@ -298,7 +298,7 @@ async def test_what_the_store_has_pruned_is_not_brought_back(local: TraceStore, 
 
 
 async def test_what_waits_for_the_store_counts_deletions(local: TraceStore, trace: Path, shared: str) -> None:
-    from callboard.tracestore.shipping.backlog import backlogs
+    from callboard.tracestore.shipping.marks import backlogs
 
     await say(local, Maker("run_a"), "s", SECRET)
     async with shipped(trace, shared):

@@ -13,7 +13,7 @@ from callboard.bus.events.envelope import Event
 from callboard.bus.events.operation import StoreShippingChanged
 from callboard.tracestore import ShippingOptions, TraceShipper, TraceStore
 from callboard.tracestore.shipping.shipment import START, Ending, Origin, Position, Shipment
-from callboard.tracestore.sql.upkeep.erasures import Erasure
+from callboard.tracestore.sql.expiry import Erasure
 from tests.support.virtual_time import FakeClock, runs_on
 from tests.tracestore.shipping.test_shipping import of_run
 

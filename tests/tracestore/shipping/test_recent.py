@@ -14,9 +14,10 @@ from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionRenamed
 from callboard.bus.values.messages import Message
 from callboard.tracestore import PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from callboard.tracestore.shipping import recent, source
-from callboard.tracestore.shipping.recent import Recent
+from callboard.tracestore.shipping import source
+from callboard.tracestore.shipping import source as recent
 from callboard.tracestore.shipping.shipment import START
+from callboard.tracestore.shipping.source import Recent
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.content_making import appended, captured
 from tests.tracestore.trace_making import T0, Maker

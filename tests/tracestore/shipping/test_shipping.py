@@ -15,7 +15,7 @@ from callboard.bus.values.content import ImageBlock, TextBlock
 from callboard.bus.values.messages import Message, SessionSetup
 from callboard.tracestore import CallFilter, PostgresStore, Store, TraceStore
 from callboard.tracestore.shipping.shipper import TraceShipper
-from callboard.tracestore.sql.calls import sum_keeping
+from callboard.tracestore.sql import sums as sum_keeping
 from tests.tracestore.content_making import PICTURE, appended, captured
 from tests.tracestore.trace_making import Maker
 

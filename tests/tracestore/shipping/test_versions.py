@@ -10,7 +10,7 @@ import pytest
 
 from callboard.bus.errors import StoreError
 from callboard.tracestore import PostgresStore, TraceShipper, TraceStore
-from callboard.tracestore.postgres.schema import migrations
+from callboard.tracestore.postgres import schema as migrations
 from tests.support.postgres_server import PostgresServer
 
 from .test_shipping import everything, of_run

@@ -16,9 +16,10 @@ from callboard.bus.events.envelope import Envelope
 from callboard.bus.events.sessions import SessionCreated
 from callboard.bus.values.usage import TokenUsage
 from callboard.tracestore import CallFilter, PostgresStore, ShippingOptions, TraceShipper, TraceStore
-from callboard.tracestore.postgres.receiving import receiver as receiving
-from callboard.tracestore.shipping import source, text
-from callboard.tracestore.shipping.text import lines_of
+from callboard.tracestore.postgres import receiver as receiving
+from callboard.tracestore.shipping import shipment as text
+from callboard.tracestore.shipping import source
+from callboard.tracestore.shipping.shipment import lines_of
 from tests.support.postgres_server import PostgresServer
 from tests.tracestore.trace_making import Maker
 

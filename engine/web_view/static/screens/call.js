@@ -87,8 +87,7 @@ function Attempt({ row, bills, many }) {
       ${row.usage && html`<${Fact} name="Tokens">${count(row.usage.input_tokens)} fresh in, ${count(row.usage.cached_input_tokens)} from a cache,
         ${count(row.usage.cache_creation_input_tokens)} into it, ${count(row.usage.output_tokens)} out <span class="soft">(${row.usage.source})</span><//>`}
       <${Fact} name="Cost">${costOf(row)} ${row.cost && html`<span class="soft">${SOURCES[row.cost.source]}${row.cost.reason ? html`; <${T}>${row.cost.reason}<//>` : ""}</span>`}<//>
-      ${row.provider_request_id && html`<${Fact} name="Provider's id"><${T} class="mono">${row.provider_request_id}<//><//>`}
-      ${row.key && html`<${Fact} name="Key"><${T}>${row.key}<//><//>`}
+      ${row.facts.map(([name, value]) => html`<${Fact} name=${name}><${T} class="mono">${value}<//><//>`)}
     </dl>
     ${row.error_message && html`<p class="problem"><b>${row.error_type}</b>${row.provider_status ? ` ${row.provider_status}` : ""}: <bdi>${row.error_message}</bdi></p>`}
     ${row.warnings.length > 0 && html`<p class="note-box">Not as asked: ${row.warnings.join(", ")}</p>`}

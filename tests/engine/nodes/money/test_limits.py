@@ -13,7 +13,7 @@ from callboard.bus import Bus, NodeLimitsChanged, StoreUnavailable
 from callboard.engine.nodes.money.limits import RateLimitShares
 from callboard.engine.rate_limits.gate import Gate
 from callboard.engine.rate_limits.permit import LiveGate, Permit
-from callboard.tracestore.nodes.ledger import Answer, Wants
+from callboard.tracestore.nodes import Answer, Wants
 from tests.support.shared_tables import LedgerModel
 from tests.support.virtual_time import FakeClock, runs_on
 

@@ -1,0 +1,478 @@
+"""The findings of `Engine.health()` and `callboard doctor`: configuration, keys, providers, store.
+
+Every check only looks. It makes no call that costs, makes no file and starts no local model. A check that fails
+says what to do. Its words never hold a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from callboard.adapters import ProviderAdapter
+from callboard.adapters.health import AdapterHealth, ChecksHealth
+from callboard.adapters.provider import provider_named
+from callboard.adapters.transport.key_masking import given_keys, masked
+from callboard.bus import CallboardError, Clock, ConfigurationError, StoreError
+from callboard.tracestore import Store, WriterStatistics
+from callboard.tracestore.health import FileFacts, file_facts
+from callboard.tracestore.reports import StoreCondition
+
+from ..keys.key_file import keys_file, read_keys
+from ..models.config import FROM_ENVIRONMENT, read_models_yaml
+from ..models.entries import AdapterEntry
+from ..models.registry import ModelRegistry
+from ..opening import server_store, store_to_read
+from ..runtime.runtime import Runtime
+from .health_report import Check, HealthReport, report_of
+from .statistics import live_adapter
+
+if TYPE_CHECKING:
+    from callboard.tracestore import PostgresStore
+    from callboard.tracestore.nodes import NodeRow
+    from callboard.tracestore.postgres.upkeep import ServerFacts
+
+
+FILE_SECONDS = 30.0
+"""The time in seconds for reading the trace file. A larger file is checked in part."""
+
+LEAST_FREE_BYTES = 100 * 1024 * 1024
+
+_OTHER_FILE = "Do that with an older file; else move it away, or name another trace file."
+_LISTED = "Do what stands beside one of them."
+_FIRST_STEP = (
+    "Keep the key of a provider, such as `callboard keys set anthropic`, "
+    "or install a model for this machine, as provider:local-chat says."
+)
+
+_CLOSE_SECONDS = 2.0
+_LONGEST_DETAIL = 400
+
+
+async def examine(
+    runtime: Runtime, writer: WriterStatistics | None, *, offline: bool, time_limit: float
+) -> HealthReport:
+    """All checks of an engine, whether it runs or not."""
+    live = {name: live_adapter(running.ref) for name, running in runtime.adapters.running.items()}
+    surroundings = Providers(runtime.registry, live, runtime.clock, offline=offline, time_limit=time_limit)
+    checks = [check_configuration(runtime.registry, again=runtime.host.started), *check_key_file()]
+    checks += await surroundings.check()
+    checks += await check_store(runtime.store, writer)
+    if runtime.node is not None:
+        from ..nodes.health import check_node
+
+        checks += await check_node(runtime.node)
+    return report_of(checks)
+
+
+# -- configuration
+
+
+def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Check:
+    """Whether what is loaded holds together and, `again`, whether its file could be loaded as it is now."""
+    name, path = "configuration", Path(registry.source)
+    try:
+        if again and path.is_file():
+            read_models_yaml(path)
+        if registry.default_model is not None:
+            registry.resolve(registry.default_model)
+    except ConfigurationError as error:
+        return unreadable(error, name)
+    adapters, models = len(registry.adapters), len(registry.models)
+    if not adapters:
+        return Check(name, False, f"no adapters in {registry.source}", "List at least one under `adapters:`.")
+    said = f"{_counted(adapters, 'adapter')} and {_counted(models, 'model')}, from {registry.source}"
+    return Check(name, True, said)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def check_key_file() -> list[Check]:
+    """Whether the keys that `callboard keys` keeps can be read, and by their owner alone. Empty without a file."""
+    stored = read_keys(keys_file())
+    if stored.fault is not None:
+        return [Check("keys", False, f"{stored.path} is ignored: {stored.fault}", stored.fix)]
+    return [Check("keys", True, f"{len(stored.keys)} in {stored.path}")] if stored.exists else []
+
+
+def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
+    """The check of a configuration that can't be used."""
+    return Check(name, False, str(error), "Correct the place that it names.")
+
+
+# -- providers
+
+
+class Providers:
+    """The checks of all adapters of a registry."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        live: dict[str, ProviderAdapter | None],
+        clock: Clock,
+        *,
+        offline: bool,
+        time_limit: float,
+    ) -> None:
+        self._registry = registry
+        self._live = live
+        self._clock = clock
+        self._offline = offline
+        self._time_limit = time_limit
+        self._usable: set[str] = set()
+
+    async def check(self) -> list[Check]:
+        """The checks in the order of the registry. Providers are asked side by side."""
+        found: dict[str, list[Check]] = {}
+
+        async def look(entry: AdapterEntry) -> None:
+            found[entry.name] = [self._masked(check) for check in await self._adapter(entry)]
+
+        async with anyio.create_task_group() as group:
+            for entry in self._registry.adapters.values():
+                group.start_soon(look, entry)
+        checks = [check for name in self._registry.adapters for check in found[name]]
+        return [*checks, self._any_usable()]
+
+    def _any_usable(self) -> Check:
+        usable = [name for name in self._registry.adapters if name in self._usable]
+        if usable:
+            unasked = " (hosted ones were not asked)" if self._offline else ""
+            return Check("usable", True, f"{', '.join(usable)}{unasked}")
+        return Check("usable", False, "no model can be called yet", _LISTED if self._chosen else _FIRST_STEP)
+
+    async def _adapter(self, entry: AdapterEntry) -> list[Check]:
+        key = self._key(entry)
+        if entry.missing_key is not None:
+            return [key]
+        first = [key, *_address(entry)]
+        live = self._live.get(entry.name)
+        try:
+            adapter = live or entry.create(self._clock)
+        except Exception as error:  # a host's own adapter may raise anything
+            where = f"adapters.{entry.name} in {self._registry.source}"
+            return [*first, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
+        try:
+            return [*first, *await self._provider(entry, adapter)]
+        finally:
+            if adapter is not live and not entry.shared:
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSE_SECONDS):
+                    await adapter.close()
+
+    def _key(self, entry: AdapterEntry) -> Check:
+        name, missing = f"key:{entry.name}", entry.missing_key
+        if missing is None:
+            if not entry.config.api_key:
+                return Check(name, True, "none, and none is asked for")
+            return Check(name, True, f"set, from {entry.key_from}" if entry.key_from else "set")
+        if not entry.offered:
+            detail = f"not_configured: {missing} is not set"
+            keep = f"Set {missing} (`callboard keys set {missing}` keeps it)"
+            fix = f"{keep}, or take {entry.name} out of {self._registry.source}."
+            return Check(name, False, detail, fix)
+        fix = f"Set {missing}, or `callboard keys set {missing}`, to use {entry.name}."
+        return Check(name, True, f"not used: {missing} is not set", fix, unused=True)
+
+    @property
+    def _chosen(self) -> bool:
+        """Whether somebody listed these adapters, and so wants each of them to work."""
+        return self._registry.source != FROM_ENVIRONMENT
+
+    async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:
+        name = f"provider:{entry.name}"
+        if self._offline and not _runs_here(entry):
+            self._usable.add(entry.name)
+            return []
+        if not isinstance(adapter, ChecksHealth):
+            self._usable.add(entry.name)
+            return [Check(name, True, "not asked: this adapter has no health check")]
+        health = await self._ask(adapter)
+        if health.ok:
+            self._usable.add(entry.name)
+        elif entry.offered and not entry.config.api_key:
+            return [Check(name, True, f"not used: {health.detail}", health.fix, unused=True)]
+        fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
+        if health.key_refused and entry.key_from is not None:
+            fix += f" The refused one is {entry.key_from}."
+        return [Check(name, health.ok, health.detail, fix)]
+
+    async def _ask(self, adapter: ChecksHealth) -> AdapterHealth:
+        answer: AdapterHealth | bool | None = None
+        try:
+            with anyio.move_on_after(self._time_limit) as scope:
+                answer = await adapter.health_check()
+        except Exception as error:
+            return AdapterHealth(False, f"its health check failed: {_said(error)}")
+        if scope.cancelled_caught:
+            said = f"no answer within {self._time_limit:g} s"
+            return AdapterHealth(False, said, "Check the network and base_url; try again.")
+        if isinstance(answer, AdapterHealth):
+            return answer
+        healthy = answer is not False  # the contract's no-op returns nothing
+        return AdapterHealth(healthy, "its health check is content" if healthy else "its health check says no")
+
+    def _masked(self, check: Check) -> Check:
+        """The check without any key of the configuration, whoever wrote its text."""
+        keys = [key for entry in self._registry.adapters.values() for key in given_keys(entry.config)]
+        return msgspec.structs.replace(check, detail=masked(check.detail, keys), fix=masked(check.fix, keys))
+
+
+def _address(entry: AdapterEntry) -> list[Check]:
+    """The address, if it is one that no configuration says."""
+    if entry.address_from is None:
+        return []
+    return [Check(f"address:{entry.name}", True, f"{entry.config.base_url}, from {entry.address_from}")]
+
+
+def _runs_here(entry: AdapterEntry) -> bool:
+    provider = provider_named(entry.type)
+    return provider is not None and provider.runs_here
+
+
+def _said(error: Exception) -> str:
+    text = str(error) if isinstance(error, CallboardError) else f"{type(error).__name__}: {error}"
+    return text[:_LONGEST_DETAIL]
+
+
+# -- the store
+
+
+async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
+    """The checks of the trace and its surroundings. The trace is read over a connection of its own."""
+    if store is None:
+        return [Check("store", True, "no trace is kept")]
+    on_server = server_store(store)
+    checks = await (_in_file(store.path) if on_server is None else check_server(on_server))
+    if on_server is None and store.path.exists() and checks[0].ok:
+        checks += await check_shipping(store.path)
+    if writer is not None:
+        checks.append(_writer(writer))
+    return checks
+
+
+async def _in_file(path: Path) -> list[Check]:
+    try:
+        facts = await anyio.to_thread.run_sync(file_facts, path)
+    except OSError as error:
+        return [Check("store", False, f"{path}: {error.strerror or error}", "Make its folder reachable.")]
+    return [*await _content(facts), *_file(facts)]
+
+
+async def _content(facts: FileFacts) -> list[Check]:
+    path = facts.path
+    if not facts.exists:
+        return [Check("store", True, f"{path} is not there yet; the first call makes it")]
+    if not facts.size:
+        return [Check("store", True, f"{path} is empty; the first call fills it")]
+    try:
+        async with store_to_read(path, take_in=False) as store:
+            journal = _journal(await store.journal_mode())
+            checks = [await _quick_check(store, facts), journal]
+            return [*checks, *_condition(await store.condition())] if checks[0].ok else checks
+    except StoreError as error:
+        return [Check("store", False, str(error), _OTHER_FILE)]
+
+
+async def _quick_check(store: Store, facts: FileFacts) -> Check:
+    size = f"{facts.size / 1_000_000:,.1f} MB"
+    try:
+        wrong = await store.check(seconds=FILE_SECONDS)
+    except TimeoutError:
+        return Check("store", True, f"{facts.path} opens, {size}; too large to be checked in {FILE_SECONDS:g} s")
+    if not wrong:
+        return Check("store", True, f"{facts.path} opens and is whole, {size}")
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return Check(
+        "store",
+        False,
+        f"{facts.path} is damaged: {wrong[0][:_LONGEST_DETAIL]}{more}",
+        "Stop what writes to it, keep a copy, and recover it with: sqlite3 FILE .recover",
+    )
+
+
+def _journal(mode: str) -> Check:
+    if mode == "wal":
+        return Check("store:journal", True, "write-ahead log")
+    return Check(
+        "store:journal",
+        False,
+        f"no write-ahead log but {mode!r}, as on a network share: safe, and slow",
+        "Put the trace file on a local disk.",
+    )
+
+
+def _condition(found: StoreCondition) -> list[Check]:
+    return [*leftovers(found, "this file"), _space(found)]
+
+
+def _space(found: StoreCondition) -> Check:
+    share = found.free_bytes / found.file_bytes if found.file_bytes else 0.0
+    detail = (
+        f"{found.file_bytes / 1_000_000:,.1f} MB, of which {found.free_bytes / 1_000_000:,.1f} MB are free pages"
+    )
+    fix = "They are used again; `callboard prune --vacuum` gives them back to the disk." if share > 0.25 else ""
+    return Check("store:space", True, detail, fix)
+
+
+def _file(facts: FileFacts) -> list[Check]:
+    return [
+        _writable(facts),
+        _private(facts),
+        Check("store:locking", True, facts.locking),
+        _disk(facts),
+    ]
+
+
+def _writable(facts: FileFacts) -> Check:
+    if facts.writable:
+        return Check("store:writable", True, f"{facts.path if facts.exists else facts.folder}")
+    return Check(
+        "store:writable",
+        False,
+        f"{facts.path} can't be written, or no file be made beside it",
+        f"Give this user the right to write to it and to {facts.folder}, or name another trace file.",
+    )
+
+
+def _private(facts: FileFacts) -> Check:
+    shared = ", ".join(str(path) for path in facts.open_to_others)
+    if shared:
+        import shlex
+
+        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files beside it the same mode
+        return Check("store:private", False, f"others than its owner may open {shared}", fix)
+    return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
+
+
+def _disk(facts: FileFacts) -> Check:
+    free = f"{facts.free_bytes / 1_000_000_000:,.1f} GB free"
+    if facts.free_bytes >= LEAST_FREE_BYTES:
+        return Check("store:disk", True, free)
+    return Check("store:disk", False, f"only {free}", f"Make room on the disk of {facts.folder}.")
+
+
+def _writer(writer: WriterStatistics) -> Check:
+    lost = f", {writer.lost} lost" if writer.lost else ""
+    detail = f"{writer.state}: {writer.committed} events committed, {writer.waiting} wait{lost}"
+    if writer.state == "ok" and not writer.lost and writer.unsecured is None:
+        return Check("store:writer", True, detail)
+    reason = "".join(f" ({why})" for why in (writer.reason, writer.unsecured) if why)
+    return Check(
+        "store:writer",
+        False,
+        detail + reason,
+        "Mend what the reason names; what is kept is then written by itself.",
+    )
+
+
+# -- The findings of `callboard doctor` about a trace on a server
+
+
+async def check_server(store: PostgresStore) -> list[Check]:
+    """The checks of a server, of the way to it, and of the trace on it. Nothing is made there."""
+    from callboard.tracestore.postgres.upkeep import server_facts
+
+    try:
+        facts = await server_facts(store.dsn, store.schema)
+    except StoreError as error:
+        return [Check("store", False, str(error), "Check the network, the address, and the password in it.")]
+    return [*await _trace(store, facts), _server_writable(facts), _way(facts)]
+
+
+async def _trace(store: PostgresStore, facts: ServerFacts) -> list[Check]:
+    server = f"{facts.name}: PostgreSQL {facts.version}"
+    if not facts.schema_version:
+        return [Check("store", True, f"{server}, no trace in schema {facts.schema} yet; the first call makes it")]
+    try:
+        async with store.open_readonly(store.dsn, schema=store.schema, take_in=False) as reader:
+            condition = await reader.condition()
+            nodes = await reader.nodes()
+    except StoreError as error:
+        return [Check("store", False, str(error), "Bring the older of the two up to date.")]
+    detail = f"{server}, schema {facts.schema} version {facts.schema_version}"
+    size = f"{condition.file_bytes / 1_000_000:,.1f} MB"
+    found = [Check("store", True, f"{detail}, {size}"), *leftovers(condition, "this database")]
+    return [*found, _nodes(nodes)] if nodes else found
+
+
+def _nodes(rows: Sequence[NodeRow]) -> Check:
+    """The nodes of clusters that share the trace. One that is gone is no fault: others take its sessions over."""
+    living = [row for row in rows if row.lives]
+    said = [f"{row.name} ({row.cluster}, {row.sessions} sessions, {row.seconds_left:.0f} s)" for row in living]
+    gone = [f"{row.name} ({row.sessions} sessions)" for row in rows if not row.lives]
+    detail = ", ".join(said) or "none lives"
+    fix = "Their sessions go on where they are resumed." if gone else ""
+    return Check("store:nodes", True, f"{detail}; gone: {', '.join(gone)}" if gone else detail, fix)
+
+
+def leftovers(found: StoreCondition, where: str) -> list[Check]:
+    """The checks of what dead processes left. It is no fault: the next start deals with it."""
+    lost = f", {found.lost} lost with {found.open_calls} calls without an end" if found.lost else ", none lost"
+    spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in found.spilled)
+    next_start = f"The next start that writes to {where}"
+    return [
+        Check("store:runs", True, f"{found.living} live{lost}", f"{next_start} ends them." if found.lost else ""),
+        Check("store:spill", True, spilled or "none left over", f"{next_start} stores it." if spilled else ""),
+    ]
+
+
+def _server_writable(facts: ServerFacts) -> Check:
+    if facts.writable:
+        return Check("store:writable", True, f"as {facts.user}")
+    if facts.standby:
+        return Check(
+            "store:writable", False, "this server follows another one", "Name the one that takes writes to write."
+        )
+    return Check(
+        "store:writable",
+        False,
+        f"{facts.user} may only read",
+        "That is enough to read. To write, grant that role what the guide to many hosts lists.",
+    )
+
+
+def _way(facts: ServerFacts) -> Check:
+    """Whether others on the network could read along, or pretend to be the server."""
+    name = "store:tls"
+    if facts.local:
+        return Check(name, True, f"{facts.encrypted or 'not encrypted'}, on this machine")
+    better = "sslmode=verify-full in the address, with sslrootcert, also checks who answers."
+    if facts.encrypted is None:
+        return Check(name, False, "not encrypted: others on the network can read along", f"Add {better}")
+    return Check(name, True, facts.encrypted, "" if facts.verified else better)
+
+
+# -- The findings about a trace file that is shipped to a shared store, from what is known on this machine
+
+
+async def check_shipping(trace: Path) -> list[Check]:
+    """How far each shared store is that the file is shipped to. No store is asked."""
+    from callboard.tracestore.shipping.marks import backlogs
+
+    try:
+        found = await backlogs(trace)
+    except StoreError as error:
+        return [Check("store:shipping", False, str(error), "Make the trace file readable.")]
+    checks = []
+    for each in found:
+        last = f", last at {datetime.fromtimestamp(each.shipped_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        erasures = f" and {each.erasures:,} deletions" if each.erasures else ""
+        last = last if each.shipped_us else ", never reached"
+        detail = f"{each.behind:,} events{erasures} wait for {each.target}{last}"
+        if each.failing:
+            fix = "Mend what it names; what waits is in the trace file, and is then sent by itself."
+            checks.append(Check("store:shipping", False, f"{detail}: {each.failing}", fix))
+        else:
+            waits = each.behind or each.erasures
+            fix = "A program with ship_to, or `callboard ship`, sends them." if waits else ""
+            checks.append(Check("store:shipping", True, detail, fix))
+    return checks

@@ -1,0 +1,394 @@
+"""What an engine does now: its turns and calls in progress, and the methods of `Engine` that show them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
+
+import anyio
+import msgspec
+
+from callboard.adapters import ContentBlock, Message, TokenUsage, UsageSource
+from callboard.bus import Bus, CallboardError, CostSum, DropOldest, TextDelta, ThinkingDelta, ToolUseInputDelta
+from callboard.bus.streams.events import TurnEvent
+
+from ..calls.call import Call
+from ..calls.events import CallEvents
+from ..conversation.options import TurnOptions, options_among
+from ..conversation.turn import Turn
+from ..routing.model_choice import Model, in_words
+from ..runtime.in_flight import InFlight
+from ..runtime.runtime import Runtime
+from ..sessions.resuming import Wanted, stored_state
+
+if TYPE_CHECKING:
+    from ..sessions.session import Session
+    from .preview import RequestPreview
+
+
+# -- The turns and calls that are under way, with what they have said and cost so far
+#
+# Nothing is counted while nobody asks. A `Watcher` looks at each event of a stream once: between two questions it
+# remembers how far it has read.
+
+
+CHARACTERS_PER_TOKEN = 4
+"""By which the tokens of a reply under way are estimated."""
+
+Stage: TypeAlias = Literal["queued", "working", "waiting", "asking", "replying", "ending"]
+
+
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that has not ended, or a call without a turn."""
+
+    id: str
+    """The id of the turn, which is also that of its stream; of a call without a turn, the id of the call."""
+    kind: Literal["turn", "call"]
+    """``turn``; or ``call`` for a call without a turn, such as embeddings. Such a call belongs to the task that
+    made it, and can't be cancelled from elsewhere."""
+    operation: str
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
+    stage: Stage
+    """``queued`` behind a turn of its session; ``waiting`` for a slot, a rate limit or a budget; ``asking``, until
+    the first content; ``replying``; ``working``, between calls, as with tools; ``ending`` after a cancel."""
+    model: str
+    """The model of the call under way as ``provider:name``, else the one that was asked for, in words."""
+    session_id: str | None
+    """The session, if there is one."""
+    session_name: str | None
+    """The name of the session, if it has one."""
+    tags: dict[str, str]
+    """The tags of its calls."""
+    started_us: int | None
+    """The time at which it was asked for, in microseconds since the epoch; None if its id doesn't say it."""
+    request_id: str | None
+    """The call under way, if there is one."""
+    attempt: int
+    """The number of that call's attempt, from 1; 0 before the first."""
+    elapsed_ms: int
+    """Milliseconds since the beginning of that call."""
+    first_token_ms: int | None
+    """Milliseconds from the beginning of that call to its first content."""
+    steps: int
+    """The number of replies that are complete."""
+    calls: int
+    """The number of calls so far."""
+    events: int
+    """The number of events in its stream."""
+    characters: int
+    """The characters of text, thinking and arguments in its stream."""
+    output_tokens: int
+    """The output tokens of the calls that are over, and an estimate for the one under way."""
+    cost: CostSum
+    """The cost of the calls that are over, and an estimate for the one under way."""
+    readers: int
+    """The number of readers of its stream."""
+    max_lag: int
+    """The number of events that the slowest reader has not read."""
+
+
+class WorkUnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is under way in an engine."""
+
+    items: tuple[UnderWay, ...]
+    """The turns and calls in the order in which they were asked for, as many as were wanted."""
+    total: int
+    """The number of all of them."""
+    characters: int
+    """The characters that streams have said since somebody first asked. It only grows, so that two looks tell the
+    speed."""
+
+
+class _Read:
+    """How far a stream was read."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.characters = 0
+        self.before = 0
+        """The characters of calls that are over."""
+        self.request_id = ""
+
+
+class Watcher:
+    """Looks at the turns and calls of one engine."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._read: dict[str, _Read] = {}
+        self._characters = 0
+
+    def look(self, limit: int | None = None) -> WorkUnderWay:
+        """What is under way now."""
+        in_flight = self._runtime.in_flight
+        turns = [each for each in in_flight if isinstance(each, Turn)]
+        plain = [each for each in in_flight.plain if isinstance(each, CallEvents)]
+        before = self._read
+        self._read = {turn.id: self._counted(turn, before.get(turn.id) or _Read()) for turn in turns}
+        items = [self._turn(turn) for turn in turns[:limit]]
+        rest = None if limit is None else limit - len(items)
+        items += [_plain(call) for call in plain[:rest]]
+        return WorkUnderWay(items=tuple(items), total=len(turns) + len(plain), characters=self._characters)
+
+    def turn(self, turn_id: str) -> Turn | None:
+        """The turn of an id, if it is under way."""
+        found = (each for each in self._runtime.in_flight if isinstance(each, Turn) and each.id == turn_id)
+        return next(found, None)
+
+    def _counted(self, turn: Turn, read: _Read) -> _Read:
+        """Count the characters that are new in a turn's stream."""
+        call, log = turn.call, turn.log
+        if call is not None and call.request.request_id != read.request_id:
+            read.request_id, read.before = call.request.request_id, read.characters
+        seq = log.next_seq
+        if seq > read.seq:
+            new = _characters(log.since(read.seq))
+            read.seq = seq
+            read.characters += new
+            self._characters += new
+        return read
+
+    def _turn(self, turn: Turn) -> UnderWay:
+        read, call, spent = self._read[turn.id], turn.call, turn.spending
+        written = (read.characters - read.before) // CHARACTERS_PER_TOKEN if call is not None else 0
+        readers = [reader.lag for reader in turn.log.readers]
+        state = turn.state
+        return UnderWay(
+            id=turn.id,
+            kind="turn",
+            operation="chat",
+            stage=_stage(turn, call),
+            model=call.context.routing.model if call is not None else in_words(turn.model),
+            session_id=state.id or None,
+            session_name=state.name,
+            tags=state.tags,
+            started_us=made_us(turn.id),
+            request_id=call.request.request_id if call is not None else None,
+            attempt=call.attempt if call is not None else 0,
+            elapsed_ms=call.elapsed_ms if call is not None else 0,
+            first_token_ms=call.first_token_ms if call is not None else None,
+            steps=len(turn.steps),
+            calls=spent.calls,
+            events=turn.log.next_seq,
+            characters=read.characters,
+            output_tokens=sum(usage.output_tokens for usage in spent.usages) + written,
+            cost=spent.sum + _so_far(call, written) if call is not None and call.asked else spent.sum,
+            readers=len(readers),
+            max_lag=max(readers, default=0),
+        )
+
+
+def _characters(events: Sequence[TurnEvent]) -> int:
+    """The characters that some events say."""
+    said = 0
+    for event in events:
+        if isinstance(event, TextDelta | ThinkingDelta):
+            said += len(event.text)
+        elif isinstance(event, ToolUseInputDelta):
+            said += len(event.partial_json)
+    return said
+
+
+def _so_far(call: Call, written: int) -> CostSum:
+    """An estimate of what a call has cost, if it ended now."""
+    sent = call.context.estimated_input_tokens or 0
+    usage = TokenUsage(sent, written, source=UsageSource.ESTIMATED)
+    return CostSum.of_call(usage, call.cost_of(usage))
+
+
+def _stage(turn: Turn, call: Call | None) -> Stage:
+    if turn.scope.cancelled:
+        return "ending"
+    if turn in turn.state.queue:
+        return "queued"
+    if call is None:
+        return "working"
+    if not call.asked:
+        return "waiting"
+    return "asking" if call.first_token_ms is None else "replying"
+
+
+def _plain(call: CallEvents) -> UnderWay:
+    context = call.context
+    return UnderWay(
+        id=context.request_id,
+        kind="call",
+        operation=call.operation,
+        stage="asking" if call.attempt else "waiting",
+        model=context.routing.model,
+        session_id=None,
+        session_name=None,
+        tags=context.tags or {},
+        started_us=made_us(context.request_id),
+        request_id=context.request_id,
+        attempt=call.attempt,
+        elapsed_ms=call.elapsed_ms,
+        first_token_ms=None,
+        steps=0,
+        calls=1,
+        events=0,
+        characters=0,
+        output_tokens=0,
+        cost=CostSum(calls=1),
+        readers=0,
+        max_lag=0,
+    )
+
+
+_LETTERS = {letter: value for value, letter in enumerate("0123456789ABCDEFGHJKMNPQRSTVWXYZ")}
+
+
+def made_us(identifier: str) -> int | None:
+    """The time at which a clock made an identifier ``<prefix>_<ulid>``, in microseconds; None if it is no such."""
+    ulid = identifier.rpartition("_")[2]
+    if len(ulid) != 26:
+        return None
+    milliseconds = 0
+    for letter in ulid[:10]:
+        value = _LETTERS.get(letter)
+        if value is None:
+            return None
+        milliseconds = milliseconds << 5 | value
+    return milliseconds * 1000
+
+
+# -- When something changed: the statistics of an engine, given again whenever they may be others
+#
+# A watcher waits for the bus. While turns are under way, their streams may grow without an event on the bus, so it
+# looks at intervals; when nothing is under way, it sleeps until the next event. Nobody pays for it but who
+# watches.
+
+
+async def changes(bus: Bus, in_flight: InFlight, min_interval: float) -> AsyncIterator[None]:
+    """One item at once, and then one whenever something may have changed. It ends with the bus."""
+    with bus.subscribe(">", policy=DropOldest(1), name="changes") as events:
+        while True:
+            yield
+            if events.closed:
+                return
+            await anyio.sleep(min_interval)
+            if not len(in_flight):
+                await events.wait()
+            events.take()
+
+
+# -- Watching as methods of the engine: what is under way, when something changes, what would be sent
+
+
+class WatchingMethods:
+    """The methods of `Engine` for whoever watches it."""
+
+    _runtime: Runtime
+
+    @cached_property
+    def _watcher(self) -> Watcher:
+        return Watcher(self._runtime)
+
+    def under_way(self, *, limit: int | None = None) -> WorkUnderWay:
+        """The turns and calls that have not ended, with what they have said and cost so far.
+
+        Each event of a stream is looked at once, however often this is asked for.
+
+        Args:
+            limit: The largest number of turns and calls to describe; the others are only counted.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
+        self._runtime.host.require_loop()
+        return self._watcher.look(limit)
+
+    async def cancel(self, turn_id: str, *, owner: str | None = None) -> bool:
+        """Cancel a turn by its id, whoever began it. Its caller gets CancelledError, with the content so far.
+
+        In a cluster the turn may run on any node; then that node is asked.
+
+        Args:
+            turn_id: The id of the turn and its stream.
+            owner: The owner that the stream must have, as in `attach`; None cancels the turn of any owner.
+
+        Returns:
+            False if no such turn of that owner is in progress, or its node does not answer.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
+        self._runtime.host.require_loop()
+        turn = self._watcher.turn(turn_id)
+        if turn is not None:
+            return (owner is None or turn.log.owner == owner) and turn.cancel()
+        frames = self._runtime.frames
+        return False if frames is None else await frames.mirrors.cancel(turn_id, owner)
+
+    def changes(self, *, min_interval: float = 0.5) -> AsyncIterator[None]:
+        """One item at once, and then one whenever the numbers of the engine may have changed.
+
+        It waits for the bus and, while something is under way, for the streams; an idle engine costs nothing.
+        Take `statistics()` or `under_way()` at each item. It ends when the engine is closed.
+
+        Args:
+            min_interval: The least time between two items, in seconds.
+        """
+        return changes(self._runtime.bus, self._runtime.in_flight, min_interval)
+
+    async def preview(
+        self,
+        session: Session | str,
+        content: str | Sequence[ContentBlock] = "…",
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> RequestPreview:
+        """The request that a session's next turn would send, as the model's provider would get it.
+
+        Its `losses` say what that model would not be told. The session may be open here, or stored as a whole.
+        Nothing is sent, and the session stays as it is. The context policy and middleware are left out.
+
+        Args:
+            session: The session, or its id.
+            content: What the turn would say, text or blocks.
+            model: The model; None is the session's own.
+            options: The fields of `TurnOptions` that the turn would be given.
+
+        Raises:
+            CallboardError: There is no such session.
+            ConfigurationError: No model has that name.
+            StoreError: The trace can't be read.
+            TypeError: There is no such option.
+        """
+        from .preview import preview
+
+        runtime = self._runtime
+        session_id = session if isinstance(session, str) else session.id
+        given = options_among(options, advice={})
+        state = runtime.sessions.states.get(session_id)
+        if state is None:
+            await runtime.host.start()
+            state = await stored_state(runtime, Wanted(session_id=session_id, model=model))
+        if not content:
+            raise CallboardError("a turn says something: the content is empty")
+        return preview(runtime, state, model, Message.user(content), given)
+
+    def preview_sync(
+        self,
+        session: Session | str,
+        content: str | Sequence[ContentBlock] = "…",
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnOptions],
+    ) -> RequestPreview:
+        """`preview` for code without an event loop; see `Session.send_sync`.
+
+        Raises:
+            WrongLoop: The engine lives on another event loop.
+        """
+        from ..functions.sync_host import sync_host
+
+        host = sync_host()
+
+        async def shown() -> RequestPreview:
+            host.keep(self._runtime.host)
+            return await self.preview(session, content, model=model, **options)
+
+        return host.run(shown, name="preview_sync()")

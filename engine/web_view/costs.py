@@ -1,0 +1,320 @@
+"""*Costs*: sums by any dimension under two price versions; and the repricing of the past, tried, done, undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from callboard.bus import (
+    CallboardError,
+    ConfigurationError,
+    DropOldest,
+    Latest,
+    PricingProgress,
+    PricingRepriced,
+    StoreError,
+    Subscription,
+)
+from callboard.tracestore import CallFilter, CostRow, PriceTable, RepriceReport, RepriceRun, Store
+from callboard.tracestore.home import home_folder, published_table
+
+from .access import EventStream, Refused, answer, as_json, body_of, frame
+from .calls import call_filter
+from .subject import Subject
+
+AT_CALL_TIME = "call-time"
+PUBLISHED = "published"
+OWN = "engine"
+MOST_ROWS = 1000
+
+
+class Reprice(msgspec.Struct, forbid_unknown_fields=True):
+    """What a page asks for."""
+
+    version: str
+    """The version of a table that the trace knows, ``published`` or ``engine``."""
+    dry_run: bool = True
+    """Whether to report only."""
+    where: CallFilter = CallFilter()
+    """The calls."""
+    as_model: str | None = None
+    """As if that model had served them all."""
+    for_new_calls: bool = False
+    """Whether new calls get that table, too."""
+
+
+async def costs(subject: Subject, request: Request) -> Response:
+    """Sums by dimensions, each under two price versions."""
+    where = call_filter(request)
+    by = [each for each in request.query_params.get("by", "day").split(",") if each]
+    sides = [request.query_params.get(side) or None for side in ("left", "right")]
+    await subject.flush()
+    async with subject.reading() as store:
+        try:
+            rows = [await _side(store, where, by, side) for side in sides]
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+    return answer(merged(rows[0], rows[1], at_call_time=[side == AT_CALL_TIME for side in sides]))
+
+
+async def _side(store: Store, where: CallFilter, by: Sequence[str], side: str | None) -> list[CostRow]:
+    under = None if side in (None, AT_CALL_TIME) else side
+    return await store.costs(where, by, under=under)
+
+
+def merged(left: Sequence[CostRow], right: Sequence[CostRow], *, at_call_time: Sequence[bool]) -> list[object]:
+    """The rows of two price versions side by side, in the order of the left ones."""
+    others = {row.key: row for row in right}
+    rows = [(row, others.pop(row.key, None)) for row in left]
+    both = [*rows, *((None, row) for row in others.values())]
+    return [_pair(first, second, at_call_time) for first, second in both[:MOST_ROWS]]
+
+
+def _pair(left: CostRow | None, right: CostRow | None, at_call_time: Sequence[bool]) -> object:
+    row = left or right
+    assert row is not None
+    return {
+        "key": row.key,
+        "calls": row.calls,
+        "input_tokens": row.total_input_tokens,
+        "output_tokens": row.output_tokens,
+        "cached_input_tokens": row.cached_input_tokens,
+        "estimated": row.estimated,
+        "unknown": row.unknown,
+        "left": _sum(left, at_call_time[0]),
+        "right": _sum(right, at_call_time[1]),
+    }
+
+
+def _sum(row: CostRow | None, at_call_time: bool) -> object:
+    if row is None:
+        return None
+    if at_call_time:
+        return {"nano_usd": row.at_call_time_nano_usd, "unpriced": row.at_call_time_unpriced}
+    return {"nano_usd": row.cost_nano_usd, "unpriced": row.unpriced}
+
+
+async def prices(subject: Subject, request: Request) -> Response:
+    """The price tables that can be chosen, the history of repricings, and what is current."""
+    async with subject.reading() as store:
+        known = await store.price_tables()
+        runs, current = await store.reprice_runs(), await store.current_prices()
+    engine = subject.engine
+    own = None if engine is None else _table(engine.prices)
+    published = published_table(home_folder())
+    return answer(
+        {
+            "tables": [_table(table) for table in known],
+            "published": _table(published),
+            "engine": own,
+            "runs": [{**msgspec.to_builtins(run), "state": run.state} for run in runs[:100]],
+            "current": current.versions,
+        }
+    )
+
+
+def _table(table: PriceTable) -> dict[str, object]:
+    return {"version": table.version, "label": table.label, "rows": len(table)}
+
+
+async def reprice(subject: Subject, request: Request) -> Response:
+    """Begin a repricing, dry or real. How far it is, is told by `progress`."""
+    asked = await body_of(request, Reprice)
+    jobs: Repricings = request.state.repricings
+    if jobs.running:
+        raise Refused(409, "a repricing is under way")
+    table = await _chosen(subject, asked.version)
+    if asked.for_new_calls and subject.engine is None:
+        raise Refused(409, "new calls are those of the process that writes the trace; ask it to use other prices")
+    jobs.begin(
+        table, where=asked.where, dry_run=asked.dry_run, as_model=asked.as_model, for_new_calls=asked.for_new_calls
+    )
+    return answer(jobs.state, 202)
+
+
+async def undo(subject: Subject, request: Request) -> Response:
+    """Take the latest repricing back."""
+    await body_of(request, dict[str, object])
+    jobs: Repricings = request.state.repricings
+    if jobs.running:
+        raise Refused(409, "a repricing is under way")
+    return answer(await jobs.undo())
+
+
+async def progress(subject: Subject, request: Request) -> Response:
+    """The state of the repricing, at once and whenever it changes, and a word when costs have changed."""
+    return EventStream(_states(request.state.repricings))
+
+
+async def _states(jobs: Repricings) -> AsyncIterator[bytes]:
+    async for state in jobs.changes():
+        yield frame("repricing", as_json(state))
+
+
+async def _chosen(subject: Subject, version: str) -> PriceTable | str:
+    if version == PUBLISHED:
+        try:
+            return published_table(home_folder())
+        except ConfigurationError as error:
+            raise Refused(409, str(error)) from None
+    if version == OWN:
+        if subject.engine is None:
+            raise Refused(409, "there is no engine here")
+        return subject.engine.prices
+    return version
+
+
+# -- The repricing that a page has begun: one at a time, to its end, whoever still looks
+#
+#     idle ──begin──▶ running ──▶ done, with its report
+#                        └──────▶ failed, with the reason
+#
+# A page that goes and comes again finds it as it is by then.
+
+
+class RepricingState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the repricing is."""
+
+    state: Literal["idle", "running", "done", "failed"] = "idle"
+    """As the module's head has it."""
+    dry_run: bool = True
+    """Whether it is only tried."""
+    version: str = ""
+    """The version of the table."""
+    done: int = 0
+    """The number of the last call that is done."""
+    last: int = 0
+    """The number of the last call."""
+    report: RepriceReport | None = None
+    """The report, once it is done."""
+    error: str | None = None
+    """The reason why it failed."""
+    changed: int = 0
+    """How often the costs of the trace have changed since the live view began, by anybody."""
+
+
+class Repricings:
+    """The repricings of one live view."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.state = RepricingState()
+        """How far the repricing is."""
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether one is under way."""
+        return self._task is not None and not self._task.done()
+
+    def begin(
+        self,
+        table: PriceTable | str,
+        *,
+        where: CallFilter,
+        dry_run: bool,
+        as_model: str | None,
+        for_new_calls: bool,
+    ) -> None:
+        """Begin one; it goes on by itself."""
+        version = table if isinstance(table, str) else table.version
+        self._set(state="running", dry_run=dry_run, version=version, done=0, last=0, report=None, error=None)
+        work = self._run(table, where, dry_run, as_model, for_new_calls)
+        self._task = asyncio.create_task(work, name="callboard live view: repricing")
+
+    async def undo(self) -> RepriceRun:
+        """Take the latest one back."""
+        engine = self._subject.engine
+        if engine is not None:
+            run = await engine.undo_reprice()
+        else:
+            async with self._subject.writing() as store:
+                run = await store.undo_reprice()
+        self._set(state="idle", report=None, error=None, changed=self.state.changed + 1)
+        return run
+
+    async def changes(self) -> AsyncIterator[RepricingState]:
+        """The state at once, and whenever it changes. Other people's repricings on the engine's bus count, too."""
+        heard = asyncio.create_task(self._hear()) if self._subject.engine is not None else None
+        try:
+            while True:
+                news = self._news
+                yield self.state
+                await news.wait()
+                await asyncio.sleep(0.05)
+        finally:
+            if heard is not None:
+                heard.cancel()
+
+    async def _hear(self) -> None:
+        """Tell the page when somebody else has changed the costs."""
+        engine = self._subject.engine
+        assert engine is not None
+        with engine.bus.subscribe(PricingRepriced.topic_of(), policy=DropOldest(1), name="live view") as events:
+            async for _ in events:
+                self._set(changed=self.state.changed + 1)
+
+    async def _run(
+        self,
+        table: PriceTable | str,
+        where: CallFilter,
+        dry_run: bool,
+        as_model: str | None,
+        for_new_calls: bool,
+    ) -> None:
+        try:
+            if self._subject.engine is not None:
+                report = await self._on_engine(table, where, dry_run, as_model, for_new_calls)
+            else:
+                report = await self._on_trace(table, where, dry_run, as_model)
+        except (CallboardError, StoreError, ValueError) as error:
+            self._set(state="failed", error=str(error))
+        except BaseException:
+            self._set(state="failed", error="it was interrupted; nothing has changed yet")
+            raise
+        else:
+            kept = not report.dry_run and report.run_id is not None
+            self._set(state="done", report=report, version=report.version, changed=self.state.changed + kept)
+
+    async def _on_engine(
+        self, table: PriceTable | str, where: CallFilter, dry_run: bool, as_model: str | None, for_new_calls: bool
+    ) -> RepriceReport:
+        engine = await self._subject.started()
+        policy = Latest(key=lambda envelope: envelope.topic)
+        with engine.bus.subscribe(PricingProgress.topic_of(), policy=policy, name="live view") as events:
+            following = asyncio.create_task(self._follow(events))
+            try:
+                return await engine.reprice(
+                    table, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
+                )
+            finally:
+                following.cancel()
+
+    async def _follow(self, events: Subscription) -> None:
+        async for envelope in events:
+            if isinstance(envelope.data, PricingProgress):
+                self._set(done=envelope.data.done, last=envelope.data.last)
+
+    async def _on_trace(
+        self, table: PriceTable | str, where: CallFilter, dry_run: bool, as_model: str | None
+    ) -> RepriceReport:
+        opened = self._subject.reading() if dry_run or as_model else self._subject.writing()
+        async with opened as store:
+            return await store.reprice(
+                table,
+                where=where,
+                dry_run=dry_run,
+                as_model=as_model,
+                progress=lambda done, last: self._set(done=done, last=last),
+            )
+
+    def _set(self, **changes: object) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+        news, self._news = self._news, asyncio.Event()
+        news.set()

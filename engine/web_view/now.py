@@ -1,0 +1,239 @@
+"""The screens *Now*, *Supervision* and *Providers*."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from callboard.bus import Envelope, ProviderAvailabilityChanged
+from callboard.tracestore import CallFilter, CallRow, Store
+
+from .access import EventStream, Refused, answer, as_json, body_of, frame
+from .calls import attempt_in_brief
+from .subject import Subject
+
+# -- *Now*: what is under way, what it costs, and what has just ended
+
+
+LATEST = 100
+"""The number of calls, the latest that began, among which those are found that ended last."""
+
+RECENT = 20
+
+ROWS = 100
+"""The number of turns and calls that are described; the others are only counted."""
+
+MANY = 200
+EVERY_SECONDS = 0.5
+EVERY_SECONDS_OF_MANY = 1.0
+SUM_SECONDS = 5.0
+"""The time between two questions for the sums of the day."""
+
+_DAY_US = 24 * 3600 * 1_000_000
+
+
+class _Cancel(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
+async def now(subject: Subject, request: Request) -> Response:
+    """A snapshot at once, and then whenever it may have changed."""
+    return EventStream(_snapshots(subject))
+
+
+async def cancel(subject: Subject, request: Request) -> Response:
+    """Cancel a turn."""
+    asked = await body_of(request, _Cancel)
+    engine = await subject.started()
+    if not await engine.cancel(asked.id):
+        raise Refused(409, "it is over already, or belongs to another process")
+    return answer({"cancelled": asked.id})
+
+
+async def _snapshots(subject: Subject) -> AsyncIterator[bytes]:
+    sums = _Sums(subject)
+    last, many = 0, False
+    async for _ in subject.changes(EVERY_SECONDS):
+        ns = subject.clock.monotonic_ns()
+        if many and ns - last < EVERY_SECONDS_OF_MANY * 0.9e9:
+            continue
+        last = ns
+        await sums.look(ns)
+        found = _of_engine(subject)
+        many = found["total"] > MANY  # type: ignore[operator]
+        yield frame("now", as_json({"ts_us": subject.clock.now_us(), **found, **sums.found}))
+
+
+def _of_engine(subject: Subject) -> dict[str, object]:
+    engine = subject.engine
+    if engine is None:
+        return {"state": "trace", "items": (), "total": 0, "characters": 0}
+    work, counted = engine.under_way(limit=ROWS), engine.statistics()
+    return {
+        "state": counted.state,
+        "uptime_seconds": counted.uptime_seconds,
+        "items": work.items,
+        "total": work.total,
+        "characters": work.characters,
+        "turns_waiting": counted.turns_waiting,
+        "calls_waiting": sum(each.waiting for each in counted.providers),
+        "budget_waiting": counted.budget_waiting,
+        "sessions": counted.sessions,
+        "streams": counted.streams,
+        "writer": None if counted.writer is None else counted.writer.state,
+        "prices_version": counted.prices_version,
+    }
+
+
+class _Sums:
+    """The parts of a snapshot that come from the trace, or else from the latest events."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._looked: int | None = None
+        self.found: dict[str, object] = {"today": None, "others": (), "recent": ()}
+
+    async def look(self, now_ns: int) -> None:
+        if not self._subject.has_trace:
+            return
+        if self._looked is not None and now_ns - self._looked < SUM_SECONDS * 1e9:
+            return
+        self._looked = now_ns
+        async with self._subject.reading() as store:
+            self.found = await _from_trace(self._subject, store)
+
+
+async def _from_trace(subject: Subject, store: Store) -> dict[str, object]:
+    midnight = subject.clock.now_us() // _DAY_US * _DAY_US
+    sums = await store.costs(CallFilter(since=midnight), ())
+    own = None if subject.engine is None else subject.engine.bus.run_id
+    begun = await store.calls(CallFilter(status="started"), ROWS) if subject.shared else ()
+    recent = [row for row in await store.calls(limit=LATEST) if row.status != "started"]
+    recent.sort(key=ended_us, reverse=True)
+    return {
+        "today": sums[0] if sums else None,
+        "others": [attempt_in_brief(row) for row in begun if row.run_id != own],
+        "recent": [attempt_in_brief(row) for row in recent[:RECENT]],
+    }
+
+
+def ended_us(row: CallRow) -> int:
+    """When an attempt ended, in microseconds since the epoch."""
+    return row.finished_us or (row.started_us or 0) + (row.latency_ms or 0) * 1000
+
+
+# -- *Stage*, the tree of supervision; and *Providers*, who can be asked, and why one was not
+
+
+STATISTICS_SECONDS = 1.0
+STORED_EVENTS = 5000
+ROUTED_CALLS = 300
+REJECTIONS = 30
+CALLS_SECONDS = 5.0
+
+
+async def stage(subject: Subject, request: Request) -> Response:
+    """The tree of supervision, at once and whenever it may have changed."""
+    return EventStream(_stage(subject))
+
+
+async def _stage(subject: Subject) -> AsyncIterator[bytes]:
+    async for _ in subject.changes(STATISTICS_SECONDS):
+        yield frame("stage", as_json({"ts_us": subject.clock.now_us(), **await _tree(subject)}))
+
+
+async def _tree(subject: Subject) -> dict[str, object]:
+    if subject.engine is None:
+        async with subject.reading() as store:
+            found = await _latest(store, "actor.*", lambda each: getattr(each.data, "actor", ""))
+        return {"tree": None, "actors": [_actor(each) for each in found]}
+    counted = subject.engine.statistics()
+    return {
+        "tree": counted.supervisor,
+        "state": counted.state,
+        "uptime_seconds": counted.uptime_seconds,
+        "bus": counted.bus,
+        "writer": counted.writer,
+        "actors": (),
+    }
+
+
+def _actor(envelope: Envelope) -> dict[str, object]:
+    return {"ts_us": envelope.ts_us, "run_id": envelope.run_id, **msgspec.to_builtins(envelope.data)}
+
+
+async def _latest(store: Store, topic: str, key: Callable[[Envelope], object]) -> Sequence[Envelope]:
+    """The latest event of each key, among the last events of the trace."""
+    after = max(await store.last_event_id() - STORED_EVENTS * 20, 0)
+    found = await store.events(topic=topic, after_id=after, limit=None)
+    return list({key(each): each for each in found[-STORED_EVENTS:]}.values())
+
+
+async def providers(subject: Subject, request: Request) -> Response:
+    """The providers and their states, at once and whenever they may have changed."""
+    return EventStream(_providers(subject))
+
+
+async def _providers(subject: Subject) -> AsyncIterator[bytes]:
+    looked: int | None = None
+    rejected: Sequence[object] = ()
+    async for _ in subject.changes(STATISTICS_SECONDS):
+        ns = subject.clock.monotonic_ns()
+        if subject.has_trace and (looked is None or ns - looked > CALLS_SECONDS * 1e9):
+            looked = ns
+            async with subject.reading() as store:
+                rejected = rejections(await store.calls(limit=ROUTED_CALLS))
+        state = {"ts_us": subject.clock.now_us(), "rejected": rejected, **await _standing(subject)}
+        yield frame("providers", as_json(state))
+
+
+async def _standing(subject: Subject) -> dict[str, object]:
+    engine = subject.engine
+    if engine is None:
+        async with subject.reading() as store:
+            found = await _latest(
+                store,
+                ProviderAvailabilityChanged.topic_of(),
+                lambda each: (getattr(each.data, "provider", ""), getattr(each.data, "model", None)),
+            )
+        return {"configured": {}, "providers": (), "availability": [_told(each) for each in found]}
+    counted = engine.statistics()
+    return {
+        "configured": engine.providers,
+        "default": engine.default_provider,
+        "providers": counted.providers,
+        "availability": counted.availability,
+    }
+
+
+def _told(envelope: Envelope) -> dict[str, object]:
+    event = envelope.data
+    assert isinstance(event, ProviderAvailabilityChanged)
+    return {
+        "provider": event.provider,
+        "model": event.model,
+        "state": event.current,
+        "reason": event.reason,
+        "retry_at_us": event.retry_at_us,
+        "ts_us": envelope.ts_us,
+    }
+
+
+def rejections(rows: Sequence[CallRow]) -> Sequence[object]:
+    """The candidates that calls did not go to, with the reasons, the latest first."""
+    return [
+        {
+            "request_id": row.request_id,
+            "started_us": row.started_us,
+            "taken": row.routing.model,
+            "model": candidate.model,
+            "why": candidate.rejected,
+        }
+        for row in rows
+        if row.routing is not None
+        for candidate in row.routing.candidates
+        if candidate.rejected is not None
+    ][:REJECTIONS]

@@ -1,0 +1,230 @@
+"""The screens *Session* and *Stream*."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from callboard.bus import (
+    CallboardError,
+    MessageComplete,
+    ProviderBlock,
+    ProviderEvent,
+    SessionModelChanged,
+    StreamReader,
+    StreamReset,
+    TextDelta,
+    ThinkingDelta,
+    ToolProgress,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    TurnEvent,
+    UnknownStream,
+    UserMessage,
+)
+from callboard.tracestore import CallFilter, SavedSession, SessionRow
+
+from .access import EventStream, Refused, answer, as_json, body_of, frame
+from .calls import attempt_in_brief, block_seen, message_seen, turns_seen
+from .sign_in import Visitor
+from .subject import Subject
+
+# -- *Session*: its messages and swaps of models, its calls, and what another provider would be sent
+
+
+MOST_SESSIONS = 300
+MOST_MESSAGES = 500
+MOST_TURNS = 10
+"""The number of turns, the latest ones, whose waterfall is shown."""
+
+
+class Preview(msgspec.Struct, forbid_unknown_fields=True):
+    """What a page asks for."""
+
+    session_id: str
+    """The session."""
+    model: str
+    """The model that would be asked."""
+    content: str = "…"
+    """The text that the next turn would say."""
+
+
+async def sessions(subject: Subject, request: Request) -> Response:
+    """The sessions that are open here, and those of the trace, the latest first."""
+    if subject.engine is not None and not subject.engine.closed:
+        return answer(await subject.engine.sessions(limit=MOST_SESSIONS))
+    async with subject.reading() as store:
+        return answer([_listed(row) for row in await store.sessions(MOST_SESSIONS)])
+
+
+def _listed(row: SessionRow) -> dict[str, object]:
+    return {
+        "session_id": row.session_id,
+        "name": row.name,
+        "model": row.model or "",
+        "tags": row.tags,
+        "open": False,
+        "stored": row,
+    }
+
+
+async def session(subject: Subject, request: Request) -> Response:
+    """One session: what was captured of it, its swaps, and its calls."""
+    session_id = request.path_params["id"]
+    visitor: Visitor = request.state.visitor
+    await subject.flush()
+    async with subject.reading() as store:
+        saved = await store.saved_session(session_id)
+        calls = await store.calls(CallFilter(session_id=session_id), 200)
+        swaps = await store.events(session_id=session_id, topic=SessionModelChanged.topic_of(), limit=200)
+        latest = list({row.turn_id: row for row in calls if row.turn_id is not None}.values())[:MOST_TURNS]
+        turns = await turns_seen(store, latest)
+    if saved is None and not calls:
+        raise Refused(404, "the trace has no such session")
+    content = "content" in visitor.scopes
+    return answer(
+        {
+            "session_id": session_id,
+            "name": None if saved is None else saved.name,
+            "tags": {} if saved is None else saved.tags,
+            "messages": _messages(saved, content),
+            "shown": content,
+            "system_prompt": _prompt(saved) if content else None,
+            "missing": () if saved is None else saved.missing,
+            "swaps": [{"ts_us": each.ts_us, **msgspec.to_builtins(each.data)} for each in swaps],
+            "calls": [attempt_in_brief(row) for row in calls],
+            "turns": turns,
+        }
+    )
+
+
+def _prompt(saved: SavedSession | None) -> str | None:
+    return None if saved is None or saved.setup is None else saved.setup.system_prompt
+
+
+def _messages(saved: SavedSession | None, content: bool) -> list[object]:
+    return [] if saved is None else [message_seen(each, content) for each in saved.messages[-MOST_MESSAGES:]]
+
+
+async def models(subject: Subject, request: Request) -> Response:
+    """The models that can be asked for, for the choice of another one."""
+    if subject.engine is None:
+        return answer([])
+    found = subject.engine.models()
+    return answer([{"id": each.id, "provider": each.provider, "state": each.state} for each in found])
+
+
+async def preview(subject: Subject, request: Request) -> Response:
+    """The request that a model would be sent. Nothing is sent."""
+    asked = await body_of(request, Preview)
+    if not subject.shows_live_content:
+        raise Refused(403, "what is said is not shown here: the engine does not capture it as it is")
+    engine = await subject.started()
+    return answer(await engine.preview(asked.session_id, asked.content or "…", model=asked.model or None))
+
+
+# -- *Stream*: a reply as it comes, from any place in it; and the readers of each stream
+
+
+EVERY_SECONDS = 0.05
+"""The time between two lots of a stream for one page."""
+
+_builtins = msgspec.to_builtins
+
+
+async def streams(subject: Subject, request: Request) -> Response:
+    """The streams that can be attached to, with their readers."""
+    if subject.engine is None:
+        return answer([])
+    return answer(subject.engine.streams.streams()[:500])
+
+
+async def stream(subject: Subject, request: Request) -> Response:
+    """The events of one stream, from behind the last one that the page has, in lots."""
+    if subject.engine is None:
+        raise Refused(404, "streams live in the process that runs the turn; this shows a trace")
+    stream_id = request.path_params["id"]
+    visitor: Visitor = request.state.visitor
+    shown = subject.shows_live_content and "content" in visitor.scopes
+    try:
+        reader = subject.engine.attach(
+            stream_id,
+            from_seq=_next_seq(request, stream_id),
+            coalesce=True,
+            min_interval=EVERY_SECONDS,
+            any_owner=True,
+        )
+    except (UnknownStream, ValueError) as error:
+        raise Refused(404, str(error)) from None
+    return EventStream(_lots(reader, shown))
+
+
+def _next_seq(request: Request, stream_id: str) -> int:
+    """The place to go on from, which the page says as its browser does when it comes back."""
+    last = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    if not last:
+        return 0
+    of, _, seq = last.rpartition(":")
+    if of != stream_id or not seq.isdecimal() or len(seq) > 18:
+        raise Refused(400, "that is no place in this stream")
+    return int(seq) + 1
+
+
+async def _lots(reader: StreamReader[TurnEvent], shown: bool) -> AsyncIterator[bytes]:
+    async with reader:
+        yield frame("shown", b"true" if shown else b"false")
+        try:
+            while lot := await reader.take():
+                yield frame("events", as_json(_as_seen(lot, shown)), reader.frame_id)
+        except CallboardError as error:  # in a cluster it is found out when it is read
+            yield frame("gone", as_json({"error": str(error)}))
+        else:
+            yield frame("end", b"{}", reader.frame_id)
+
+
+def _as_seen(events: Sequence[TurnEvent | StreamReset[TurnEvent]], shown: bool) -> list[object]:
+    return [_of_reset(event, shown) if isinstance(event, StreamReset) else seen(event, shown) for event in events]
+
+
+def _of_reset(event: StreamReset[TurnEvent], shown: bool) -> object:
+    snapshot = [seen(each, shown) for each in event.snapshot]
+    return {"type": event.type, "snapshot": snapshot, "next_seq": event.next_seq}
+
+
+def seen(event: TurnEvent, shown: bool) -> object:
+    """An event as a page may see it: as it is, or without anything that was said."""
+    if isinstance(event, MessageComplete):
+        return _end(event, shown)
+    if shown:
+        return event
+    fields: dict[str, object] = {"type": event.type}
+    for name in ("content_block_index", "message_id", "tool_use_id", "tool_name", "is_error", "latency_ms"):
+        if hasattr(event, name):
+            fields[name] = getattr(event, name)
+    match event:
+        case TextDelta() | ThinkingDelta():
+            return {**fields, "characters": len(event.text)}
+        case ToolUseInputDelta():
+            return {**fields, "characters": len(event.partial_json)}
+        case ToolUseEnd():
+            return {**fields, "incomplete": event.incomplete}
+        case UserMessage() | ToolProgress() | ProviderBlock() | ProviderEvent():
+            return fields
+        case _:
+            return event
+
+
+def _end(event: MessageComplete, shown: bool) -> dict[str, object]:
+    """The end of a message. Its deltas have said the content, unless a page comes after they were folded."""
+    content = [block_seen(block) for block in event.final_content] if shown else ()
+    return {
+        "type": event.type,
+        "message_id": event.message_id,
+        "stop_reason": event.stop_reason,
+        "raw_stop_reason": event.raw_stop_reason,
+        "usage": msgspec.structs.replace(event.usage, raw=None),
+        "final_content": content,
+    }

@@ -1,0 +1,242 @@
+"""A call in a trace: the row of each attempt, its columns, and the filter that selects calls.
+
+`CallRow` is the one list of a call's columns. Storing, reading, exports, `callboard traces`, the live view and
+`callboard sql --schema` follow from it. To add a column:
+
+1. Give one event of the call the field, and fill it.
+2. Add the same field to `CallRow`, with a sentence below it. `SHOWN` shows it to people.
+3. Add a step to both ``steps.sql`` that adds the column to ``calls`` and makes the view ``call_rows`` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+
+from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
+from callboard.bus.values.messages import RoutingDecision
+from callboard.bus.values.usage import Cost, TokenUsage
+
+from .timestamps import to_us
+
+CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
+"""The status of a stored call. A call in progress is ``started``, and so is one whose process died."""
+
+DIMENSIONS = (
+    *("day", "provider", "model", "session_id", "turn_id", "status"),
+    *("served_model", "error_class", "stop_reason", "operation", "key"),
+)
+"""Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a call. A field is None if nothing is known, or nothing yet."""
+
+    call_id: int
+    """The number of the row in the trace, in the order of storing."""
+    run_id: str
+    """The run of the engine that made the call."""
+    request_id: str
+    """The call, with all its attempts."""
+    attempt: int
+    """The number of the attempt, from 1."""
+    status: CallStatus
+    """The status: ``started``, ``completed``, ``failed`` or ``cancelled``."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    session_id: str | None = None
+    """The session of the call."""
+    turn_id: str | None = None
+    """The turn of the call."""
+    message_id: str | None = None
+    """The message that the reply became."""
+    caused_by: str | None = None
+    """The request before it, such as the one whose reply called a tool."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """The tags of the call or of its session."""
+    started_us: int | None = None
+    """The start of the attempt, in microseconds UTC."""
+    finished_us: int | None = None
+    """The end of the attempt, in microseconds UTC."""
+    first_token_ms: int | None = None
+    """Milliseconds from the start of the call to its first content, including waits and earlier attempts."""
+    latency_ms: int | None = None
+    """Milliseconds from the start of the call to the end of the attempt, including waits and earlier attempts."""
+    reason: str | None = None
+    """Why the attempt was made: ``first``, ``retry``, ``repair``, or ``key`` after a refused key."""
+    requested_model: str | None = None
+    """The model as the caller named it."""
+    served_model: str | None = None
+    """The model that the provider says it ran."""
+    priced_as: str | None = None
+    """The ``provider:name`` whose prices apply, if it is not `model`."""
+    operation: str = "chat"
+    """The operation: ``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or
+    ``batch``."""
+    key: str | None = None
+    """The name of the key that was sent; None for the adapter's own key, which has no name."""
+    streamed: bool | None = None
+    """Whether the reply was asked for as a stream."""
+    routing: RoutingDecision | None = None
+    """How the model was chosen."""
+    estimated_input_tokens: int | None = None
+    """Our estimate of the input before it was sent."""
+    stop_reason: str | None = None
+    """The reason why the reply ended."""
+    raw_stop_reason: str | None = None
+    """The provider's own word for the stop reason."""
+    warnings: tuple[str, ...] = ()
+    """The codes of the warnings."""
+    response_id: str | None = None
+    """The provider's identifier of the response."""
+    provider_request_id: str | None = None
+    """The provider's identifier of the request."""
+    error_class: str | None = None
+    """The class of the error that ended a failed attempt."""
+    error_type: str | None = None
+    """The exception type of that error."""
+    error_message: str | None = None
+    """The message of that error."""
+    provider_status: int | None = None
+    """The HTTP status of the provider's error."""
+    provider_code: str | None = None
+    """The provider's own code of the error."""
+    retry_count: int = 0
+    """The number of retries before this attempt."""
+    resent: bool = False
+    """Whether the request was sent twice because the server had closed a kept-alive connection."""
+    will_retry: bool | None = None
+    """Whether another attempt followed."""
+    delay_seconds: float | None = None
+    """The wait before that attempt, in seconds."""
+    retry_after_seconds: float | None = None
+    """The wait that the provider asked for, in seconds."""
+    usage: TokenUsage | None = None
+    """The tokens of the attempt."""
+    at_call_time: Cost | None = None
+    """The cost when the call was made. None while the call is in progress, and if it ended without a cost."""
+    cost: Cost | None = None
+    """The cost under the current price version or the one asked for; else the cost at call time."""
+
+    @property
+    def unknown(self) -> bool:
+        """True if not even the usage is known: the call got no answer, or has no end yet."""
+        if self.usage is not None or (self.cost is not None and self.cost.nano_usd is not None):
+            return False
+        return self.status == "started" or usage_is_unknown(self.error_class or "", self.provider_status)
+
+    @property
+    def sum(self) -> CostSum:
+        """The part that the attempt has in a sum."""
+        return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
+
+
+class Column(NamedTuple):
+    """A column of the table ``calls`` that is a field of `CallRow` with the same name."""
+
+    kind: Literal["text", "int", "seconds", "bool", "json"]
+    """How the value is stored. A bool is 1 or 0."""
+    type: Any
+    """The type in Python, without None."""
+    default: object
+    """The value in Python of a NULL."""
+
+
+def _columns() -> dict[str, Column]:
+    kinds: dict[object, Any] = {str: "text", CallStatus: "text", int: "int", float: "seconds", bool: "bool"}
+    found = {}
+    for field in msgspec.structs.fields(CallRow):
+        if field.name not in _SEVERAL_COLUMNS:
+            args = [each for each in get_args(field.type) if each is not NoneType]
+            kind = args[0] if len(args) < len(get_args(field.type)) else field.type
+            unset = {} if kind == dict[str, str] else None if field.required else field.default
+            found[field.name] = Column(kinds.get(kind, "json"), kind, unset)
+    return found
+
+
+_SEVERAL_COLUMNS = frozenset(("call_id", "usage", "at_call_time", "cost"))
+"""The fields of `CallRow` that have no column of the same name."""
+
+COLUMNS: Mapping[str, Column] = _columns()
+"""The columns by name, in the order of `CallRow`."""
+
+
+class Shown(NamedTuple):
+    """How a column is shown to people, if a call has a value in it."""
+
+    label: str
+    """The label on the call's page in the live view, and the heading in lower case in `callboard traces`."""
+    in_lists: bool = True
+    """Whether `callboard traces` has it."""
+
+
+SHOWN: Mapping[str, Shown] = {
+    "provider_request_id": Shown("Provider's id", in_lists=False),
+    "key": Shown("Key"),
+}
+"""Columns without a place of their own. They are shown as they are."""
+
+
+class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which calls. A field that is None doesn't matter, and all others must hold.
+
+    Raises:
+        ValueError: A datetime has no time zone.
+    """
+
+    since: int | datetime | None = None
+    """The earliest start of an attempt: microseconds UTC, or an aware datetime."""
+    until: int | datetime | None = None
+    """The moment before which an attempt started: microseconds UTC, or an aware datetime."""
+    provider: str | None = None
+    """The adapter's name."""
+    model: str | None = None
+    """The model as routed: ``provider:name``, or the name alone. With ``*`` at the end, any that begins so."""
+    session_id: str | None = None
+    """The session of the call."""
+    request_id: str | None = None
+    """The call itself, with all its attempts."""
+    status: CallStatus | None = None
+    """``started``, ``completed``, ``failed`` or ``cancelled``."""
+    tags: dict[str, str] | None = None
+    """Tags that the call must have, with their values."""
+    turn_id: str | None = None
+    """The turn of the call. It has no index of its own: in a large trace, say the session too."""
+    error_class: str | None = None
+    """A value of `ErrorClass`."""
+    unpriced: bool = False
+    """True: only calls with usage and without a cost, the current one or that of the version asked for."""
+    min_cost_nano_usd: int | None = None
+    """The least cost in nano-USD, the current one or that of the version asked for."""
+    operation: str | None = None
+    """``chat``, ``embeddings``, ``image``, ``video_create``, ``video``, ``batch_create`` or ``batch``."""
+    key: str | None = None
+    """The name of the key that was sent."""
+    unknown: bool = False
+    """True: only calls of which not even the usage is known, see `CostRow`."""
+
+    def __post_init__(self) -> None:
+        for moment in (self.since, self.until):
+            if moment is not None:
+                to_us(moment)  # which refuses a datetime without a time zone, here and not in some query later
+
+
+class SearchFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The captured messages that are looked for."""
+
+    text: str | None = None
+    """The words that they say: all of these, ``"a phrase"``, ``begin*``, and ``-not``. None is any."""
+    session_id: str | None = None
+    """The session of the messages."""
+    since_us: int | None = None
+    """The first moment at which they were said."""
+    until_us: int | None = None
+    """The moment before which they were said."""
+    limit: int = 20
+    """The number of messages at most, the latest first."""

@@ -1,0 +1,344 @@
+"""The file of collections: vectors with their ids, the hashes of their texts, and what is known of them.
+
+It is apart from the trace, because nothing of it follows from events, and a trace is pruned by age. The file is
+private to its owner. A collection keeps the model of its vectors, since those of another can't be compared.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import sqlite3
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import mul
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import msgspec
+
+from callboard.bus.errors import StoreError
+from callboard.bus.private_file import refuse_link
+
+_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS collections (
+        id          INTEGER PRIMARY KEY,
+        name        TEXT NOT NULL UNIQUE,
+        model       TEXT NOT NULL,
+        space       TEXT NOT NULL,
+        dimensions  INTEGER NOT NULL,
+        asked       INTEGER
+    ) STRICT;
+    CREATE TABLE IF NOT EXISTS items (
+        collection  INTEGER NOT NULL REFERENCES collections (id),
+        id          TEXT NOT NULL,
+        hash        BLOB NOT NULL,
+        vector      BLOB NOT NULL,
+        text        TEXT,
+        metadata    TEXT,
+        PRIMARY KEY (collection, id)
+    ) STRICT, WITHOUT ROWID;
+"""
+_APPLICATION = 0x43424543
+_VERSION = 1
+_CHUNK = 1000
+"""The number of vectors that are compared at once."""
+
+
+class Collection(msgspec.Struct, frozen=True):
+    """A collection, as the file knows it."""
+
+    name: str
+    """The name of the collection."""
+    model: str
+    """The model of its vectors, as ``provider:name``."""
+    space: str
+    """The space in which its vectors can be compared, see `embedding_space`."""
+    dimensions: int
+    """The length of its vectors."""
+    asked_dimensions: int | None
+    """The length that was asked for; None for the model's own."""
+    items: int
+    """The number of its items."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A vector that goes into a collection."""
+
+    id: str
+    """The name of the item in its collection. A later item of this name replaces it."""
+    hash: bytes
+    """The hash of its text, by which an unchanged text is known."""
+    vector: bytes
+    """The vector, see `similarity.packed`."""
+    text: str | None = None
+    """The text, if it is to be kept."""
+    metadata: str | None = None
+    """Whatever belongs to it, as a JSON object."""
+
+
+class Similar(msgspec.Struct, frozen=True):
+    """An item that was found."""
+
+    id: str
+    """The item."""
+    score: float
+    """The cosine similarity, from -1 to 1."""
+    text: str | None
+    """The text, if it was kept."""
+    metadata: msgspec.Raw | None
+    """What belongs to it, as a JSON object."""
+
+
+class CollectionFile:
+    """The file, open until the block ends."""
+
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        self.path = path
+        """The path of the file."""
+        self._readonly = readonly
+        self._connection: sqlite3.Connection
+
+    def __enter__(self) -> Self:
+        """Raises StoreError."""
+        with self._translated():
+            self._connection = self._connect()
+            try:
+                if self._readonly and not self.path.exists():
+                    self._connection.executescript(_SCHEMA)
+                else:
+                    self._check()
+            except BaseException:
+                self._connection.close()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._readonly:
+            where = f"{self.path.resolve().as_uri()}?mode=ro" if self.path.exists() else ":memory:"
+            return sqlite3.connect(where, uri=True, isolation_level=None)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        refuse_link(self.path)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+        connection.execute("PRAGMA secure_delete = ON")  # vectors tell much of their texts
+        return connection
+
+    def _check(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if (tables and application != _APPLICATION) or version > _VERSION:
+            raise StoreError(f"{self.path} is no file of collections, or one of a newer Callboard")
+        if not tables:
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA application_id = {_APPLICATION};"
+                f"PRAGMA user_version = {_VERSION};COMMIT;"
+            )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"{self.path}: {error}") from error
+
+    def collections(self) -> list[Collection]:
+        """All collections, by name."""
+        with self._translated():
+            rows = self._connection.execute(
+                """
+                SELECT c.name, c.model, c.space, c.dimensions, c.asked, count(i.id)
+                  FROM collections AS c LEFT JOIN items AS i ON i.collection = c.id
+                 GROUP BY c.id ORDER BY c.name
+                """
+            ).fetchall()
+        return [Collection(*row) for row in rows]
+
+    def collection(self, name: str) -> Collection | None:
+        """A collection; None if there is none of that name."""
+        return next((each for each in self.collections() if each.name == name), None)
+
+    def hashes(self, name: str) -> dict[str, bytes]:
+        """The hashes of a collection's texts by the ids of its items."""
+        with self._translated():
+            rows = self._connection.execute(
+                "SELECT i.id, i.hash FROM items AS i JOIN collections AS c ON c.id = i.collection"
+                " WHERE c.name = ?",
+                (name,),
+            ).fetchall()
+        return dict(rows)
+
+    def put(
+        self, name: str, items: Sequence[Item], *, model: str, space: str, asked_dimensions: int | None = None
+    ) -> None:
+        """Put items into a collection, which is made by its first ones. All go in, or none."""
+        if not items:
+            return
+        dimensions = len(items[0].vector) // 4
+        with self._translated(), self._transaction():
+            self._connection.execute(
+                "INSERT INTO collections (name, model, space, dimensions, asked) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (name) DO NOTHING",
+                (name, model, space, dimensions, asked_dimensions),
+            )
+            key, of_model, of_space, length = self._connection.execute(
+                "SELECT id, model, space, dimensions FROM collections WHERE name = ?", (name,)
+            ).fetchone()
+            if space != of_space:
+                raise StoreError(
+                    f"the vectors of {name!r} are of {of_model}, and those of {model} can't be compared"
+                )
+            if any(len(item.vector) != 4 * length for item in items):
+                raise StoreError(f"the vectors of {name!r} have {length} dimensions, not {dimensions}")
+            self._connection.executemany(
+                """
+                INSERT INTO items (collection, id, hash, vector, text, metadata) VALUES (?, ?, ?, ?, ?, ?)
+                ON CONFLICT (collection, id) DO UPDATE SET
+                    hash = excluded.hash, vector = excluded.vector, text = excluded.text,
+                    metadata = excluded.metadata
+                """,
+                [(key, item.id, item.hash, item.vector, item.text, item.metadata) for item in items],
+            )
+
+    def note(self, name: str, metadata: Mapping[str, tuple[str | None, str | None]]) -> None:
+        """Keep metadata, and texts that are given, of items whose vectors stay, by their ids."""
+        with self._translated(), self._transaction():
+            self._connection.executemany(
+                "UPDATE items SET text = coalesce(?, text), metadata = ? WHERE id = ?"
+                " AND collection = (SELECT id FROM collections WHERE name = ?)",
+                [(*said, item, name) for item, said in metadata.items()],
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def delete(self, name: str, items: Iterable[str] | None = None) -> int:
+        """Delete a collection, or some of its items. The bytes are overwritten.
+
+        Returns:
+            The number of items that went.
+        """
+        of_it = "collection = (SELECT id FROM collections WHERE name = ?)"
+        with self._translated(), self._transaction():
+            before = self._connection.total_changes
+            if items is None:
+                self._connection.execute(f"DELETE FROM items WHERE {of_it}", (name,))
+                gone = self._connection.total_changes - before
+                self._connection.execute("DELETE FROM collections WHERE name = ?", (name,))
+                return gone
+            self._connection.executemany(f"DELETE FROM items WHERE {of_it} AND id = ?", [(name, i) for i in items])
+            return self._connection.total_changes - before
+
+    def vector(self, name: str, item: str) -> bytes | None:
+        """The vector of an item; None if there is none."""
+        with self._translated():
+            row = self._connection.execute(
+                "SELECT vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
+                " WHERE c.name = ? AND i.id = ?",
+                (name, item),
+            ).fetchone()
+        return None if row is None else row[0]
+
+    def similar(self, name: str, vector: bytes, limit: int, *, without: str | None = None) -> list[Similar]:
+        """The items of a collection whose vectors are most similar, the most similar first."""
+        scores = scores_with(vector)
+        best: list[tuple[float, str]] = []
+        with self._translated():
+            cursor = self._connection.execute(
+                "SELECT i.id, i.vector FROM items AS i JOIN collections AS c ON c.id = i.collection"
+                " WHERE c.name = ? AND i.id IS NOT ? ORDER BY i.id",
+                (name, without),
+            )
+            while rows := cursor.fetchmany(_CHUNK):
+                found = zip(scores([row[1] for row in rows]), (row[0] for row in rows), strict=True)
+                best = heapq.nlargest(limit, [*best, *found], key=lambda each: each[0])
+            return [self._found(name, item, score) for score, item in best]
+
+    def _found(self, name: str, item: str, score: float) -> Similar:
+        text, metadata = self._connection.execute(
+            "SELECT i.text, i.metadata FROM items AS i JOIN collections AS c ON c.id = i.collection"
+            " WHERE c.name = ? AND i.id = ?",
+            (name, item),
+        ).fetchone()
+        return Similar(item, score, text, None if metadata is None else msgspec.Raw(metadata.encode()))
+
+
+# -- Cosine similarity over vectors that are stored as little-endian float32; numpy is used where it is installed
+#
+# A vector of zeros is similar to nothing: its similarity is 0.
+
+
+Scores: TypeAlias = Callable[[Sequence[bytes]], list[float]]
+"""The similarities of some stored vectors with a vector that is given."""
+
+
+def packed(vector: Sequence[float]) -> bytes:
+    """A vector as it is stored."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def unpacked(data: bytes) -> array[float]:
+    """The vector that was stored."""
+    numbers = array("f")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def scores_with(data: bytes) -> Scores:
+    """The function that compares with a stored vector. All are of one length."""
+    try:
+        import numpy
+    except ImportError:
+        return plain_scores(data)
+
+    def scores(stored: Sequence[bytes]) -> list[float]:
+        if not stored:
+            return []
+        wanted = numpy.frombuffer(data, "<f4").astype("f8")
+        rows = numpy.frombuffer(b"".join(stored), "<f4").reshape(len(stored), -1).astype("f8")
+        lengths = numpy.sqrt((rows * rows).sum(axis=1)) * math.sqrt(float(wanted @ wanted))
+        found: list[float] = numpy.divide(
+            rows @ wanted, lengths, out=numpy.zeros(len(stored)), where=lengths > 0
+        ).tolist()
+        return found
+
+    return scores
+
+
+def plain_scores(data: bytes) -> Scores:
+    """The same with nothing but Python."""
+    wanted = unpacked(data)
+    length = _length(wanted)
+
+    def score(stored: bytes) -> float:
+        other = unpacked(stored)
+        lengths = length * _length(other)
+        return sum(map(mul, wanted, other)) / lengths if lengths else 0.0
+
+    return lambda stored: [score(each) for each in stored]
+
+
+def _length(vector: Iterable[float]) -> float:
+    return math.sqrt(sum(number * number for number in vector))

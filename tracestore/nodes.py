@@ -1,0 +1,397 @@
+"""The shared rows of the nodes of a cluster, and the interfaces that a database implements for them.
+
+Three parts: the ledger of shared budgets, the ownership of sessions, and the probes of providers that are down.
+Only `callboard.tracestore.postgres` implements them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from callboard.bus.events.sessions import TurnStatus
+
+from .rows import SpendingQuery
+
+# -- What is left of budgets that several nodes share: the shared rows, and the interface to them
+#
+# An account is one budget's for one session, provider, model or value of a tag. In each slot of the budget's
+# window a node may spend what it has been granted there, its **slice**, and asks nobody while that lasts. What
+# counts of an account is the sum of all slices, of living nodes and of dead ones, and what the trace has of runs
+# without a slice:
+#
+#     spent, by the trace, of runs without a slice  +  slices of all nodes  <=  limit
+#
+# A slice is granted whole or not at all. The slice of a node that is gone counts in full until its calls are in
+# the trace; then it is deleted, and the trace is counted anew, in one transaction.
+
+
+Allotment: TypeAlias = tuple[int, int]
+"""Money in nano-USD, and tokens."""
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A stretch of a budget's window, in microseconds since the epoch."""
+
+    start_us: int
+    """The first moment."""
+    forgotten_us: int
+    """The moment from which it doesn't count any more. A later grant may put it off."""
+
+
+class AccountScope(Protocol):
+    """One account, as it is counted. All of it is pure."""
+
+    @property
+    def budget(self) -> str:
+        """The budget: its scope and its window, in the same words on every node."""
+        ...
+
+    @property
+    def value(self) -> str:
+        """The session, provider, model or value of a tag; empty for the account of all."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """The most money in nano-USD, and the most tokens; None is no limit."""
+        ...
+
+    def slot(self, now_us: int) -> Slot:
+        """The slot that a moment belongs to."""
+        ...
+
+    def query(self, now_us: int) -> SpendingQuery | None:
+        """The calls of the trace that count at a moment; None if the trace doesn't count."""
+        ...
+
+    def counted_slot(self, query: SpendingQuery, number: int, now_us: int) -> Slot:
+        """The slot behind the number that an answer to `query` has."""
+        ...
+
+
+class Want(msgspec.Struct, frozen=True):
+    """A slice that is asked for."""
+
+    scope: AccountScope
+    """The account."""
+    slot: Slot
+    """The slot."""
+    up_to: Allotment
+    """The size that the slice must have at least."""
+    more: Allotment = (0, 0)
+    """What the node would use besides soon. It gets a part of that where much is left."""
+    forced: bool = False
+    """Whether the node has admitted calls already, while the store could not be asked."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """An account, as a node sees it."""
+
+    slot: Slot
+    """The slot of this moment."""
+    granted: Allotment
+    """The node's slice in that slot."""
+    spent: Allotment
+    """What the trace has, in all slots that count."""
+    others: Allotment
+    """The slices of other nodes, in all slots that count."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The accounts that were asked about, in their order."""
+
+    now_us: int
+    """The time of the store's clock, in microseconds since the epoch."""
+    standings: Sequence[Standing]
+    """The accounts."""
+    wanted: Sequence[bool] = ()
+    """Of each, whether somebody was refused there a moment ago."""
+
+
+class SliceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, as the store knows it."""
+
+    budget: str
+    """The budget, in the words of `AccountScope.budget`."""
+    value: str
+    """The session, provider, model or value of a tag; empty for the account of all."""
+    node: str
+    """The node: the run of its engine."""
+    name: str
+    """The node's name, for people; empty if the node is not known any more."""
+    lives: bool
+    """Whether the node lives. The slice of one that is gone counts until its calls are all in the trace."""
+    nano_usd: int
+    """The money that it may spend there."""
+    tokens: int
+    """The tokens that it may use there."""
+
+
+Wants: TypeAlias = Callable[[int], Sequence[Want]]
+"""What is wanted at a moment of the store's clock, in the order of `by_name`. It is pure, and is called within the
+transaction."""
+
+
+_ONE_BY_ONE = 16
+"""The calls for which an account must have room, for a node to get more than the call at hand needs."""
+
+
+def by_name(scope: AccountScope) -> tuple[str, str]:
+    """The order of accounts in which everybody locks them."""
+    return scope.budget, scope.value
+
+
+def granted(want: Want, standing: Standing, own: Allotment) -> Allotment | None:
+    """The size of a slice that is wanted; None if the account hasn't as much left.
+
+    Of what a node would use besides, it gets at most a quarter of what is left behind room for fifteen more such
+    calls. So a slice that lies idle is small, and where little is left, calls are admitted one by one.
+
+    Args:
+        want: The slice that is asked for.
+        standing: The account.
+        own: The node's own slices, in all slots that count.
+    """
+    sizes = []
+    for part, limit in enumerate(want.scope.limits):
+        need = max(0, want.up_to[part] - standing.granted[part])
+        if limit is None or want.forced:
+            sizes.append(standing.granted[part] + need)
+            continue
+        left = limit - standing.spent[part] - standing.others[part] - own[part]
+        if need > left:
+            return None
+        sizes.append(standing.granted[part] + need + min(want.more[part], max(0, left - _ONE_BY_ONE * need) // 4))
+    return sizes[0], sizes[1]
+
+
+class LedgerTables(Protocol):
+    """The rows. Every method raises StoreError while they can't be reached.
+
+    Changes of one node bear rising numbers. One that comes late, behind a change of a higher number, changes
+    nothing, so a statement that outlives its connection does no harm.
+    """
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        """Give a node the slices that it wants, all of them or none."""
+        ...
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        """Make slices of a node smaller. Each is given with the size that it needs at least."""
+        ...
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        """How accounts stand. Nothing changes."""
+        ...
+
+    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+        """Count what the trace has of accounts, because prices have changed."""
+        ...
+
+    async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
+        """Let go of all slices of a node whose calls are all in the trace, and count the trace anew."""
+        ...
+
+    async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
+        """Do the same for nodes that are gone, as far as all of their calls are in the trace by now.
+
+        Args:
+            scopes: The account of a budget and a value; None of one that is not known here.
+
+        Returns:
+            The number of slices that were let go of.
+        """
+        ...
+
+
+# -- Who lives, and whose a session is: the shared rows of the nodes of a cluster, and the interface to them
+#
+# A node lives while its lease lasts, by the database's clock. A session has one owner at a time. Whoever takes it
+# over raises its epoch, and everything that is said in it carries the epoch, so that the store can refuse what a
+# former owner still says.
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, as it says of itself."""
+
+    node: str
+    """The run of its engine, which is its identity."""
+    cluster: str = "callboard"
+    """The name of the cluster."""
+    name: str = ""
+    """The node's name, for people."""
+    lease_seconds: float = 15.0
+    """The length of its lease."""
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, as the store knows it."""
+
+    node: str
+    """The run of its engine."""
+    cluster: str
+    """The name of the cluster."""
+    name: str
+    """The node's name, for people."""
+    lives: bool
+    """Whether its lease lasts."""
+    seconds_left: float
+    """Seconds until the end of its lease; negative if it is over."""
+    sessions: int
+    """The number of sessions that it owns."""
+
+
+class Renewed(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that lasts from now on."""
+
+    lease: int
+    """The number of the lease. As long as it stays the same, nobody can have taken anything from the node."""
+    owned: Mapping[str, int] | None = None
+    """If the number is not the one that the node knew: the sessions that are still its own, with their epochs."""
+    wanted: Sequence[str] = ()
+    """The node's sessions that another node waits for."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner of a session."""
+
+    node: str
+    """The run of the owner's engine."""
+    name: str = ""
+    """The owner's name, for people; empty if the node is not known any more."""
+    epoch: int
+    """A number that only rises: each claim gets a higher one than any claim before it."""
+    lives: bool
+    """Whether the owner's lease lasts."""
+    seconds_left: float = 0.0
+    """Seconds until the end of that lease."""
+    released: bool = False
+    """Whether it has let go of the session."""
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is the claimant's now."""
+
+    epoch: int
+    """The epoch from now on."""
+    previous: Owner | None = None
+    """The owner before; None of a session that nobody had."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is not to be had, because its owner lives."""
+
+    by: Owner
+    """The owner."""
+
+
+class TurnEnding(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a turn, decided by others than the node that ran it."""
+
+    stream_id: str
+    """The turn's id, and its stream's."""
+    session_id: str
+    """The session; empty for a turn without one."""
+    epoch: int
+    """The epoch in which the turn ran."""
+    status: TurnStatus
+    """The way it ended."""
+    decided_by: str
+    """The node that has decided."""
+
+
+class OwnershipTables(Protocol):
+    """The shared rows. Each method happens as a whole; whatever fails is a StoreError."""
+
+    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+        """Have a node's lease last from the database's now on.
+
+        Args:
+            node: The node.
+            known: The number of the lease that the node knows of; 0 if it knows none. An earlier renewal may have
+                been carried out without the node having had the answer.
+        """
+        ...
+
+    async def leave(self, node: str) -> None:
+        """Have a node not live any more, so that others need not wait for its lease to end."""
+        ...
+
+    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+        """Make a session a node's own, unless another owner lives and hasn't let go of it.
+
+        Args:
+            session_id: The session.
+            node: The claimant.
+            wants: Whether a living owner is to be told that the session is waited for.
+        """
+        ...
+
+    async def wanted(self, node: str) -> Sequence[str]:
+        """The sessions of a node that another node waits for."""
+        ...
+
+    async def release(self, node: str, sessions: Mapping[str, int]) -> None:
+        """Let go of sessions, by their epochs. What is another's by now stays as it is."""
+        ...
+
+    async def forget(self, node: str, session_id: str, epoch: int) -> None:
+        """Let go of a session that was deleted: nothing is known of it afterwards."""
+        ...
+
+    async def owner(self, session_id: str) -> Owner | None:
+        """The owner of a session; None if nobody ever claimed it, or it was deleted since."""
+        ...
+
+    async def ending(self, stream_id: str) -> TurnEnding | None:
+        """The decided end of a turn; None if nobody has decided it."""
+        ...
+
+    async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
+        """Decide the end of a turn, once: only when its owner can't end it any more.
+
+        Args:
+            ending: The end.
+            owner: The node that ran the turn.
+
+        Returns:
+            The end that stands, whoever has decided it. None if the owner lives and the session is still its own.
+        """
+        ...
+
+    async def nodes(self) -> list[NodeRow]:
+        """All nodes that the store knows, the living ones first."""
+        ...
+
+
+# -- Who finds out whether a provider is back: the shared rows, and the interface to them
+#
+# A provider that all nodes leave alone, or one of its models, is probed by one node at a time, which has a lease
+# for it.
+
+
+class ProbeTables(Protocol):
+    """The rows. Every method raises StoreError while they can't be reached."""
+
+    async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
+        """Take the lease for a probe, or take it for longer.
+
+        Args:
+            node: The node.
+            provider: The provider.
+            model: The model; empty for the provider as a whole.
+            seconds: The length of the lease, by the store's clock.
+
+        Returns:
+            0 if the node has it; else the seconds for which another node has it at most.
+        """
+        ...
+
+    async def release(self, node: str, provider: str, model: str) -> None:
+        """Let go of a lease, if the node has it."""
+        ...

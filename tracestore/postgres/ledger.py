@@ -1,0 +1,235 @@
+"""`tracestore.nodes.LedgerTables` in PostgreSQL.
+
+Whoever changes slices of an account locks the account's row, all accounts in the order of their names. So sums are
+right, and no two wait for each other. The time is the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..nodes import AccountScope, Allotment, Answer, SliceRow, Slot, Standing, Want, Wants, granted
+from ..sql.connection import Row, Statements
+from ..sql.costs import spending
+from .nodes import SharedDatabase
+from .statements import SECONDS_LEFT
+
+WANTED_SECONDS = 5.0
+"""The time for which a refusal makes others give back what they don't use."""
+
+_NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)"
+_MAKE = "INSERT INTO ledger_accounts (budget, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+_LOCK = "SELECT id, counted FROM ledger_accounts WHERE budget = ? AND value = ? FOR UPDATE"
+_FIND = """
+    SELECT id, CASE WHEN wanted_at > clock_timestamp() - make_interval(secs => ?) THEN 1 ELSE 0 END
+      FROM ledger_accounts WHERE budget = ? AND value = ?
+"""
+_SPENT = """
+    INSERT INTO ledger_spent (account, slot_us, forgotten_us, nano, tokens) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (account, slot_us) DO UPDATE
+       SET nano = ledger_spent.nano + excluded.nano, tokens = ledger_spent.tokens + excluded.tokens
+"""
+_STANDING = """
+    SELECT (SELECT coalesce(sum(nano), 0) FROM ledger_spent WHERE account = :account AND forgotten_us > :now),
+           (SELECT coalesce(sum(tokens), 0) FROM ledger_spent WHERE account = :account AND forgotten_us > :now),
+           coalesce(sum(nano) FILTER (WHERE node <> :node), 0),
+           coalesce(sum(tokens) FILTER (WHERE node <> :node), 0),
+           coalesce(sum(nano) FILTER (WHERE node = :node), 0),
+           coalesce(sum(tokens) FILTER (WHERE node = :node), 0),
+           coalesce(sum(nano) FILTER (WHERE node = :node AND slot_us = :slot), 0),
+           coalesce(sum(tokens) FILTER (WHERE node = :node AND slot_us = :slot), 0),
+           coalesce(max(number) FILTER (WHERE node = :node), 0)
+      FROM ledger_slices
+     WHERE account = :account AND forgotten_us > :now
+"""
+_SET = """
+    INSERT INTO ledger_slices (account, slot_us, forgotten_us, node, nano, tokens, number)
+    VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (account, slot_us, node) DO UPDATE
+       SET nano = excluded.nano, tokens = excluded.tokens, number = excluded.number,
+           forgotten_us = greatest(ledger_slices.forgotten_us, excluded.forgotten_us)
+     WHERE ledger_slices.number < excluded.number
+"""
+_LOWER = """
+    UPDATE ledger_slices SET nano = least(nano, ?), tokens = least(tokens, ?), number = ?
+     WHERE account = ? AND slot_us = ? AND node = ? AND number < ?
+"""
+_DEAD = """
+    SELECT DISTINCT s.node, a.budget, a.value
+      FROM ledger_slices AS s JOIN ledger_accounts AS a ON a.id = s.account
+      JOIN runs AS r ON r.run_id = s.node AND r.ended_us IS NOT NULL
+     WHERE NOT EXISTS (SELECT 1 FROM nodes AS n WHERE n.node = s.node AND n.lease_until > clock_timestamp())
+"""
+SLICES = f"""
+    SELECT a.budget, a.value, s.node, coalesce(n.name, ''), CASE WHEN {SECONDS_LEFT} > 0 THEN 1 ELSE 0 END,
+           sum(s.nano), sum(s.tokens)
+      FROM ledger_slices AS s
+      JOIN ledger_accounts AS a ON a.id = s.account
+      LEFT JOIN nodes AS n ON n.node = s.node
+     WHERE s.forgotten_us > floor(extract(epoch FROM clock_timestamp()) * 1000000) AND (s.nano > 0 OR s.tokens > 0)
+     GROUP BY 1, 2, 3, 4, 5
+     ORDER BY 1, 2, 5 DESC, 6 DESC, 7 DESC, 3
+"""
+"""All slices that count, of each account those of living nodes first, and then the largest ones."""
+
+
+class PostgresLedger:
+    """The rows in one database."""
+
+    def __init__(self, database: SharedDatabase) -> None:
+        self._database = database
+
+    async def grant(self, node: str, number: int, wants: Wants) -> Answer:
+        def work(statements: Statements) -> Answer:
+            now_us = _now(statements)
+            asked = wants(now_us)
+            accounts = [_locked(statements, want.scope, now_us) for want in asked]
+            sizes = [
+                _size(statements, account, want, node, number, now_us)
+                for account, want in zip(accounts, asked, strict=True)
+            ]
+            if None not in sizes:
+                for account, want, size in zip(accounts, asked, sizes, strict=True):
+                    assert size is not None
+                    slot = want.slot
+                    statements.run(_SET, (account, slot.start_us, slot.forgotten_us, node, *size, number))
+            stands = [
+                _standing(statements, account, want.slot, node, now_us)[0]
+                for account, want in zip(accounts, asked, strict=True)
+            ]
+            return Answer(now_us, stands)
+
+        return await self._database.brief(work)
+
+    async def give_back(
+        self, node: str, number: int, slices: Sequence[tuple[AccountScope, Slot, Allotment]]
+    ) -> None:
+        def work(statements: Statements) -> None:
+            now_us = _now(statements)
+            for scope, slot, used in slices:
+                account = _locked(statements, scope, now_us)
+                statements.run(_LOWER, (*used, number, account, slot.start_us, node, number))
+
+        await self._database.brief(work)
+
+    async def look(self, node: str, scopes: Sequence[AccountScope]) -> Answer:
+        def work(statements: Statements) -> Answer:
+            now_us = _now(statements)
+            stands, wanted = [], []
+            for scope in scopes:
+                found = statements.run(_FIND, (WANTED_SECONDS, scope.budget, scope.value))
+                account, asked_for = found[0] if found else (None, 0)
+                stands.append(_standing(statements, account, scope.slot(now_us), node, now_us)[0])
+                wanted.append(bool(asked_for))
+            return Answer(now_us, stands, wanted)
+
+        return await self._database.brief(work)
+
+    async def count_anew(self, scopes: Sequence[AccountScope]) -> None:
+        def work(statements: Statements) -> None:
+            now_us = _now(statements)
+            for scope in scopes:
+                _count(statements, _locked(statements, scope, now_us), scope, now_us)
+
+        await self._database.brief(work)
+
+    async def settle(self, node: str, scopes: Sequence[AccountScope]) -> None:
+        def work(statements: Statements) -> None:
+            now_us = _now(statements)
+            for scope in scopes:
+                _settle(statements, node, scope, now_us)
+
+        await self._database.brief(work)
+
+    async def settle_dead(self, scopes: Callable[[str, str], AccountScope | None]) -> int:
+        dead = await self._database.statement(_DEAD)
+        known = [
+            (str(node), scope) for node, budget, value in dead if (scope := scopes(budget, value)) is not None
+        ]
+
+        def work(statements: Statements) -> None:
+            now_us = _now(statements)
+            for node, scope in known:
+                _settle(statements, node, scope, now_us)
+
+        if known:
+            await self._database.brief(work)
+        return len(known)
+
+
+def slice_rows(rows: Iterable[Row]) -> list[SliceRow]:
+    """The slices in the rows that `SLICES` finds."""
+    return [
+        SliceRow(
+            budget=budget,
+            value=value,
+            node=node,
+            name=name,
+            lives=bool(lives),
+            nano_usd=int(nano),
+            tokens=int(tokens),
+        )
+        for budget, value, node, name, lives, nano, tokens in rows
+    ]
+
+
+# -- In a transaction
+
+
+def _now(statements: Statements) -> int:
+    ((now_us,),) = statements.run(_NOW)
+    return int(now_us)
+
+
+def _locked(statements: Statements, scope: AccountScope, now_us: int) -> int:
+    """The number of an account, whose row is locked from then on. A new account begins with what the trace has."""
+    statements.run(_MAKE, (scope.budget, scope.value))
+    ((account, counted),) = statements.run(_LOCK, (scope.budget, scope.value))
+    if not counted:
+        _count(statements, account, scope, now_us)
+    return int(account)
+
+
+def _count(statements: Statements, account: int, scope: AccountScope, now_us: int) -> None:
+    """Count what the trace has of runs without a slice. Slots that count no more are forgotten."""
+    statements.run("DELETE FROM ledger_spent WHERE account = ?", (account,))
+    statements.run("DELETE FROM ledger_slices WHERE account = ? AND forgotten_us <= ?", (account, now_us))
+    runs = [
+        run for (run,) in statements.run("SELECT DISTINCT node FROM ledger_slices WHERE account = ?", (account,))
+    ]
+    query = scope.query(now_us)
+    for row in [] if query is None else spending(statements, [query], "", without=runs).rows[0]:
+        assert query is not None
+        slot = scope.counted_slot(query, row.slot, now_us)
+        statements.run(_SPENT, (account, slot.start_us, slot.forgotten_us, row.nano_usd, row.tokens))
+    statements.run("UPDATE ledger_accounts SET counted = 1 WHERE id = ?", (account,))
+
+
+def _settle(statements: Statements, node: str, scope: AccountScope, now_us: int) -> None:
+    account = _locked(statements, scope, now_us)
+    statements.run("DELETE FROM ledger_slices WHERE account = ? AND node = ?", (account, node))
+    _count(statements, account, scope, now_us)
+
+
+def _size(
+    statements: Statements, account: int, want: Want, node: str, number: int, now_us: int
+) -> Allotment | None:
+    """The size of a slice that is wanted; None if it can't be had. Others are told that somebody lacks it."""
+    standing, own, last = _standing(statements, account, want.slot, node, now_us)
+    if last >= number:
+        return standing.granted
+    size = granted(want, standing, own)
+    if size is None:
+        statements.run("UPDATE ledger_accounts SET wanted_at = clock_timestamp() WHERE id = ?", (account,))
+    return size
+
+
+def _standing(
+    statements: Statements, account: int | None, slot: Slot, node: str, now_us: int
+) -> tuple[Standing, Allotment, int]:
+    """How an account stands, the node's own slices in all slots, and the number of its last change."""
+    names = {"account": account, "node": node, "slot": slot.start_us, "now": now_us}
+    (row,) = statements.run(_STANDING, names)
+    spent_nano, spent_tokens, others_nano, others_tokens, own_nano, own_tokens, nano, tokens, last = map(int, row)
+    standing = Standing(slot, (nano, tokens), (spent_nano, spent_tokens), (others_nano, others_tokens))
+    return standing, (own_nano, own_tokens), last

@@ -1,0 +1,368 @@
+"""The nodes of a cluster in PostgreSQL: a shared database, named locks, probes, and the ownership of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+
+from ..nodes import Claimed, Held, NodeInfo, NodeRow, Owner, Renewed, TurnEnding
+from ..sql.connection import Patience, Row, SqlValue, bounded, uninterrupted
+from .connection import translated_errors
+from .database import SCHEMA, Database, Link, Reach
+from .schema import migrate
+from .statements import SECONDS_LEFT, Statements
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+# -- `tracestore.nodes.OwnershipTables` in PostgreSQL
+#
+# Whoever decides by a node's lease locks the node's row, and so does the node's renewal: either the renewal comes
+# first, and the node lives, or it comes afterwards, and sees what was taken from it. Everybody locks a session
+# before a node, and a renewal locks no session, so no two wait for each other.
+#
+# After a start of the server no lease counts as over before a node had the time to renew it.
+#
+# What is not needed any more goes. A node of which nothing was heard for a day is forgotten, and what is known of
+# a session goes with the session, see `leases.WITH_SESSIONS`.
+
+
+WANTED_SECONDS = 30.0
+"""The time for which a node waits for a session at most; a wish that is older counts no more."""
+
+FORGOTTEN_SECONDS = 86_400.0
+"""The time after which a node that doesn't live any more is forgotten."""
+
+_RENEW = """
+    INSERT INTO nodes (node, cluster, name, lease, lease_seconds, lease_until)
+    VALUES (:node, :cluster, :name, :known + 1, :seconds, clock_timestamp() + make_interval(secs => :seconds))
+    ON CONFLICT (node) DO UPDATE SET
+        lease = nodes.lease + CASE WHEN nodes.lease_until <= clock_timestamp() THEN 1 ELSE 0 END,
+        lease_seconds = excluded.lease_seconds, lease_until = excluded.lease_until
+    RETURNING lease, CASE WHEN xmax = 0 THEN 1 ELSE 0 END
+"""
+"""A lease that was over is another one from now on. That a restart of the server has leases last longer doesn't
+count here: somebody may have taken sessions before it. The second column says whether the node was not known."""
+_OWNED = "SELECT session_id, epoch FROM session_owners WHERE node = ? AND released = 0"
+_FORGET = "DELETE FROM nodes WHERE lease_until < clock_timestamp() - make_interval(secs => ?)"
+_WANTED = """
+    SELECT session_id FROM session_owners
+     WHERE node = ? AND released = 0 AND wanted_at > clock_timestamp() - make_interval(secs => ?)
+"""
+_WANT = "UPDATE session_owners SET wanted_at = clock_timestamp() WHERE session_id = ?"
+_TAKE_NEW = """
+    INSERT INTO session_owners (session_id, node, epoch, taken_at)
+    SELECT ?, ?, nextval('session_epochs'), clock_timestamp()
+     WHERE NOT EXISTS (SELECT 1 FROM session_owners WHERE session_id = ?)
+    ON CONFLICT DO NOTHING
+    RETURNING epoch
+"""
+_TAKE = """
+    UPDATE session_owners
+       SET node = ?, epoch = greatest(epoch + 1, nextval('session_epochs')), released = 0,
+           taken_at = clock_timestamp(), wanted_at = NULL
+     WHERE session_id = ?
+    RETURNING epoch
+"""
+_RELEASE = """
+    UPDATE session_owners SET released = 1, wanted_at = NULL WHERE session_id = ? AND node = ? AND epoch = ?
+"""
+_FORGET_SESSION = "DELETE FROM session_owners WHERE session_id = ? AND node = ? AND epoch = ?"
+_ENDING = "SELECT stream_id, session_id, epoch, status, decided_by FROM turn_endings WHERE stream_id = ?"
+_END = """
+    INSERT INTO turn_endings (stream_id, session_id, epoch, status, decided_by, decided_at)
+    VALUES (?, ?, ?, ?, ?, clock_timestamp())
+    ON CONFLICT DO NOTHING
+"""
+NODES = f"""
+    SELECT n.node, n.cluster, n.name, {SECONDS_LEFT},
+           (SELECT count(*) FROM session_owners AS s WHERE s.node = n.node AND s.released = 0)
+      FROM nodes AS n ORDER BY 4 DESC, n.node
+"""
+"""All nodes, the living ones first."""
+
+
+class PostgresOwnership:
+    """The rows in one database."""
+
+    def __init__(self, database: SharedDatabase) -> None:
+        self._database = database
+
+    async def renew(self, node: NodeInfo, known: int) -> Renewed:
+        values: dict[str, SqlValue] = {"node": node.node, "cluster": node.cluster, "name": node.name}
+        values |= {"seconds": node.lease_seconds, "known": known}
+
+        def work(statements: Statements) -> Renewed:
+            ((lease, is_new),) = statements.run(_RENEW, values)
+            wanted = _wanted(statements, node.node)
+            if lease == known:
+                return Renewed(lease=lease, wanted=wanted)
+            statements.run(_FORGET, (FORGOTTEN_SECONDS,))
+            # whoever takes a session of a forgotten node has no row of that node to lock, and is waited for here
+            owned = statements.run(f"{_OWNED} FOR SHARE" if is_new else _OWNED, (node.node,))
+            return Renewed(lease=lease, owned=dict(owned), wanted=wanted)
+
+        return await self._database.brief(work)
+
+    async def leave(self, node: str) -> None:
+        await self._database.statement("DELETE FROM nodes WHERE node = ?", (node,))
+
+    async def claim(self, session_id: str, node: str, *, wants: bool = False) -> Claimed | Held:
+        def work(statements: Statements) -> Claimed | Held | None:
+            owner = _owner(statements, session_id, lock=True)
+            if owner is None:
+                return None  # it was deleted a moment ago
+            if owner.node != node and owner.lives and not owner.released:
+                if wants:
+                    statements.run(_WANT, (session_id,))
+                return Held(by=owner)
+            ((epoch,),) = statements.run(_TAKE, (node, session_id))
+            return Claimed(epoch=epoch, previous=owner)
+
+        while True:
+            if new := await self._database.statement(_TAKE_NEW, (session_id, node, session_id)):
+                return Claimed(epoch=new[0][0])
+            if (found := await self._database.brief(work)) is not None:
+                return found
+
+    async def wanted(self, node: str) -> Sequence[str]:
+        rows = await self._database.statement(_WANTED, (node, WANTED_SECONDS))
+        return [session_id for (session_id,) in rows]
+
+    async def release(self, node: str, sessions: Mapping[str, int]) -> None:
+        for session_id, epoch in sessions.items():  # each alone: who stores messages locks several, in any order
+            await self._database.statement(_RELEASE, (session_id, node, epoch))
+
+    async def forget(self, node: str, session_id: str, epoch: int) -> None:
+        await self._database.statement(_FORGET_SESSION, (session_id, node, epoch))
+
+    async def owner(self, session_id: str) -> Owner | None:
+        return await self._database.brief(lambda statements: _owner(statements, session_id))
+
+    async def ending(self, stream_id: str) -> TurnEnding | None:
+        return await self._database.brief(lambda statements: _ending(statements, stream_id))
+
+    async def end_turn(self, ending: TurnEnding, owner: str) -> TurnEnding | None:
+        def work(statements: Statements) -> TurnEnding | None:
+            decided = _ending(statements, ending.stream_id)
+            if decided is not None or _may_end(statements, ending, owner):
+                return decided
+            values = (ending.stream_id, ending.session_id, ending.epoch, ending.status, ending.decided_by)
+            statements.run(_END, values)
+            return _ending(statements, ending.stream_id)
+
+        return await self._database.brief(work)
+
+    async def nodes(self) -> list[NodeRow]:
+        return node_rows(await self._database.statement(NODES))
+
+
+def node_rows(rows: Iterable[Row]) -> list[NodeRow]:
+    """The nodes in the rows that `NODES` finds."""
+    return [
+        NodeRow(node=node, cluster=cluster, name=name, lives=left > 0, seconds_left=float(left), sessions=sessions)
+        for node, cluster, name, left, sessions in rows
+    ]
+
+
+# -- In a transaction
+
+
+def _seconds_left(statements: Statements, node: str) -> float | None:
+    """Seconds until the end of a node's lease, whose row is locked from then on; None of a node without one."""
+    rows = statements.run(f"SELECT {SECONDS_LEFT} FROM nodes WHERE node = ? FOR UPDATE", (node,))
+    return float(rows[0][0]) if rows else None
+
+
+def _wanted(statements: Statements, node: str) -> list[str]:
+    return [session_id for (session_id,) in statements.run(_WANTED, (node, WANTED_SECONDS))]
+
+
+def _owner(statements: Statements, session_id: str, *, lock: bool = False) -> Owner | None:
+    rows = statements.run(
+        f"SELECT node, epoch, released FROM session_owners WHERE session_id = ? {'FOR UPDATE' if lock else ''}",
+        (session_id,),
+    )
+    if not rows:
+        return None
+    ((node, epoch, released),) = rows
+    named = statements.run(
+        f"SELECT name, {SECONDS_LEFT} FROM nodes WHERE node = ? {'FOR UPDATE' if lock else ''}", (node,)
+    )
+    name, left = named[0] if named else ("", 0.0)
+    return Owner(
+        node=node, name=name, epoch=epoch, lives=left > 0, seconds_left=float(left), released=bool(released)
+    )
+
+
+def _ending(statements: Statements, stream_id: str) -> TurnEnding | None:
+    rows = statements.run(_ENDING, (stream_id,))
+    if not rows:
+        return None
+    stream, session_id, epoch, status, by = rows[0]
+    return TurnEnding(stream_id=stream, session_id=session_id, epoch=epoch, status=status, decided_by=by)
+
+
+def _may_end(statements: Statements, ending: TurnEnding, owner: str) -> bool:
+    """Whether the owner of a turn may still end it itself."""
+    if ending.session_id:
+        found = _owner(statements, ending.session_id, lock=True)
+        if found is not None and (found.node, found.epoch) != (owner, ending.epoch):
+            return False
+    left = _seconds_left(statements, owner)
+    return left is not None and left > 0
+
+
+def take_from_cluster(statements: Statements, session_id: str, run_id: str) -> bool:
+    """Let an engine outside of any cluster have a session, if a node has or had it.
+
+    Returns:
+        False if a node that lives has it.
+    """
+    owner = _owner(statements, session_id, lock=True)
+    if owner is None:
+        return True
+    if owner.lives and not owner.released:
+        return False
+    statements.run(_TAKE, (run_id, session_id))
+    return True
+
+
+# -- A shared database as the parts of a node use it: short transactions, whenever it can be reached
+
+
+_T = TypeVar("_T")
+
+PATIENCE = Patience(work=5.0, cancelled=1.0)
+"""A server that takes longer is one that can't be asked."""
+
+
+class SharedDatabase:
+    """One connection to the database. It is made, and the schema brought up to date, when it is first needed."""
+
+    def __init__(self, dsn: str, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
+        self._clock = clock
+        self._opening = anyio.Lock()
+        self._ready = False  # whether it is open and its tables are those of this version
+
+    @property
+    def name(self) -> str:
+        """The name of the database in messages, without user and password."""
+        return self._database.name
+
+    async def statement(self, sql: str, parameters: Sequence[SqlValue] = ()) -> list[Row]:
+        """Run one statement, a transaction of its own. It may run twice, if the connection broke."""
+        await self._open()
+        return await self._database.read(sql, parameters)
+
+    async def brief(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in one short transaction, READ COMMITTED. It doesn't wait for those who write the trace, and
+        locks the rows that it decides by.
+        """
+        await self._open()
+        return await self._database.brief(work)
+
+    async def close(self) -> None:
+        """Close the connection. The next work makes another one."""
+        self._ready = False
+        await self._database.close()
+
+    async def _open(self) -> None:
+        if self._ready:
+            return
+        async with self._opening:
+            if self._ready:
+                return
+            await self._database.open()
+            try:
+                await migrate(self._database, self._clock.now_us())
+            except BaseException:
+                await self._database.close()
+                raise
+            self._ready = True
+
+
+# -- A lock that bears a name, among all who share a database
+
+
+_TURN_SECONDS = 0.25
+"""The time between two attempts to take a lock that somebody may hold for minutes."""
+
+
+@asynccontextmanager
+async def named_lock(database: Database, name: str) -> AsyncIterator[None]:
+    """Hold the lock. It waits for its turn.
+
+    The lock is that of a transaction, so that a pooler leaves it alone, on a connection of its own. It ends with
+    the connection, and with it when the server is restarted or cut off, which the holder doesn't notice.
+    """
+    key = int.from_bytes(sha256(f"{database.schema}\0{name}".encode()).digest()[:8], "big", signed=True)
+
+    def taken(connection: psycopg.Connection) -> bool:
+        connection.execute("BEGIN")
+        connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        found = connection.execute(f"SELECT pg_try_advisory_xact_lock({key})").fetchone()
+        if found is not None and found[0]:
+            return True
+        connection.execute("ROLLBACK")
+        return False
+
+    # It is asked for again and again: a statement that waits would meet the time limits that a role may have, and
+    # keep a pooler's connection.
+    link = Link(database.dsn, database.schema, "callboard-postgres-lock", Reach())
+    try:
+        with translated_errors(database.name):
+            while not await bounded(link.alone(taken), PATIENCE, link.give_up):  # noqa: ASYNC110 - see above
+                await anyio.sleep(_TURN_SECONDS)
+        yield
+    finally:
+        await uninterrupted(bounded(link.close(), PATIENCE, link.cut))
+
+
+# -- `tracestore.nodes.ProbeTables` in PostgreSQL. The time is the database's
+
+
+_TAKE_PROBE = """
+    INSERT INTO provider_probes (cluster, provider, model, node, lease_until)
+    VALUES (?, ?, ?, ?, clock_timestamp() + make_interval(secs => ?))
+    ON CONFLICT (cluster, provider, model) DO UPDATE
+       SET node = excluded.node, lease_until = excluded.lease_until
+     WHERE provider_probes.node = excluded.node OR provider_probes.lease_until <= clock_timestamp()
+    RETURNING node
+"""
+_LEFT = """
+    SELECT extract(epoch FROM lease_until - clock_timestamp())
+      FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ?
+"""
+_RELEASE_PROBE = "DELETE FROM provider_probes WHERE cluster = ? AND provider = ? AND model = ? AND node = ?"
+
+_LEAST_SECONDS = 0.05
+"""The time that is told of a lease which is about to end."""
+
+
+class PostgresProbes:
+    """The rows of one cluster in one database."""
+
+    def __init__(self, database: SharedDatabase, cluster: str) -> None:
+        self._database = database
+        self._cluster = cluster
+
+    async def take(self, node: str, provider: str, model: str, seconds: float) -> float:
+        def work(statements: Statements) -> float:
+            if statements.run(_TAKE_PROBE, (self._cluster, provider, model, node, seconds)):
+                return 0.0
+            found = statements.run(_LEFT, (self._cluster, provider, model))
+            return max(_LEAST_SECONDS, float(str(found[0][0]))) if found else _LEAST_SECONDS
+
+        return await self._database.brief(work)
+
+    async def release(self, node: str, provider: str, model: str) -> None:
+        await self._database.statement(_RELEASE_PROBE, (self._cluster, provider, model, node))

@@ -1,1 +1,0 @@
-"""What the nodes of a cluster share in PostgreSQL."""

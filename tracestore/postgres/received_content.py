@@ -1,0 +1,347 @@
+"""Captured content that comes with a shipment, and deletions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping
+
+import msgspec
+
+from callboard.bus.events.sessions import SessionCreated
+
+from ..shipping.shipment import SESSION, TOPIC, TS_US, Origin, SessionContent, Shipment
+from ..sql.connection import Row, placeholders
+from ..sql.expiry import (
+    Erasure,
+    delete_sessions,
+    erase_old_words,
+    erase_words,
+    forget_names,
+    references_in,
+    sweep_bodies,
+)
+from ..sql.runs import branch, is_anothers, is_said
+from .database import EVER_US, Database
+from .statements import Statements, clean_text
+
+# -- Erasing
+#
+# Deletions and shipments: what was deleted in a trace file goes here, too, and nothing brings back what is gone.
+#
+# - A file tells its deletions before the events behind them. Each is done once, however often it is told, and
+#   whatever the file is called by then. It reaches what came from that file alone: a session of the same name from
+#   elsewhere stays.
+# - What was deleted here stays away until a session of that name begins anew. From then on that session is let in,
+#   and what a run from elsewhere says beside it (``SESSION.RUN``) as far as it was said after the deletion.
+# - A shipment that was read before a deletion in its file, and comes after it, comes without what was deleted.
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """What a shipment must not bring back."""
+
+    sessions: frozenset[str] = frozenset()
+    """The names of sessions here."""
+    before_us: int = 0
+    """The moment before which content was deleted, in microseconds UTC; 0 if none was."""
+    branches: Mapping[str, int] = {}
+    """The moments up to which what branches say was deleted with their sessions, which have begun anew since."""
+
+    def keeps_out(self, name: str, ts_us: int) -> bool:
+        """Whether what was said at a moment in a session, by its name here, must not come back."""
+        return name in self.sessions or ts_us < self.before_us or ts_us <= self.branches.get(name, 0)
+
+
+OPEN = Barrier()
+"""Nothing was deleted."""
+
+
+# -- Deletions of a file
+
+
+async def erase(database: Database, origin: Origin, erasures: Collection[Erasure]) -> None:
+    """Do deletions of a file here, too, with all bodies that nobody needs then. Raises StoreError."""
+    if await database.write(lambda statements: _delete(statements, origin, erasures)):
+        await sweep_bodies(database, EVER_US)
+    await database.write(lambda statements: _note_done(statements, origin, erasures))
+
+
+def _delete(statements: Statements, origin: Origin, erasures: Iterable[Erasure]) -> bool:
+    """Delete what was not yet deleted. Returns whether there was any such."""
+    pending = False
+    for erasure in erasures:
+        ((done,),) = statements.run(_ENTER, _values(origin, erasure))
+        if done:
+            continue
+        pending = True
+        if erasure.session_id is not None:
+            _delete_session(statements, origin, clean_text(erasure.session_id), erasure.runs)
+        if erasure.before_us is not None:
+            after = 0
+            while after := erase_old_words(statements, erasure.before_us, after, origin.name):
+                pass
+            forget_names(statements, erasure.before_us, origin.name)
+            for table in ("session_messages", "session_setups"):
+                statements.run(
+                    f"DELETE FROM {table} WHERE ts_us < ? AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
+                    (erasure.before_us, origin.name),
+                )
+    return pending
+
+
+def _delete_session(statements: Statements, origin: Origin, session_id: str, said_by: Collection[str]) -> None:
+    """Delete a session of a file, whatever it is called here."""
+    runs = [clean_text(run) for run in said_by]
+    names = [session_id, *(f"{session_id}.{run}" for run in runs)]
+    owners: dict[str, bool] = dict(
+        statements.run(
+            f"""
+            SELECT s.session_id, coalesce(r.shipped_from = ?, FALSE) OR r.run_id IN ({placeholders(len(runs))})
+              FROM session_setups AS s JOIN runs AS r ON r.id = s.run
+             WHERE s.session_id IN ({placeholders(len(names))})
+            """,
+            (origin.name, *runs, *names),
+        )
+        if runs
+        else statements.run(
+            """
+            SELECT s.session_id, coalesce(r.shipped_from = ?, FALSE)
+              FROM session_setups AS s JOIN runs AS r ON r.id = s.run WHERE s.session_id = ?
+            """,
+            (origin.name, session_id),
+        )
+    )
+    erase_words(statements, session_id, origin.name)
+    if owners.get(session_id, True):
+        delete_sessions(statements, [session_id])
+    else:  # another file's is called so
+        delete_sessions(statements, [name for name, is_ours in owners.items() if is_ours])
+        statements.run(
+            "DELETE FROM session_messages WHERE session_id = ?"
+            " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)",
+            (session_id, origin.name),
+        )
+
+
+def _note_done(statements: Statements, origin: Origin, erasures: Collection[Erasure]) -> None:
+    statements.run_many("UPDATE erasures SET swept = 1 WHERE key = ?", [(each.key,) for each in erasures])
+    statements.run(_MARK, (origin.name, origin.host, origin.file, max(each.number for each in erasures)))
+
+
+def _values(origin: Origin, erasure: Erasure) -> tuple[str | int | None, ...]:
+    session_id = None if erasure.session_id is None else clean_text(erasure.session_id)
+    return (erasure.key, erasure.at_us, origin.name, erasure.number, erasure.event, session_id, erasure.before_us)
+
+
+_ENTER = """
+    INSERT INTO erasures (key, at_us, origin, number, event, session_id, before_us, runs, swept)
+    VALUES (?, ?, ?, ?, ?, ?, ?, '[]', 0)
+    ON CONFLICT (key) DO UPDATE SET origin = excluded.origin, number = excluded.number
+    RETURNING swept
+"""
+_MARK = """
+    INSERT INTO shipping (origin, event, run_id, seq, host, file, shipped_at, erasure)
+    VALUES (?, 0, '', 0, ?, ?, clock_timestamp(), ?)
+    ON CONFLICT (origin) DO UPDATE SET erasure = excluded.erasure
+"""
+
+
+# -- Shipments
+
+
+def barrier_for(statements: Statements, origin: Origin, shipment: Shipment) -> Barrier:
+    """What a shipment must not bring back. A session that begins anew in it is let in from then on."""
+    names = _names(shipment)
+    begun = _begun(shipment)
+    found = statements.run(
+        """
+        SELECT session_id, before_us, at_us, key, origin IS NULL AS is_here FROM erasures
+         WHERE (origin IS NULL OR (origin = ? AND number > ?))
+           AND (session_id IS NULL
+                OR session_id IN (SELECT jsonb_array_elements_text(CAST(? AS jsonb)) COLLATE "C"))
+        """,
+        (origin.name, shipment.erased, msgspec.json.encode(list(names)).decode()),
+    )
+    blocked, before_us = set(), 0
+    branches: dict[str, int] = {}
+    for session_id, until_us, at_us, key, is_here in found:
+        if session_id is None:
+            before_us = max(before_us, until_us)
+        elif until_us is not None or (is_here and begun.get(names[session_id], at_us) > at_us):
+            if until_us is None:
+                statements.run("UPDATE erasures SET before_us = at_us WHERE key = ?", (key,))
+            own = [name for name, session in names.items() if session == session_id and name != session]
+            branches.update((name, max(at_us, branches.get(name, 0))) for name in own)
+        else:
+            blocked.add(session_id)
+    return Barrier(frozenset(blocked), before_us, branches)
+
+
+def _names(shipment: Shipment) -> dict[str, str]:
+    """The names that the sessions of a shipment may have here, and their own."""
+    names = {session_id: session_id for session_id in shipment.sessions}
+    if shipment.content is not None:
+        for session_id, run_id, *_ in shipment.content.setups:
+            names[session_id] = session_id
+            names[f"{session_id}.{run_id}"] = session_id
+        for session_id, _, run_id, *_ in shipment.content.messages:
+            names[f"{session_id}.{run_id}"] = session_id
+    return names
+
+
+def _begun(shipment: Shipment) -> Mapping[str, int]:
+    """The times at which sessions begin in a shipment, the latest of each."""
+    begun: dict[str, int] = {}
+    topics, sessions, moments = (shipment.read.columns[column] for column in (TOPIC, SESSION, TS_US))
+    for place in shipment.projected:
+        if topics[place] == SessionCreated.topic_of() and sessions[place] is not None:
+            begun[sessions[place]] = max(moments[place], begun.get(sessions[place], 0))
+    return begun
+
+
+# -- Captured content that comes with a shipment. It is kept as it stands in the file that it comes from
+#
+# What nodes of a cluster have said goes by the claims of its session (see `tracestore.sql.session_owner`),
+# wherever it comes from.
+
+
+_ENTER_BODY = """
+    INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
+    ON CONFLICT (hash) DO UPDATE SET last_us = greatest(content.last_us, excluded.last_us)
+"""
+
+
+def referred_to(bodies: Iterable[Row], digests: Iterable[bytes | None]) -> list[Row]:
+    """Those of some bodies that are named, and those that they name."""
+    there = {bytes(body[0]): body for body in bodies}
+    found: dict[bytes, Row] = {}
+    waiting = [bytes(digest) for digest in digests if digest is not None]
+    while waiting:
+        digest = waiting.pop()
+        if digest in there and digest not in found:
+            found[digest] = there[digest]
+            waiting += references_in(there[digest][2])
+    return list(found.values())
+
+
+class ContentStoring:
+    """Captured content on its way into the store. A session that is another file's is kept under a second name."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        origin: Origin,
+        content: SessionContent,
+        new: set[Row] | None,
+        barrier: Barrier = OPEN,
+        living: Container[str] | None = None,
+    ) -> None:
+        self._statements = statements
+        self._origin = origin
+        self._content = content
+        self._new = new
+        self._barrier = barrier
+        self._living = living
+        self._numbers: dict[str, int] = {}
+
+    def store(self) -> None:
+        """Store it."""
+        setups = [setup for setup in self._content.setups if self._living is None or setup[0] in self._living]
+        names = {str(setup[0]): self._name_of(setup) for setup in setups}
+        named = [(names[setup[0]], setup) for setup in setups]
+        kept = [(name, setup) for name, setup in named if name and not self._barrier.keeps_out(name, setup[3])]
+        branches = {setup[0] for name, setup in kept if not setup[2] and not self._is_known(name)}
+        digests = [setup[5] for _, setup in kept]
+        for name, setup in kept:
+            self._store_setup(name, setup)
+        for message in self._content.messages:
+            number = self._number(message[2], message[4])
+            if self._barrier.keeps_out(message[0], message[4]):
+                continue
+            if message[0] in branches or self._new is None or (number, message[3]) in self._new:
+                into = self._name_for(message, number, names.get(message[0]))
+                if into is not None and not self._barrier.keeps_out(into, message[4]):
+                    self._store_message(into, number, message)
+                    digests.append(message[5])
+        self._statements.run_many(_ENTER_BODY, referred_to(self._content.bodies, digests))
+
+    def _name_of(self, setup: Row) -> str | None:
+        """The name of a session here: its own, unless a run from elsewhere has a session of that name.
+
+        Returns:
+            None for the setup of a claim that is over.
+        """
+        session_id, run_id, _, ts_us, *_, epoch = setup
+        if epoch:
+            late = is_anothers(self._statements, session_id, self._number(run_id, ts_us), epoch)
+            return None if late else session_id
+        owners = self._statements.run(
+            "SELECT r.shipped_from FROM session_setups AS s JOIN runs AS r ON r.id = s.run WHERE s.session_id = ?",
+            (session_id,),
+        )
+        return session_id if not owners or owners[0][0] == self._origin.name else f"{session_id}.{run_id}"
+
+    def _name_for(self, message: Row, number: int, session_here: str | None) -> str | None:
+        """The name of the session in which a message is kept; None if it is there already, or was deleted."""
+        session_id, position, run_id, seq, ts_us, digest, message_id, *_, epoch = message
+        if not epoch:
+            return session_here or str(session_id)
+        if not is_anothers(self._statements, session_id, number, epoch):
+            return str(session_id)
+        if is_said(self._statements, session_id, position, message_id, digest):
+            return None
+        name = f"{session_id}.{run_id}"
+        if self._barrier.keeps_out(name, ts_us):
+            return None
+        return branch(self._statements, session_id, name, (number, seq, ts_us), position, epoch)
+
+    def _is_known(self, name: str) -> bool:
+        return bool(self._statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (name,)))
+
+    def _number(self, run_id: str, ts_us: int) -> int:
+        """The number of a run, which may be one whose events are still to come."""
+        if run_id not in self._numbers:
+            ((number,),) = self._statements.run(
+                """
+                INSERT INTO runs (run_id, first_us, last_us, committed_seq, shipped_from) VALUES (?, ?, ?, 0, ?)
+                ON CONFLICT (run_id) DO UPDATE SET run_id = excluded.run_id RETURNING id
+                """,
+                (run_id, ts_us, ts_us, self._origin.name),
+            )
+            self._numbers[run_id] = int(number)
+        return self._numbers[run_id]
+
+    def _store_setup(self, name: str, setup: Row) -> None:
+        _, run_id, seq, ts_us, history, digest, withheld, epoch = setup
+        run = self._number(run_id, ts_us)
+        changed = self._statements.run(
+            """
+            INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+            ON CONFLICT (session_id) DO UPDATE SET
+                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
+                hash = excluded.hash, withheld = excluded.withheld, epoch = excluded.epoch
+             WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
+            RETURNING 1
+            """,
+            (name, run, seq, ts_us, history, digest, withheld, epoch),
+        )
+        if changed:
+            self._statements.run(
+                "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
+                (name, history, run, seq),
+            )
+
+    def _store_message(self, name: str, run: int, message: Row) -> None:
+        _, position, _, seq, ts_us, digest, message_id, metadata, withheld, epoch = message
+        self._statements.run(
+            """
+            INSERT INTO session_messages
+                   (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld, epoch)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            ON CONFLICT (session_id, position) DO UPDATE SET
+                run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
+                message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld,
+                epoch = excluded.epoch
+             WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
+            """,
+            (name, position, run, seq, ts_us, digest, message_id, metadata, withheld, epoch),
+        )

@@ -1,0 +1,384 @@
+"""The end of shipping in a shared store: runs and sessions, the two ways of a shipment, and the receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+
+from callboard.bus.clock import SYSTEM_CLOCK, Clock
+
+from ..shipping.shipment import (
+    EVENT_COLUMNS,
+    START,
+    Ending,
+    Origin,
+    Position,
+    Shipment,
+    are_new,
+    cleaned,
+    projection_of,
+    sessions_of,
+)
+from ..sql.columns import RUN, Values
+from ..sql.connection import Insert, Patience, Unstorable
+from ..sql.expiry import Erasure, erase_words
+from ..sql.projection import UPSERT_SESSION, Projection, flat
+from ..sql.sums import SumKeeper
+from ..timestamps import US_PER_DAY
+from .connection import unstorable
+from .database import SCHEMA, Database
+from .received_content import OPEN, Barrier, ContentStoring, barrier_for, erase
+from .schema import ensure_months, migrate
+from .statements import Statements, clean_text
+
+# -- What every shipment enters besides its events and calls: runs, sessions, and how far the file has come
+
+
+_ENTER_RUNS = Insert(
+    "runs",
+    ("run_id", "first_us", "last_us", "committed_seq", "shipped_from"),
+    """
+    ON CONFLICT (run_id) DO UPDATE SET
+        first_us = least(runs.first_us, excluded.first_us), last_us = greatest(runs.last_us, excluded.last_us),
+        committed_seq = greatest(runs.committed_seq, excluded.committed_seq),
+        ended_us = NULL, ending = NULL, shipped_from = excluded.shipped_from
+    RETURNING run_id, id
+    """,
+)
+_PRESENT = """
+    SELECT EXISTS (SELECT 1 FROM erasures), (SELECT before_us FROM pruned), s.erasure, s.event, s.run_id, s.seq
+      FROM (SELECT 1) AS one LEFT JOIN shipping AS s ON s.origin = ?
+"""
+_SENT = """
+    SELECT 1 FROM jsonb_to_recordset(CAST(? AS jsonb)) AS s (name text, seq bigint)
+      JOIN runs AS r ON r.run_id = s.name COLLATE "C" AND r.committed_seq >= s.seq
+     LIMIT 1
+"""
+_MARK = """
+    INSERT INTO shipping (origin, event, run_id, seq, host, file, erasure, shipped_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, clock_timestamp())
+    ON CONFLICT (origin) DO UPDATE SET
+        event = excluded.event, run_id = excluded.run_id, seq = excluded.seq, host = excluded.host,
+        file = excluded.file, erasure = excluded.erasure, shipped_at = excluded.shipped_at
+"""
+
+
+class Present(msgspec.Struct, frozen=True):
+    """What is here when a shipment comes."""
+
+    mark: Position | None
+    """The place up to which everything of its file is here; None if nothing is known of the file."""
+    erased: int
+    """The number of the last deletion in the file that is done here."""
+    pruned_us: int | None
+    """The moment before which retention has deleted, in microseconds UTC; None if it has never done so."""
+    barrier: Barrier
+    """What the shipment must not bring back."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What became of a shipment."""
+
+    position: Position
+    """The place up to which all of the file is here now."""
+    all_new: bool
+    """Whether none of its events was here before."""
+
+
+def present_for(statements: Statements, origin: Origin, shipment: Shipment) -> Present:
+    """What is here when a shipment comes, in its transaction."""
+    ((erasures, pruned_us, erased, event, run_id, seq),) = statements.run(_PRESENT, (origin.name,))
+    mark = None if event is None else Position(event, run_id, seq)
+    barrier = barrier_for(statements, origin, shipment) if erasures else OPEN
+    return Present(mark, erased or 0, pruned_us, barrier)
+
+
+def is_ahead(shipment: Shipment, present: Present) -> bool:
+    """Whether something that came before a shipment is missing here: the database fell back, as to a backup."""
+    if shipment.after == START:
+        return False
+    return shipment.after.event > (present.mark or START).event or shipment.erased > present.erased
+
+
+def was_sent(statements: Statements, shipment: Shipment) -> bool:
+    """Whether events of its runs have come before that lie behind some of a shipment's."""
+    first = [{"name": run.run_id, "seq": shipment.first_seqs[number]} for number, run in shipment.runs.items()]
+    return bool(statements.run(_SENT, (msgspec.json.encode(first).decode(),)))
+
+
+def enter_runs(statements: Statements, origin: Origin, shipment: Shipment) -> dict[int, int]:
+    """Enter the runs of a shipment, none of which has an end now.
+
+    Returns:
+        Their numbers here, by those in the file.
+    """
+    spans = shipment.runs
+    values = flat((run.run_id, run.first_us, run.last_us, run.seq, origin.name) for run in spans.values())
+    there: dict[str, int] = dict(statements.insert_returning(_ENTER_RUNS, values))
+    return {number: there[run.run_id] for number, run in spans.items()}
+
+
+def numbered(rows: Iterable[Values], numbers: Mapping[int, int]) -> Iterator[Values]:
+    """Rows of calls with the numbers that their runs have here."""
+    for row in rows:
+        of_run: Any = row[RUN]
+        yield [*row[:RUN], numbers[of_run], *row[RUN + 1 :]]
+
+
+def enter_sessions(
+    statements: Statements, times: Mapping[str, tuple[int, int]], projection: Projection, barrier: Barrier
+) -> None:
+    """Enter sessions with what events say of them, but for those that were deleted here."""
+    here = {name: between for name, between in times.items() if name not in barrier.sessions}
+    statements.insert(UPSERT_SESSION, projection.sessions(here))
+
+
+def enter_mark(statements: Statements, origin: Origin, shipment: Shipment, before: Position | None) -> Position:
+    """Enter how far the file has come, after all else.
+
+    Returns:
+        That place. It is further on than the shipment if another shipper of the same file was quicker. A shipment
+        from the file's beginning is believed, and the place goes back.
+    """
+    last = shipment.last
+    if before is not None and before.event > last.event and shipment.after != START:
+        return before
+    statements.run(
+        _MARK, (origin.name, last.event, last.run_id, last.seq, origin.host, origin.file, shipment.erased)
+    )
+    return last
+
+
+# -- The direct way of a shipment: straight into the tables, because all of it is new
+#
+# What lies behind the place up to which a file is here is new, unless the file is a copy of another one, or was
+# sent before under another name, or somebody has written the same events otherwise. Then a row of it would be
+# there a second time, which no table allows. The transaction is undone as a whole, and the shipment goes the other
+# way, by `staged`. So nothing is stored here that `staged` would not have stored in the same way.
+
+
+def store_new(statements: Statements, origin: Origin, shipment: Shipment, present: Present) -> Stored:
+    """Store a shipment of which all is new.
+
+    Returns:
+        What became of it.
+    """
+    if (present.mark or START) != shipment.after or was_sent(statements, shipment):
+        raise Unstorable("the shipment doesn't follow what is here")
+    numbers = enter_runs(statements, origin, shipment)
+    for table, lines in (("events", shipment.events), *(("calls", lines) for lines in shipment.begun)):
+        statements.copy(table, ("run", *lines.columns), lines.options, lines.parts(numbers))
+    for insert, rows, begin in shipment.projection.calls:
+        if rows and not begin:
+            statements.insert(insert, flat(numbered(rows, numbers)))
+    enter_sessions(statements, shipment.sessions, shipment.projection, present.barrier)
+    shipment.projection.write_behind_calls(statements)
+    if shipment.content is not None:
+        ContentStoring(statements, origin, shipment.content, None, present.barrier).store()
+    return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=True)
+
+
+# -- The staged way of a shipment: into a temporary table, and from there whatever is new of it by (run, seq)
+
+
+_NUMBERS = frozenset(("seq", "ts_us", "mono_ns", "attempt"))
+_STAGE = f"""
+    CREATE TEMP TABLE IF NOT EXISTS shipped_events (
+        run bigint, {", ".join(f"{name} {'bigint' if name in _NUMBERS else 'text'}" for name in EVENT_COLUMNS)}
+    ) ON COMMIT DROP
+"""
+_ENTER_EVENTS = f"""
+    INSERT INTO events (run, {", ".join(EVENT_COLUMNS)})
+    SELECT r.here, {", ".join(f"s.{name}" for name in EVENT_COLUMNS)}
+      FROM pg_temp.shipped_events AS s
+      JOIN unnest(CAST(? AS bigint[]), CAST(? AS bigint[])) AS r (there, here) ON r.there = s.run
+     ORDER BY s.ctid
+    ON CONFLICT DO NOTHING
+    RETURNING run, seq
+"""
+_DROP_PRUNED = """
+    DELETE FROM pg_temp.shipped_events AS s
+     USING runs AS r, jsonb_to_recordset(CAST(? AS jsonb)) AS n (there bigint, name text)
+     WHERE n.there = s.run AND r.run_id = n.name COLLATE "C" AND s.seq <= r.committed_seq AND s.ts_us < ?
+"""
+
+
+def stage(statements: Statements, shipment: Shipment) -> None:
+    """Copy the events of a shipment into a temporary table, before it is this transaction's turn to write."""
+    statements.run(_STAGE)
+    events = shipment.events
+    as_there = {number: number for number in shipment.runs}
+    statements.copy("pg_temp.shipped_events", ("run", *events.columns), events.options, events.parts(as_there))
+
+
+def store_staged(
+    statements: Statements, origin: Origin, shipment: Shipment, present: Present, *, clean: bool
+) -> Stored:
+    """Store what is new of a shipment that is staged. What has come before and was pruned since is not new.
+
+    Returns:
+        What became of it.
+    """
+    if present.pruned_us is not None:
+        names = [{"there": number, "name": run.run_id} for number, run in shipment.runs.items()]
+        statements.run(_DROP_PRUNED, (msgspec.json.encode(names).decode(), present.pruned_us))
+    numbers = enter_runs(statements, origin, shipment)
+    inserted = statements.run(_ENTER_EVENTS, (_array(numbers), _array(numbers.values())))
+    new = None if len(inserted) == len(shipment) else set(inserted)
+    places, sessions = shipment.projected, shipment.sessions
+    if new is not None:
+        places = are_new(shipment, places, numbers, new)
+        sessions = sessions_of(shipment, are_new(shipment, range(len(shipment)), numbers, new))
+    projection = projection_of(shipment.read, places)
+    projection.complete()
+    if clean:
+        projection.make_storable(clean_text)
+    for insert, rows, _ in projection.calls:
+        statements.insert(insert, flat(numbered(rows, numbers)))
+    enter_sessions(statements, sessions, projection, present.barrier)
+    projection.write_behind_calls(statements)
+    if shipment.content is not None:
+        ContentStoring(statements, origin, shipment.content, new, present.barrier, sessions).store()
+    return Stored(enter_mark(statements, origin, shipment, present.mark), all_new=new is None)
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+# -- A shared store as the target of shippers
+#
+# A shipment is one transaction: its events, what follows from them as if they had been written here, and the place
+# of its end in its file. It goes the direct way, and the staged way if that has failed. Where something of it was
+# here before, the next shipments of the file are staged, too, until one is all new. Costs of repricings don't come
+# along: those of the shared store are its own.
+
+
+_Store: TypeAlias = Callable[[Statements, Origin, Shipment, Present], Stored]
+_Stage: TypeAlias = Callable[[Statements, Shipment], None]
+
+PATIENCE = Patience(work=60.0, cancelled=2.0)
+"""A transaction that takes longer is that of a server that hangs. Whoever ends meanwhile doesn't wait for it."""
+
+
+class Receiver:
+    """A shared store as `tracestore.shipping.shipment.Target`."""
+
+    def __init__(self, dsn: str, *, schema: str = SCHEMA, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._database = Database(dsn, schema=schema, single=True, patience=PATIENCE)
+        self._clock = clock
+        self._sums = SumKeeper(self._database)
+        self._days: set[int] = set()  # whose partitions are there
+        self._sent_before: set[str] = set()  # files of which the last shipment was not all new
+
+    @property
+    def name(self) -> str:
+        """The name of the database, without user and password."""
+        return self._database.name
+
+    async def open(self) -> None:
+        """Reach the database, and bring its schema up to date. Raises StoreError."""
+        if self._database.is_open:
+            return
+        await self._database.open()
+        try:
+            await migrate(self._database, self._clock.now_us())
+        except BaseException:
+            await self._database.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection. Closing twice is harmless."""
+        self._days.clear()
+        await self._database.close()
+
+    async def position(self, origin: Origin) -> Position:
+        """The place up to which everything of a file is here."""
+        rows = await self._database.read(
+            "SELECT event, run_id, seq FROM shipping WHERE origin = ?", (origin.name,)
+        )
+        return Position(*rows[0]) if rows else START
+
+    async def take(self, origin: Origin, shipment: Shipment) -> Position:
+        """Store what is new of a shipment. Raises StoreError, and Unstorable if a value is to blame."""
+        if origin.name not in self._sent_before:
+            try:
+                return await self._take(origin, shipment, store_new)
+            except Unstorable:
+                self._days.clear()  # it may be a month that somebody has dropped
+        try:
+            return await self._take(origin, shipment, partial(store_staged, clean=False), stage)
+        except Unstorable:
+            self._days.clear()
+            return await self._take(
+                origin, cleaned(shipment, clean_text), partial(store_staged, clean=True), stage
+            )
+
+    async def _take(
+        self, origin: Origin, shipment: Shipment, store: _Store, stage: _Stage | None = None
+    ) -> Position:
+        def work(statements: Statements) -> Stored:
+            with unstorable():
+                if not shipment.days <= self._days:
+                    ensure_months(statements, [day * US_PER_DAY for day in shipment.days])
+                present = present_for(statements, origin, shipment)
+                if is_ahead(shipment, present):
+                    return Stored(present.mark or START, all_new=True)
+                stored = store(statements, origin, shipment, present)
+                # events come as they were read, which may have been before their session was deleted
+                for session_id in {*present.barrier.sessions, *shipment.dead}:
+                    erase_words(statements, session_id, origin.name)
+                return stored
+
+        def staged(statements: Statements) -> None:
+            with unstorable():
+                assert stage is not None
+                stage(statements, shipment)
+
+        stored = await self._database.write(work, staged if stage else None)
+        self._days |= shipment.days
+        if stored.all_new:
+            self._sent_before.discard(origin.name)
+        else:
+            self._sent_before.add(origin.name)
+        await self._sums.stored(len(shipment))
+        return stored.position
+
+    async def pass_over(self, origin: Origin, shipment: Shipment) -> None:
+        """Note the place of the end of a shipment that the store can't take."""
+        clean = cleaned(shipment, clean_text)
+
+        def work(statements: Statements) -> None:
+            enter_mark(statements, origin, clean, present_for(statements, origin, clean).mark)
+
+        await self._database.write(work)
+
+    async def erased(self, origin: Origin) -> int:
+        """The number of the last deletion of a file that was done here."""
+        rows = await self._database.read("SELECT erasure FROM shipping WHERE origin = ?", (origin.name,))
+        return int(rows[0][0]) if rows else 0
+
+    async def erase(self, origin: Origin, erasures: Collection[Erasure]) -> None:
+        """Delete what was deleted in a file."""
+        await erase(self._database, origin, erasures)
+
+    async def open_runs(self, origin: Origin) -> Collection[str]:
+        """The runs of a file that have no end here."""
+        rows = await self._database.read(
+            "SELECT run_id FROM runs WHERE shipped_from = ? AND ended_us IS NULL", (origin.name,)
+        )
+        return [run_id for (run_id,) in rows]
+
+    async def end_runs(self, endings: Mapping[str, Ending]) -> None:
+        """Mark runs as ended."""
+
+        def work(statements: Statements) -> None:
+            statements.run_many(
+                "UPDATE runs SET ended_us = ?, ending = ? WHERE run_id = ?",
+                [(end.ended_us, end.ending, run_id) for run_id, end in endings.items()],
+            )
+
+        await self._database.write(work)

@@ -1,0 +1,180 @@
+"""The schema as numbered steps. All that a database lacks are applied in one transaction, under an advisory lock.
+
+The steps are literal SQL in ``steps.sql``, where ``CALLBOARD_SCHEMA`` stands for the schema's name as a literal.
+A step, once released, is never changed: a correction is a further step. A step adds: tables, indexes, columns that
+may be NULL or have a default, functions. So a process of the version before goes on writing while another one
+brings the database up to date. A database of a newer version is refused when it is opened.
+
+`schema_history` says which steps a database has. A schema that has other tables and not that one isn't ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from callboard.bus.errors import StoreError
+from callboard.bus.package_data import package_data
+
+from ..sql.connection import Row, Statements, Steps, read_steps
+from ..timestamps import to_us
+from .connection import said
+from .database import WRITERS_LOCK, Database
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+MIGRATIONS: Steps = read_steps(package_data(__name__, "steps.sql").decode())
+"""Name and statements of each step; the step at index i brings a database to version i + 1."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+_MIGRATIONS_LOCK = 0x43414C42_53434845  # CALBSCHE
+
+
+async def migrate(database: Database, now_us: int) -> None:
+    """Bring the database to `SCHEMA_VERSION`."""
+    version = _checked(database, await database.alone(lambda connection: _found(connection, database.schema)))
+    if version == SCHEMA_VERSION:
+        return
+    if database.readonly:
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
+            "open it once for writing to bring it up to date"
+        )
+    await database.alone(lambda connection: _permitted(connection, database, now_us))
+
+
+def _permitted(connection: psycopg.Connection, database: Database, now_us: int) -> None:
+    import psycopg
+
+    try:
+        _bring_up(connection, database, now_us)
+    except psycopg.errors.InsufficientPrivilege as error:
+        version = found_version(connection, database.schema)
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard needs version {SCHEMA_VERSION}, and "
+            "this user may not change the tables: let their owner open it once with this version of Callboard "
+            f"({said(error)})"
+        ) from error
+
+
+def _bring_up(connection: psycopg.Connection, database: Database, now_us: int) -> None:
+    with connection.transaction():
+        for lock in (_MIGRATIONS_LOCK, WRITERS_LOCK):
+            connection.execute(_text(f"SELECT pg_advisory_xact_lock({lock})"))
+        # Another process may have been quicker.
+        version = _checked(database, _found(connection, database.schema))
+        if version == 0:
+            _make_schema(connection, database.schema)
+        for number, (name, script) in enumerate(MIGRATIONS[version:], version + 1):
+            for statement in script:
+                connection.execute(_text(statement.replace("CALLBOARD_SCHEMA", f"'{database.schema}'")))
+            connection.execute(
+                "INSERT INTO schema_history (version, name, applied_us) VALUES (%s, %s, %s)",
+                (number, name, now_us),
+            )
+
+
+def _make_schema(connection: psycopg.Connection, schema: str) -> None:
+    from psycopg import sql
+
+    if not connection.execute("SELECT to_regnamespace(quote_ident(%s))", (schema,)).fetchall()[0][0]:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    connection.execute(
+        "CREATE TABLE schema_history (version bigint PRIMARY KEY, name text NOT NULL, applied_us bigint NOT NULL)"
+    )
+
+
+def _found(connection: psycopg.Connection, schema: str) -> Row:
+    """The version of the schema, NULL without our history; and the number of its tables."""
+    (known, tables) = connection.execute(
+        """
+        SELECT to_regclass(quote_ident(%s) || '.schema_history') IS NOT NULL,
+               (SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                 WHERE n.nspname = %s AND c.relkind IN ('r', 'p', 'v'))
+        """,
+        (schema, schema),
+    ).fetchall()[0]
+    if not known:
+        return None, tables
+    return connection.execute("SELECT coalesce(max(version), 0) FROM schema_history").fetchall()[0][0], tables
+
+
+def found_version(connection: psycopg.Connection, schema: str) -> int:
+    """The version of the tables in a schema; 0 if there are none of ours."""
+    return int(_found(connection, schema)[0] or 0)
+
+
+def _checked(database: Database, found: Row) -> int:
+    version, tables = found
+    if version is None and tables:
+        raise StoreError(
+            f"{database.name} has tables of another application in its schema {database.schema}; "
+            "give another schema or another database"
+        )
+    if (version or 0) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.name} is of schema version {version}, this Callboard knows versions up to "
+            f"{SCHEMA_VERSION}: update Callboard, or give another database"
+        )
+    return int(version or 0)
+
+
+def _text(sql: str) -> Any:
+    return sql
+
+
+# -- The partitions of events: one for each month (UTC) of their moments, made before the first event of it
+#
+# A month is made beside the table and attached, which waits for no reader. Whoever writes needs no right to do
+# that: a function does it that belongs to the owner of the tables. Moments before the year 2000 and after 2099,
+# which are those of clocks that are wrong, have a partition on either side. There is no DEFAULT partition, because
+# making a month would have to look through it.
+
+
+FIRST_US = to_us(datetime(2000, 1, 1, tzinfo=UTC))
+END_US = to_us(datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def month_of(ts_us: int) -> tuple[int, int, str] | None:
+    """The month of a moment: its begin, its end, and the name of its partition; None if it has none of its own."""
+    if not FIRST_US <= ts_us < END_US:
+        return None
+    moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
+    begin = datetime(moment.year, moment.month, 1, tzinfo=UTC)
+    end = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
+    return to_us(begin), to_us(end), f"events_{moment:%Y%m}"
+
+
+def month_named(name: str) -> tuple[int, int] | None:
+    """The begin and the end of the month of a partition; None if it isn't a month's."""
+    digits = name.removeprefix("events_")
+    if len(digits) != len("YYYYMM") or not digits.isdecimal():
+        return None
+    month = month_of(to_us(datetime(int(digits[:4]), int(digits[4:]), 1, tzinfo=UTC)))
+    return None if month is None else month[:2]
+
+
+def ensure_months(statements: Statements, moments_us: Iterable[int]) -> None:
+    """Make the partitions that events of these moments go into. Call it in the transaction that writes them."""
+    wanted = {month for month in map(month_of, moments_us) if month is not None}
+    if not wanted:
+        return
+    attached = {
+        name
+        for (name,) in statements.run(
+            """
+            SELECT c.relname FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+             WHERE i.inhparent = CAST('events' AS regclass)
+            """
+        )
+    }
+    for first_us, end_us, name in sorted(wanted):
+        if name not in attached:
+            statements.run(
+                "SELECT callboard_make_month(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text))",
+                (first_us, end_us, name),
+            )

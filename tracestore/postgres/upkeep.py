@@ -1,0 +1,331 @@
+"""Retention, backup, the condition of a trace in PostgreSQL, and what its server reports."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
+
+from ..reports import StoreCondition
+from ..sql import pruning
+from ..sql.connection import Statements
+from ..writing.spill import leftovers
+from .database import Database
+from .runs import LOST
+from .schema import ensure_months, found_version, month_named
+
+if TYPE_CHECKING:
+    import psycopg
+
+
+# -- Retention in PostgreSQL, see `tracestore.sql.pruning`
+#
+# Calls go first, with their tags and costs, in short transactions. Then a month that lies before the cutoff as a
+# whole is dropped with all its events, which takes as long for many as for few. What has to stay of it, such as
+# the events of calls that have no end, is put back into a new partition of the month in the same transaction. A
+# month of which much has to stay, or that somebody reads for long, and the month of the cutoff lose rows and not
+# their partition.
+#
+# To drop a month takes the role that owns the tables. Deleted rows leave space to later rows, but it stays on the
+# disk until ``vacuum``, which rewrites the tables while writers wait. A dropped month gives its space back at
+# once.
+
+
+_log = Log("tracestore.pruning")
+
+KEPT_AT_MOST = 20_000
+"""The events that are put back when a month is dropped. Of a month with more, rows are deleted."""
+
+LOCK_TIMEOUT = "2s"
+"""The time that a drop waits for those who read events. Whoever comes after it waits as well."""
+
+_MONTHS = """
+    SELECT c.relname
+      FROM pg_inherits AS i
+      JOIN pg_class AS c ON c.oid = i.inhrelid
+     WHERE i.inhparent = CAST('events' AS regclass)
+     ORDER BY c.relname
+"""
+_STAYS = """
+    (e.id >= (SELECT max(id) FROM events)
+     OR (e.request_id IS NOT NULL AND EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id)))
+"""
+_NOTE = """
+    INSERT INTO pruned (id, before_us) VALUES (1, ?)
+    ON CONFLICT (id) DO UPDATE SET before_us = greatest(pruned.before_us, excluded.before_us)
+"""
+_ENDINGS = "DELETE FROM turn_endings WHERE decided_at < to_timestamp(? / 1000000.0)"
+
+
+class ServerPruning(pruning.Pruning):
+    """One pruning of one database."""
+
+    _delete_tags = "DELETE FROM call_tags WHERE call_id IN ({calls})"
+    _events_with_calls = False
+    _old_runs = f"{pruning.OLD_RUNS} AND r.shipped_from IS NULL"  # others say what has come of them
+
+    def __init__(self, database: Database, progress: pruning.Progress | None) -> None:
+        super().__init__(database, progress)
+        self._server = database
+
+    async def _delete(self, before_us: int) -> int:
+        """Note first how far retention goes: what was deleted from before that moment is not to come again."""
+        await self._server.write(lambda statements: statements.run(_NOTE, (before_us,)))
+        await self._server.write(lambda statements: statements.run(_ENDINGS, (before_us,)))
+        return await super()._delete(before_us)
+
+    async def _delete_events(self, before_us: int) -> None:
+        """Drop months, and delete what is old of the others."""
+        for (name,) in await self._server.read(_MONTHS):
+            month = month_named(name)
+            if month is not None and month[1] <= before_us:
+                try:
+                    await self._step(partial(_drop_month, name=name, first_us=month[0]))
+                except StoreError as error:
+                    _log.info("month_not_dropped", month=name, error=str(error))
+        await super()._delete_events(before_us)
+
+    async def _sizes(self) -> tuple[int, int]:
+        size = await self._server.look(size_of)
+        return size, size
+
+    async def _shrink_to(self, max_bytes: int) -> None:
+        """Once, by the share of the size: what is deleted doesn't make the tables smaller."""
+        used, _ = await self._sizes()
+        if used > max_bytes:
+            cutoff = await self._cutoff(1 - max_bytes / used)
+            await self._delete(max(cutoff, self._report.before_us))
+
+    async def _vacuum(self) -> None:
+        """Rewrite every table. Whoever reads or writes it waits."""
+        tables = await self._server.read(
+            "SELECT relname FROM pg_class"
+            " WHERE relkind = 'r' AND relnamespace = CAST(current_schema() AS regnamespace) ORDER BY relname"
+        )
+        for (table,) in tables:
+            await self._server.alone(partial(_vacuum_full, table=table))
+
+    async def _give_back(self) -> None:
+        """Nothing: autovacuum makes the space of deleted rows free for others."""
+
+
+def _drop_month(statements: Statements, name: str, first_us: int) -> dict[str, int]:
+    statements.run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+    ((events, kept),) = statements.run(f"SELECT count(*), count(*) FILTER (WHERE {_STAYS}) FROM {name} AS e")
+    if kept > min(events / 2, KEPT_AT_MOST):
+        return {}
+    statements.run(
+        f"CREATE TEMPORARY TABLE kept_events ON COMMIT DROP AS SELECT e.* FROM {name} AS e WHERE {_STAYS}"
+    )
+    statements.run(f"DROP TABLE {name}")
+    if kept:
+        columns = [
+            column
+            for (column,) in statements.run(
+                "SELECT attname FROM pg_attribute"
+                " WHERE attrelid = CAST('events' AS regclass) AND attnum > 0 AND NOT attisdropped"
+            )
+        ]
+        listed = ", ".join(columns)
+        ensure_months(statements, [first_us])
+        statements.run(f"INSERT INTO events ({listed}) SELECT {listed} FROM kept_events")
+    return {"events": events - kept}
+
+
+def _vacuum_full(connection: psycopg.Connection, table: str) -> None:
+    from psycopg import sql
+
+    connection.execute(sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.Identifier(table)))
+
+
+# -- What is going on in a trace in PostgreSQL and beside it, and the faults that the server finds in it
+
+
+async def condition(database: Database, path: Path, lease_seconds: float) -> StoreCondition:
+    """The condition of the trace. Nothing is changed."""
+
+    def look(statements: Statements) -> tuple[int, int, int, int]:
+        ((open_runs,),) = statements.run(
+            "SELECT count(*) FROM runs WHERE ended_us IS NULL AND shipped_from IS NULL"
+        )
+        lost = [run_id for (run_id,) in statements.run(LOST, (lease_seconds,))]
+        ((calls,),) = statements.run(
+            f"""
+            SELECT count(*) FROM calls
+             WHERE status = 'started'
+               AND run IN (SELECT o.id FROM runs AS o WHERE o.run_id IN ({LOST}))
+            """,
+            (lease_seconds,),
+        )
+        return open_runs, len(lost), calls, size_of(statements)
+
+    open_runs, lost, calls, size = await database.look(look)
+    return StoreCondition(
+        living=open_runs - lost,
+        lost=lost,
+        open_calls=calls,
+        spilled=tuple((left, left.stat().st_size) for left in leftovers(path)),
+        file_bytes=size,
+        free_bytes=0,
+        shrinkable=True,
+    )
+
+
+_INVALID = """
+    SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+     WHERE NOT i.indisvalid AND c.relkind = 'i' AND c.relnamespace = CAST(current_schema() AS regnamespace)
+     ORDER BY c.relname
+"""
+_CHECKSUMS = "SELECT coalesce(checksum_failures, 0) FROM pg_stat_database WHERE datname = current_database()"
+_INDEXES = """
+    SELECT c.relname, CAST(c.oid AS bigint)
+      FROM pg_index AS i
+      JOIN pg_class AS c ON c.oid = i.indexrelid
+      JOIN pg_am AS m ON m.oid = c.relam AND m.amname = 'btree'
+     WHERE i.indisvalid AND c.relkind = 'i' AND c.relnamespace = CAST(current_schema() AS regnamespace)
+     ORDER BY c.relname
+"""
+_AMCHECK = """
+    SELECT n.nspname FROM pg_extension AS e JOIN pg_namespace AS n ON n.oid = e.extnamespace
+     WHERE e.extname = 'amcheck'
+"""
+
+
+async def check(database: Database, seconds: float) -> list[str]:
+    """The faults that PostgreSQL finds: pages with wrong checksums, invalid indexes, and whatever amcheck says of
+    indexes where that extension is there.
+    """
+    own = Database(database.dsn, schema=database.schema, readonly=True, single=True)
+    await own.open()
+    try:
+        return await own.alone(lambda connection: _faults(connection, seconds, database.name))
+    finally:
+        await own.close()
+
+
+def _faults(connection: psycopg.Connection, seconds: float, name: str) -> list[str]:
+    import psycopg
+
+    def asked(sql: str) -> list[tuple[Any, ...]]:
+        return connection.execute(cast("Any", sql)).fetchall()
+
+    connection.execute(cast("Any", f"SET statement_timeout = {max(1, round(seconds * 1000))}"))
+    try:
+        faults = [f"index {index} is invalid" for (index,) in asked(_INVALID)]
+        faults += [f"{failures} pages with a wrong checksum" for (failures,) in asked(_CHECKSUMS) if failures]
+        for (schema,) in asked(_AMCHECK):
+            for index, oid in asked(_INDEXES):
+                try:
+                    asked(f'SELECT "{schema}".bt_index_check({int(oid)})')
+                except (psycopg.errors.IndexCorrupted, psycopg.errors.DataCorrupted) as error:
+                    faults.append(f"{index}: {error}")
+                except psycopg.errors.InsufficientPrivilege as error:
+                    raise StoreError(f"{name}: this user may not check indexes: {error}") from error
+    except psycopg.errors.QueryCanceled:
+        raise TimeoutError(f"{name}: not checked within {seconds:g} s") from None
+    return faults
+
+
+# -- The facts that a PostgreSQL server tells about a trace, for `callboard doctor`
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that a server tells about a trace at one moment."""
+
+    name: str
+    """The host, the port and the database."""
+    version: str
+    """The version of PostgreSQL."""
+    schema: str
+    """The name of the schema of the tables."""
+    schema_version: int
+    """The version of the tables, 0 if there are none yet."""
+    user: str
+    """The role of the connection."""
+    writable: bool
+    """Whether the role may write to the trace, or make it if there is none."""
+    standby: bool
+    """Whether the server only follows another one."""
+    encrypted: str | None
+    """The version of TLS. None if the connection has none."""
+    verified: bool
+    """Whether the server's certificate and name were checked."""
+    local: bool
+    """Whether the connection stays on this machine."""
+
+
+async def server_facts(dsn: str, schema: str) -> ServerFacts:
+    """Look over a connection of its own. Nothing is made."""
+    database = Database(dsn, schema=schema, readonly=True, single=True)
+    await database.open()
+    try:
+        return await database.alone(lambda connection: _facts(connection, database))
+    finally:
+        await database.close()
+
+
+def _facts(connection: psycopg.Connection, database: Database) -> ServerFacts:
+    version = found_version(connection, database.schema)
+    shown, user, standby, readonly = connection.execute(
+        """
+        SELECT current_setting('server_version'), current_user, pg_is_in_recovery(),
+               current_setting('default_transaction_read_only') = 'on'
+        """
+    ).fetchall()[0]
+    info = connection.info
+    return ServerFacts(
+        name=database.name,
+        version=shown.split()[0],
+        schema=database.schema,
+        schema_version=version,
+        user=user,
+        writable=not standby and not readonly and _may_write(connection, database.schema, version),
+        standby=standby,
+        encrypted=_tls(connection) if connection.pgconn.ssl_in_use else None,
+        verified=info.get_parameters().get("sslmode") == "verify-full",
+        local=info.host.startswith(("/", "127.", "@")) or info.host in ("", "localhost", "::1"),
+    )
+
+
+def _may_write(connection: psycopg.Connection, schema: str, version: int) -> bool:
+    if not version:
+        asked = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')")
+    else:
+        asked = connection.execute("SELECT has_table_privilege(quote_ident(%s) || '.events', 'INSERT')", (schema,))
+    return bool(asked.fetchall()[0][0])
+
+
+def _tls(connection: psycopg.Connection) -> str:
+    found = connection.execute("SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetchall()
+    return str(found[0][0]) if found else "TLS"
+
+
+# -- The size of a trace on the server's disk
+
+
+def size_of(statements: Statements) -> int:
+    """The bytes of all tables of the schema, with their indexes."""
+    ((size,),) = statements.run(
+        """
+        SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class
+         WHERE relkind = 'r' AND relnamespace = CAST(current_schema() AS regnamespace)
+        """
+    )
+    return int(size)
+
+
+# -- What to do for a copy of a trace in PostgreSQL
+
+
+def refuse_backup(database: Database, path: Path | str) -> StoreError:
+    """The error that says how PostgreSQL's own programs make a copy, without the password of the DSN."""
+    return StoreError(
+        f"{database.name}: a trace in PostgreSQL is copied by PostgreSQL's own programs, which no store runs:"
+        f" pg_dump --format=custom --schema={database.schema} --file={path} DSN, and pg_restore to bring it back;"
+        " a whole server by pg_basebackup"
+    )

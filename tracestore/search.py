@@ -1,0 +1,222 @@
+"""The index of captured words: made and kept up by a search, and by nothing else.
+
+Whoever never searches has no index and pays nothing for one. A search first takes in what was said since the last
+one, in short transactions. Where content is deleted, its words go from the index in the same transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from callboard.bus.errors import StoreError
+from callboard.bus.values.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from callboard.bus.values.messages import Message
+
+from .calls import SearchFilter
+from .rows import FoundMessage
+from .sql.connection import Database, Row, SqlValue, Statements
+from .writing.captured import Bodies, message_of
+
+_AT_ONCE = 500
+"""The number of messages that one transaction takes in."""
+
+
+class Index(Protocol):
+    """The part of an index that databases write differently."""
+
+    def make(self, statements: Statements) -> None:
+        """Make the index if there is none. The caller holds a transaction."""
+        ...
+
+    @property
+    def missing(self) -> str:
+        """A condition on ``content AS c``: whether a body is not in the index yet."""
+        ...
+
+    def put(self, statements: Statements, rows: Iterable[tuple[int, str]]) -> None:
+        """Put the words of bodies into the index, by the numbers of the bodies."""
+        ...
+
+    @property
+    def join(self) -> str:
+        """The join of the index to ``content AS c``."""
+        ...
+
+    def matches(self, terms: Sequence[Term]) -> tuple[str, list[SqlValue]]:
+        """The condition for what fits, with its values. At least one term must be there."""
+        ...
+
+
+async def search(database: Database, index: Index, where: SearchFilter) -> list[FoundMessage]:
+    """See `Store.search`."""
+    terms = () if where.text is None else terms_of(where.text)
+    if where.text is not None and all(term.absent for term in terms):
+        raise StoreError(f"there is no word to look for in {where.text!r}")
+    if terms:
+        await database.write(index.make)
+        while await database.write(lambda statements: _take_in(statements, index)):
+            pass
+    return await database.look(lambda statements: _find(statements, index, where, terms))
+
+
+def _take_in(statements: Statements, index: Index) -> bool:
+    """Take in some messages. False if there were none left."""
+    rows = statements.run(
+        f"""
+        SELECT c.id, c.body FROM content AS c
+         WHERE c.hash IN (SELECT hash FROM session_messages) AND {index.missing}
+         ORDER BY c.id LIMIT {_AT_ONCE}
+        """
+    )
+    fetch = _Fetch(statements)
+    index.put(statements, [(number, " ".join(words_of(fetch.text(body)))) for number, body in rows])
+    return len(rows) == _AT_ONCE
+
+
+def _find(statements: Statements, index: Index, where: SearchFilter, terms: Sequence[Term]) -> list[FoundMessage]:
+    condition, values = index.matches(terms) if terms else ("1 = 1", [])
+    conditions = [condition]
+    for column, sign, value in (
+        ("session_id", "=", where.session_id),
+        ("ts_us", ">=", where.since_us),
+        ("ts_us", "<", where.until_us),
+    ):
+        if value is not None:
+            conditions.append(f"m.{column} {sign} ?")
+            values.append(value)
+    rows = statements.run(
+        f"""
+        SELECT m.session_id, m.position, m.message_id, m.ts_us, c.body
+          FROM session_messages AS m JOIN content AS c ON c.hash = m.hash {index.join if terms else ""}
+         WHERE {" AND ".join(conditions)}
+         ORDER BY m.ts_us DESC, m.session_id, m.position DESC LIMIT ?
+        """,
+        (*values, where.limit),
+    )
+    fetch = _Fetch(statements)
+    return [_found(row, fetch) for row in rows]
+
+
+def _found(row: Row, fetch: _Fetch) -> FoundMessage:
+    session_id, position, message_id, ts_us, body = row
+    role, text = fetch.said(body)
+    return FoundMessage(session_id, position, message_id, ts_us, role, text)
+
+
+class _Fetch:
+    """Reads messages, and the bodies that they are made of. What can't be read says nothing."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._known: Bodies = {}
+
+    def text(self, body: bytes) -> str:
+        return self.said(body)[1]
+
+    def said(self, body: bytes) -> tuple[str, str]:
+        """Who says what."""
+        try:
+            message = message_of(bytes(body), self._body)
+        except (ValueError, KeyError):
+            return "", ""
+        return str(message.role), text_of(message)
+
+    def _body(self, digest: bytes) -> bytes:
+        if digest not in self._known:
+            rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
+            if not rows:
+                raise KeyError(digest.hex())
+            self._known[digest] = rows[0][0]
+        return self._known[digest]
+
+
+# -- Text as words, and a question as terms: the same for both databases. Pure
+#
+# A word is letters and digits without accents and in lower case; a character of Chinese, Japanese or Korean is a
+# word of its own. What is asked for is words that must all be there, ``"a phrase"``, ``begin*``, and ``-not``.
+
+
+_OF_ITS_OWN = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_OF_ITS_OWN}]|[^\W_{_OF_ITS_OWN}]+")
+_TERM = re.compile(r'(?P<no>-)?(?:"(?P<phrase>[^"]*)"?|(?P<word>[^\s"]+))')
+_LONGEST = 100
+"""The number of characters of a word that count. Data such as base64 is no words."""
+
+
+class Term(NamedTuple):
+    """A part of a question: words that follow one another."""
+
+    words: tuple[str, ...]
+    """The words."""
+    begins: bool = False
+    """Whether the last word may go on."""
+    absent: bool = False
+    """Whether they must not be there."""
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text."""
+    plain = unicodedata.normalize("NFKD", text)
+    bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
+    composed = unicodedata.normalize("NFC", bare).casefold()  # a Korean syllable is one character again
+    return [word[:_LONGEST] for word in _WORD.findall(composed)]
+
+
+def terms_of(question: str) -> tuple[Term, ...]:
+    """The terms of a question. It has none if there is no word in it."""
+    return tuple(_terms(question))
+
+
+def _terms(question: str) -> Iterator[Term]:
+    for found in _TERM.finditer(question):
+        said = found["phrase"] if found["phrase"] is not None else found["word"]
+        words = tuple(words_of(said))
+        if words:
+            yield Term(words, begins=found["phrase"] is None and said.endswith("*"), absent=bool(found["no"]))
+
+
+def text_of(message: Message) -> str:
+    """All that a message says in words: its text, its thoughts, the arguments and results of tools."""
+    parts: list[str] = []
+    for block in message.content:
+        match block:
+            case TextBlock() | ThinkingBlock() | ToolResultBlock():
+                parts.append(block.text)
+            case ToolUseBlock():
+                parts += [block.name, *_texts(block.input)]
+            case _:
+                pass
+    return "\n".join(parts)
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for inner in value.values():
+                yield from _texts(inner)
+        case list():
+            for inner in value:
+                yield from _texts(inner)
+        case int() | float():
+            yield str(value)
+        case _:
+            pass
+
+
+def excerpt(text: str, terms: tuple[Term, ...], length: int = 160) -> str:
+    """The part of a text around the first word that was asked for, on one line."""
+    line = " ".join(text.split())
+    wanted = [term.words[0] for term in terms if not term.absent]
+    for found in re.finditer(r"\w+", line):
+        if any(word.startswith(each) for word in words_of(found[0]) for each in wanted):
+            start = max(0, min(found.start() - length // 3, len(line) - length))
+            break
+    else:
+        start = 0
+    cut = line[start : start + length]
+    return f"{'…' if start else ''}{cut}{'…' if start + length < len(line) else ''}"

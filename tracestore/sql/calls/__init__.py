@@ -1,1 +1,0 @@
-"""What is asked of the calls in a trace: the calls themselves, their sums, and their statistics."""

@@ -1,0 +1,462 @@
+"""Calls in SQL: their columns, the rows that events fill, filters, dimensions, and the current cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from callboard.bus.errors import ErrorClass
+from callboard.bus.events.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from callboard.bus.events.envelope import Event
+from callboard.bus.values.cost_sum import UNANSWERED, UNCLEAR
+from callboard.bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+
+from ..calls import COLUMNS, DIMENSIONS, CallFilter, Column
+from ..codec import storable_text
+from ..timestamps import US_PER_DAY, iso_day, to_us
+from .connection import Dialect, Insert, Row, Sql, SqlValue
+
+# -- The columns of a call that hold its usage and its costs, named after the fields of `TokenUsage` and `Cost`
+
+
+TOKEN_COUNTS = tuple(name for name in TokenUsage.__struct_fields__ if name.endswith("_tokens"))
+"""The counts of tokens; columns and fields have the same names."""
+
+USAGE_COLUMNS = (*TOKEN_COUNTS, "usage_source", "usage_raw", "usage_details", "service_tier")
+
+_COST_FIELDS = {
+    "nano": "nano_usd",
+    "source": "source",
+    "version": "pricing_version",
+    "reason": "reason",
+    "computed_nano": "computed_nano_usd",
+}
+"""The columns of a cost without their prefix, and the fields of `Cost`."""
+
+
+def cost_columns(prefix: str) -> tuple[str, ...]:
+    """The columns of a cost. The prefix ``cost`` is the cost at call time, ``now`` the one that is asked for."""
+    return tuple(f"{prefix}_{name}" for name in _COST_FIELDS)
+
+
+_counts_in = attrgetter(*TOKEN_COUNTS)
+_cost_in = attrgetter(*_COST_FIELDS.values())
+_NO_USAGE: list[SqlValue] = [None] * len(USAGE_COLUMNS)
+_NO_COST: list[SqlValue] = [None] * len(_COST_FIELDS)
+_details_decoder = msgspec.json.Decoder(dict[str, int])
+_tags_decoder = msgspec.json.Decoder(dict[str, str])
+
+
+def usage_values(usage: TokenUsage | None) -> list[SqlValue]:
+    """The values of `USAGE_COLUMNS`."""
+    if usage is None:
+        return _NO_USAGE
+    raw = None if usage.raw is None else bytes(usage.raw).decode("utf-8", "replace")
+    details = json_text(usage.details) if usage.details else None
+    return [*_counts_in(usage), str(usage.source), raw, details, usage.service_tier]
+
+
+def usage_of(values: Row | list[Any]) -> TokenUsage | None:
+    """The usage behind the values of `USAGE_COLUMNS`; None if a call has none."""
+    *counts, source, raw, details, tier = values
+    if source is None:
+        return None
+    known = {name: count for name, count in zip(TOKEN_COUNTS, counts, strict=True) if count is not None}
+    return TokenUsage(
+        **known,
+        source=UsageSource(source),
+        raw=None if raw is None else msgspec.Raw(raw.encode()),
+        details=None if details is None else _details_decoder.decode(details),
+        service_tier=tier,
+    )
+
+
+def cost_values(cost: Cost | None) -> list[SqlValue]:
+    """The values of `cost_columns`."""
+    if cost is None:
+        return _NO_COST
+    nano, source, *others = _cost_in(cost)
+    return [nano, str(source), *others]
+
+
+def cost_of(values: Row) -> Cost | None:
+    """The cost behind the values of `cost_columns`; None if a call has none."""
+    fields = dict(zip(_COST_FIELDS.values(), values, strict=True))
+    source = fields.pop("source")
+    return None if source is None else Cost(source=CostSource(source), **fields)
+
+
+def tags_of(text: str | None) -> dict[str, str]:
+    """Stored tags as a dict."""
+    return _tags_decoder.decode(text) if text else {}
+
+
+def json_text(value: object) -> str:
+    """The JSON of a value. Half a surrogate pair in it becomes a question mark."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeError:
+        return msgspec.json.encode(_readable(msgspec.to_builtins(value))).decode()
+
+
+def _readable(value: object) -> object:
+    match value:
+        case str():
+            return storable_text(value)
+        case dict():
+            return {_readable(name): _readable(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_readable(inner) for inner in value]
+        case _:
+            return value
+
+
+# -- The rows of calls: the columns that the start and the end of an attempt fill, and how they are stored
+#
+# An event fills each column of `CallRow` for which it has a field.
+
+
+Values = list[SqlValue]
+
+IDENTITY = ("session_id", "turn_id", "request_id", "attempt", "message_id", "caused_by", "tags")
+"""The columns that an event and a call have alike."""
+
+_SHARED = (*IDENTITY, "run", "ts_us", "day", "provider", "model", "status")
+"""The columns that the start and the end of an attempt fill alike; and the status, in which they differ."""
+
+REQUEST, ATTEMPT, RUN, STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
+
+_EVENT_FIELDS = {"error_message": "message", "reserved_nano": "reserved_nano_usd"}
+"""The fields of events that have another name than their columns."""
+
+_NAMES = (*(name for name in COLUMNS if name not in _SHARED), "reserved_nano", "reserved_tokens")
+
+
+class _Filled:
+    """The columns that an event fills from its own fields."""
+
+    def __init__(self, event: type[Event], but: Sequence[str] = ()) -> None:
+        names = {name: _EVENT_FIELDS.get(name, name) for name in _NAMES if name not in but}
+        self.columns = tuple(name for name, field in names.items() if field in event.__struct_fields__)
+        self._read = attrgetter(*(names[name] for name in self.columns))
+        self._writers = [
+            (place, write)
+            for place, name in enumerate(self.columns)
+            if (write := _writer(name, COLUMNS.get(name))) is not None
+        ]
+
+    def values(self, event: Event) -> Values:
+        values = list(self._read(event))
+        for place, write in self._writers:
+            values[place] = write(values[place])
+        return values
+
+
+def _writer(name: str, column: Column | None) -> Callable[[Any], SqlValue] | None:
+    """What makes the value of a column from a field; None if it is the same in SQL."""
+    if name in ("stop_reason", "error_class"):
+        return str  # members of an enum
+    if column is not None and column.kind == "json":
+        return lambda value: json_text(value) if value else None
+    if column is not None and column.kind == "bool":
+        # A later event fills in what an earlier one left NULL, so the default is no value.
+        return int if column.default is None else lambda value: 1 if value else None
+    return None
+
+
+_START = _Filled(LlmCallStarted)
+_COMPLETION = _Filled(LlmCallCompleted, but=_START.columns)
+_FAILURE = _Filled(LlmCallFailed, but=_START.columns)
+
+_STARTED = (*_START.columns, "started_us")
+_ENDED = ("finished_us", *USAGE_COLUMNS, *cost_columns("cost"))
+_COMPLETED = (*_ENDED, *_COMPLETION.columns, "retry_count")
+_FAILED = (*_ENDED, *_FAILURE.columns)
+
+
+def _upsert(columns: tuple[str, ...], overwrite: Sequence[str]) -> Insert:
+    """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
+
+    The shared columns were set by whichever event came first. They are left alone, not least because SQLite would
+    rewrite every index on a column that is mentioned, changed or not.
+    """
+    changes = [
+        _set(name) if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
+        for name in columns
+        if name in overwrite or name not in _SHARED
+    ]
+    return Insert("calls", columns, f"ON CONFLICT (request_id, attempt) DO UPDATE SET {', '.join(changes)}")
+
+
+def _set(name: str) -> str:
+    """The change that sets a column. If another process starts an attempt again, to take its reply up, the first
+    start says when it began.
+    """
+    if name in ("ts_us", "day"):
+        return f"{name} = CASE WHEN calls.started_us IS NULL THEN excluded.{name} ELSE calls.{name} END"
+    return f"{name} = excluded.{name}"
+
+
+# A start sets when the call began, an end how it ended. Everything else is first come, first kept.
+UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
+UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
+UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
+UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us", "day", "status"))
+UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
+
+
+def started_row(event: LlmCallStarted, identity: Values, run: str | int, ts_us: int) -> Values:
+    """The row of a start. In it and in the other rows, `run` stands for the run's number."""
+    shared = (*identity, run, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
+    return [*shared, *_START.values(event), ts_us]
+
+
+def completed_row(event: LlmCallCompleted, identity: Values, run: str | int, ts_us: int) -> Values:
+    """The row of an end that is good."""
+    row = _ended(event, identity, run, ts_us, "completed")
+    row += _COMPLETION.values(event)
+    attempt = identity[ATTEMPT]
+    assert isinstance(attempt, int)
+    row.append(attempt - 1)
+    return row
+
+
+def failed_row(event: LlmCallFailed, identity: Values, run: str | int, ts_us: int) -> Values:
+    """The row of an end in an error."""
+    status = "cancelled" if event.error_class == ErrorClass.CANCELLED else "failed"
+    row = _ended(event, identity, run, ts_us, status)
+    row += _FAILURE.values(event)
+    return row
+
+
+def _ended(
+    event: LlmCallCompleted | LlmCallFailed, identity: Values, run: str | int, ts_us: int, status: str
+) -> Values:
+    began_us = began(event, ts_us)
+    shared = (*identity, run, began_us, began_us // US_PER_DAY, event.provider, event.model, status)
+    return [*shared, ts_us, *usage_values(event.usage), *cost_values(event.cost)]
+
+
+def began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> int:
+    """The start of an attempt that ended at `ts_us`, worked out for an end whose start was never stored."""
+    return ts_us - event.latency_ms * 1000
+
+
+def whole_row(start: Values, end: Values) -> Values:
+    """The row of an attempt whose start and end are in one batch."""
+    start[STATUS] = end[STATUS]
+    return start + end[len(_SHARED) :]
+
+
+# -- The cost of a call, as it was when it was called and as it is now, in one SELECT
+#
+# Both costs are kept apart by name. The cost at call time never changes. The current cost is that of the first of
+# the current runs that covers the call, or of the latest run of a price version that is asked for; a call that no
+# such run covers keeps the cost at call time.
+
+# NULL where the cost at call time holds.
+_CURRENT_RUN_OF_CALL = """(
+        SELECT cr.run
+          FROM current_run AS cr
+          JOIN call_cost AS k ON k.run = cr.run AND k.call_id = c.id
+         ORDER BY cr.position
+         LIMIT 1
+    )"""
+
+_RUN_OF_CALL_UNDER = """(
+        SELECT v.id
+          FROM reprice_run AS v
+          JOIN call_cost AS k ON k.run = v.id AND k.call_id = c.id
+         WHERE v.version = ? AND v.finished_no IS NOT NULL
+         ORDER BY v.finished_no DESC
+         LIMIT 1
+    )"""
+
+CURRENT_NANO = f"""(
+        CASE WHEN {_CURRENT_RUN_OF_CALL} IS NULL THEN c.cost_nano
+             ELSE (SELECT k.cost_nano FROM call_cost AS k
+                    WHERE k.call_id = c.id AND k.run = {_CURRENT_RUN_OF_CALL})
+        END)"""
+"""The current cost of a call ``c``, looked up."""
+
+NOW_NANO = "(CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END)"
+"""The current cost of a call ``c`` where `with_cost` has joined it."""
+
+_WITH_COST = f"""
+    SELECT c.*, r.run_id,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_version
+                ELSE (SELECT v.version FROM reprice_run AS v WHERE v.id = cc.run)
+           END AS now_version,
+           {NOW_NANO} AS now_nano,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_source
+                WHEN cc.cost_nano IS NULL THEN 'unpriced'
+                ELSE 'computed'
+           END AS now_source,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_computed_nano END AS now_computed_nano
+      FROM calls AS c
+      JOIN runs AS r ON r.id = c.run
+      LEFT JOIN call_cost AS cc
+        ON cc.call_id = c.id
+       AND cc.run = {{run}}
+"""
+
+
+def with_cost(under: str | None, condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
+    """A SELECT of calls with both of their costs."""
+    run, asked = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
+    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
+
+
+_MOST_JOINED = 8
+"""The number of runs up to which their costs are joined, for all calls at once."""
+
+
+def cost_under(runs: Sequence[int]) -> tuple[str, str]:
+    """The cost of many calls ``c`` as it would be if these runs were the current ones, the first of them first.
+
+    Returns:
+        The joins behind ``calls AS c``, and the expression for a call's nano-USD.
+    """
+    if len(runs) > _MOST_JOINED:
+        return "", nano_under(runs)
+    names = [f"cost_{place}" for place in range(len(runs))]
+    joins = "".join(
+        f" LEFT JOIN call_cost AS {name} ON {name}.run = {run:d} AND {name}.call_id = c.id"
+        for name, run in zip(names, runs, strict=True)
+    )
+    cases = "".join(f" WHEN {name}.call_id IS NOT NULL THEN {name}.cost_nano" for name in names)
+    return joins, f"(CASE{cases} ELSE c.cost_nano END)" if cases else "c.cost_nano"
+
+
+def with_nano(priced: tuple[str, str], condition: str = "TRUE", values: Sequence[SqlValue] = ()) -> Sql:
+    """A SELECT of calls, to be added up, with their cost as ``now_nano``."""
+    joins, nano = priced
+    sql = f"SELECT c.*, r.run_id, {nano} AS now_nano FROM calls AS c JOIN runs AS r ON r.id = c.run{joins}"
+    return f"{sql} WHERE {condition}", list(values)
+
+
+def nano_under(runs: Iterable[int]) -> str:
+    """The cost of a call ``c`` as it would be if these runs were the current ones, the first of them first."""
+    of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"
+    cases = "".join(
+        f" WHEN EXISTS (SELECT 1 {of_run.format(run)}) THEN (SELECT k.cost_nano {of_run.format(run)})"
+        for run in runs
+    )
+    return f"(CASE{cases} ELSE c.cost_nano END)" if cases else "c.cost_nano"
+
+
+# -- The condition for stored calls of unknown cost: as `CostSum` says it, and those without an end
+
+
+def usage_unknown(row: str) -> str:
+    """A condition on a row of `calls`, never NULL."""
+    return (
+        f"({row}.usage_source IS NULL AND {row}.cost_nano IS NULL AND ({row}.status = 'started'"
+        f" OR coalesce({row}.error_class, '') IN ({_listed(UNANSWERED)})"
+        f" OR (coalesce({row}.error_class, '') IN ({_listed(UNCLEAR)}) AND {row}.provider_status IS NULL)))"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))
+
+
+# -- A `CallFilter` in SQL: with parameters, never with values in the text
+
+
+_EQUAL = ("provider", "session_id", "request_id", "status", "turn_id", "error_class", "key")
+"""Fields of a filter that a column of the same name must equal."""
+
+
+def condition(where: CallFilter, dialect: Dialect, cost: str = CURRENT_NANO) -> Sql:
+    """A condition on ``calls AS c``."""
+    parts: list[str] = ["TRUE"]
+    values: list[SqlValue] = []
+
+    def add(sql: str, *parameters: SqlValue) -> None:
+        parts.append(sql)
+        values.extend(parameters)
+
+    if where.since is not None:
+        add("c.ts_us >= ?", to_us(where.since))
+    if where.until is not None:
+        add("c.ts_us < ?", to_us(where.until))
+    for name in _EQUAL:
+        value = getattr(where, name)
+        if value is not None:
+            add(f"c.{name} = ?", value)
+    if where.model is not None:
+        add(*_of_model(where.model, dialect))
+    if where.operation is not None:
+        add("coalesce(c.operation, 'chat') = ?", where.operation)
+    if where.unpriced:
+        add(f"c.usage_source IS NOT NULL AND {cost} IS NULL")
+    if where.unknown:
+        add(usage_unknown("c"))
+    if where.min_cost_nano_usd is not None:
+        add(f"{cost} >= ?", where.min_cost_nano_usd)
+    for key, text in (where.tags or {}).items():
+        add("c.id IN (SELECT t.call_id FROM call_tags AS t WHERE t.key = ? AND t.value = ?)", key, text)
+    return " AND ".join(parts), values
+
+
+def _of_model(model: str, dialect: Dialect) -> tuple[str, SqlValue] | tuple[str, SqlValue, SqlValue]:
+    name = model.removesuffix("*")
+    column = "c.model" if ":" in name else dialect.behind("c.model", ":")
+    if name == model:
+        return f"{column} = ?", name
+    return f"substr({column}, 1, CAST(? AS INTEGER)) = ?", len(name), name
+
+
+# -- The dimensions by which sums and statistics of calls can be grouped, as SQL and as text
+
+
+_TAG = "tag:"
+
+
+class Grouping(msgspec.Struct, frozen=True):
+    """Dimensions as SQL."""
+
+    by: tuple[str, ...]
+    """The dimensions as they were asked for."""
+    columns: str
+    """The columns, each with a comma before it, to follow something else."""
+    names: tuple[str, ...]
+    """The names of these columns, to group by."""
+    values: tuple[SqlValue, ...]
+    """The parameters of `columns`. They come where `columns` stands, and nowhere else."""
+
+    def key(self, row: Sequence[object]) -> tuple[str, ...]:
+        """The first values of a row as text, one for each dimension. NULL is an empty text."""
+        return tuple(_text(name, value) for name, value in zip(self.by, row, strict=False))
+
+    def listed(self, after: str = "") -> str:
+        """The names, with commas between them, and `after` at the end if there are any."""
+        return ", ".join(self.names) + (after if self.names else "")
+
+
+def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
+    """Dimensions of the calls that a statement calls `row`. Raises ValueError for one that does not exist."""
+    columns, values = [], []
+    for number, name in enumerate(by):
+        if name.startswith(_TAG) and len(name) > len(_TAG):
+            columns.append(f"{dialect.tag(f'{row}.tags')} AS g{number}")
+            values.append(name.removeprefix(_TAG))
+        elif name == "operation":  # NULL is what earlier versions wrote
+            columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
+        elif name in DIMENSIONS:
+            columns.append(f"{row}.{name} AS g{number}")
+        else:
+            raise ValueError(f"calls can be grouped by {', '.join(DIMENSIONS)} or tag:KEY, not by {name!r}")
+    names = tuple(f"g{number}" for number in range(len(columns)))
+    return Grouping(tuple(by), "".join(f", {column}" for column in columns), names, tuple(values))
+
+
+def _text(name: str, value: object) -> str:
+    if name == "day" and isinstance(value, int):
+        return iso_day(value)
+    return "" if value is None else str(value)

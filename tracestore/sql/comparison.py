@@ -1,0 +1,425 @@
+"""What a repricing compares: sums of costs before and after, and the counts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from ..calls import CallFilter
+from ..reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
+from ..timestamps import iso_day
+from .columns import CURRENT_NANO, condition, usage_unknown
+from .connection import Database, PricingDialect, SqlValue, Statements, TemporaryTable, placeholders
+from .pricing import Pricer
+from .sums import Difference, current_runs
+
+# -- The sums that a repricing compares: the costs of its calls before and after, by model, day and session
+#
+# `reprice_sum` keeps the sums of each run, which the transactions of the costs themselves add to. `reprice_trial`
+# is a table of the same form that belongs to one connection; it holds the sums of a run that is only tried.
+
+
+SumTable: TypeAlias = Literal["reprice_sum", "reprice_trial"]
+
+_KEY = ("run", "model", "day", "session")
+SUMMED = (
+    *("calls", "unpriced", "after", "unpriced_before", "before"),
+    *("newly_priced", "newly_priced_nano", "no_longer_priced", "no_longer_priced_nano"),
+)
+"""The columns of both tables that are sums."""
+
+_ADD_SUMS = f"""
+    INSERT INTO {{table}} ({", ".join((*_KEY, *SUMMED))})
+    VALUES ({placeholders(len(_KEY) + len(SUMMED))})
+        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
+           {", ".join(f"{name} = {{table}}.{name} + excluded.{name}" for name in SUMMED)}
+"""
+
+_START_FROM_BASE = """
+    INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, d.model, d.day, '', 0, 0, 0, sum(d.unpriced), sum(d.cost_nano)
+      FROM reprice_run AS r
+      JOIN repriced_sums AS d ON d.run = r.base
+     WHERE r.id = ?
+     GROUP BY r.id, d.model, d.day
+"""
+
+_ADD_UP_AGAIN = f"""
+    INSERT INTO reprice_sum ({", ".join((*_KEY, *SUMMED))})
+    SELECT run, model, day, session, count(*), count(*) - count(nano), coalesce(sum(nano), 0),
+           count(*) - count(was), coalesce(sum(was), 0),
+           count(*) FILTER (WHERE was IS NULL AND nano IS NOT NULL),
+           coalesce(sum(nano) FILTER (WHERE was IS NULL), 0),
+           count(*) FILTER (WHERE nano IS NULL AND was IS NOT NULL),
+           coalesce(sum(was) FILTER (WHERE nano IS NULL), 0)
+      FROM (SELECT k.run, c.model, c.day, {{session}} AS session, k.cost_nano AS nano, {CURRENT_NANO} AS was
+              FROM call_cost AS k
+              JOIN calls AS c ON c.id = k.call_id
+             WHERE k.run = ?) AS priced
+     GROUP BY run, model, day, session
+"""
+
+_TOTALS = {
+    "calls": "sum(calls)",
+    "unpriced": "sum(unpriced)",
+    "unpriced_before": "sum(unpriced_before)",
+    "before_nano_usd": "sum(before - no_longer_priced_nano)",
+    "after_nano_usd": "sum(after - newly_priced_nano)",
+    "newly_priced": "sum(newly_priced)",
+    "newly_priced_nano_usd": "sum(newly_priced_nano)",
+    "no_longer_priced": "sum(no_longer_priced)",
+    "no_longer_priced_nano_usd": "sum(no_longer_priced_nano)",
+}
+"""Fields of `RepriceSums`, and their expressions."""
+
+
+class Group(NamedTuple):
+    """Sums over the calls of one model, day and session. Amounts are nano-USD."""
+
+    provider: str
+    model: str
+    day: int
+    session: str
+    """The session; empty where sessions are not asked for."""
+    calls: int
+    unpriced: int
+    after: int
+    unpriced_at_call: int
+    at_call: int
+    unpriced_before: int
+    before: int
+    newly_priced: int = 0
+    newly_priced_nano: int = 0
+    no_longer_priced: int = 0
+    no_longer_priced_nano: int = 0
+
+
+class ComparedSums(NamedTuple):
+    """The sums of one run, over all of its calls and line by line."""
+
+    total: RepriceSums
+    models: tuple[ModelReprice, ...]
+    days: tuple[DayReprice, ...]
+    sessions: tuple[SessionReprice, ...]
+
+
+def session_of(by_session: bool) -> str:
+    """The session of a call ``c`` as the sums have it."""
+    return "coalesce(c.session_id, '')" if by_session else "''"
+
+
+def start_from_base(statements: Statements, run_id: int) -> None:
+    """Give a run of all calls a base, if one other run is current. Call it as the run begins.
+
+    The sums before begin with what is known of the base; see `tracestore.sql.comparison`.
+    """
+    runs = current_runs(statements)
+    if len(runs) == 1:
+        statements.run("UPDATE reprice_run SET base = ? WHERE id = ?", (runs[0], run_id))
+        statements.run(_START_FROM_BASE, (run_id,))
+
+
+def add_to_sums(statements: Statements, table: SumTable, run_id: int, groups: Iterable[Group]) -> None:
+    """Add groups to those of a run."""
+    columns = (*_KEY[1:], *SUMMED)
+    rows: list[list[SqlValue]] = [[run_id, *(getattr(of, name) for name in columns)] for of in groups]
+    statements.run_many(_ADD_SUMS.format(table=table), rows)
+
+
+def add_up_again(statements: Statements, run_id: int) -> None:
+    """Work the sums of a run out anew from its costs and the current ones, before the run is made current."""
+    ((by_session,),) = statements.run("SELECT by_session FROM reprice_run WHERE id = ?", (run_id,))
+    statements.run("DELETE FROM reprice_sum WHERE run = ?", (run_id,))
+    statements.run(_ADD_UP_AGAIN.format(session=session_of(bool(by_session))), (run_id,))
+
+
+def change_of(statements: Statements, run_id: int) -> Difference:
+    """The change of the current costs that the sums of a run tell, over all of its calls."""
+    ((nano, unpriced),) = statements.run(
+        """
+        SELECT coalesce(sum(after - before), 0), coalesce(sum(unpriced - unpriced_before), 0)
+          FROM reprice_sum WHERE run = ?
+        """,
+        (run_id,),
+    )
+    return Difference(nano, unpriced)
+
+
+_SELECT_TOTALS = ", ".join(f"coalesce({total}, 0)" for total in _TOTALS.values())
+
+
+def total_of(statements: Statements, table: SumTable, run_id: int) -> RepriceSums:
+    """The sums of a run over all of its calls."""
+    (row,) = statements.run(f"SELECT {_SELECT_TOTALS} FROM {table} WHERE run = ?", (run_id,))
+    return RepriceSums(**dict(zip(_TOTALS, row, strict=True)))
+
+
+async def sums_of_run(database: Database, table: SumTable, run_id: int) -> ComparedSums:
+    """The sums of a run, with the lines of its report."""
+
+    async def lines(column: str, order: str) -> list[tuple[str, dict[str, int]]]:
+        groups = f"GROUP BY {column} HAVING sum(calls) > 0 ORDER BY {order}"
+        rows = await database.read(
+            f"SELECT {column}, {_SELECT_TOTALS} FROM {table} WHERE run = ? {groups}", (run_id,)
+        )
+        return [(name, dict(zip(_TOTALS, numbers, strict=True))) for name, *numbers in rows]
+
+    sessions = await lines("session", "sum(after) DESC, session")
+    if [name for name, _ in sessions] == [""]:
+        sessions = []  # they were not asked for
+    return ComparedSums(
+        await database.look(lambda statements: total_of(statements, table, run_id)),
+        tuple(ModelReprice(model=name, **sums) for name, sums in await lines("model", "sum(after) DESC, model")),
+        tuple(DayReprice(day=iso_day(int(day)), **sums) for day, sums in await lines("day", "day")),
+        tuple(SessionReprice(session_id=name, **sums) for name, sums in sessions),
+    )
+
+
+# -- The comparison of the calls that were priced last: their costs before and after, by model, day and session
+#
+# The costs before are looked up with the calls. A run of all calls over one other run, its base, needn't look each
+# of them up. Its sums begin with those that are known of the base (see `tracestore.sql.comparison`), and the
+# run adds the costs at call time. Only calls that one of the two sides doesn't price are then looked at one by
+# one.
+
+
+_TABLES = (
+    TemporaryTable(
+        "reprice_trial",
+        {
+            "run": "INTEGER",
+            "model": "TEXT",
+            "day": "INTEGER",
+            "session": "TEXT",
+            **dict.fromkeys(SUMMED, "INTEGER"),
+        },
+        ("run", "model", "day", "session"),
+    ),
+    TemporaryTable("reprice_before", {"id": "INTEGER", "nano": "INTEGER"}, ("id",)),
+)
+
+
+def prepare(statements: Statements) -> None:
+    """Make the temporary tables, or empty them."""
+    dialect = statements.dialect.pricing
+    for table in _TABLES:
+        for sql in (*dialect.made(table), dialect.emptied(table.name)):
+            statements.run(sql)
+
+
+class _Before(NamedTuple):
+    """The place of the costs before, as SQL."""
+
+    source: str
+    """The rows ``a`` that were priced, and the tables that they are joined with."""
+    nano: str
+    """The cost before, of one call."""
+    values: tuple[SqlValue, ...] = ()
+    """The parameters of the source and of `only`."""
+    only: str = "TRUE"
+    """The calls to look at where one side alone prices."""
+
+
+# Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
+_SUMS = """
+    SELECT a.place, {session}, count(*), count(a.nano), coalesce(sum(a.nano), 0),
+           count(a.at_call), coalesce(sum(a.at_call), 0),
+           {before}
+      FROM {source}
+     GROUP BY a.place{also}
+"""
+# Calls that only one side prices, so of the two counts and sums each call is in one.
+_ONE_SIDED = """
+    SELECT a.place, {session}, count(a.nano), coalesce(sum(a.nano), 0), count({nano}), coalesce(sum({nano}), 0)
+      FROM {source}
+     WHERE {only} AND (a.nano IS NULL) <> ({nano} IS NULL)
+     GROUP BY a.place{also}
+"""
+
+# The costs before are with the calls, or in a table of those that have another one now. To copy these from one
+# stretch of `call_cost` takes less than to look for each in the whole of it.
+_AT_CALL = _Before("reprice_cost AS a", "a.at_call")
+_CURRENT = _Before(
+    "reprice_cost AS a LEFT JOIN reprice_before AS b ON b.id = a.id",
+    "CASE WHEN b.id IS NULL THEN a.at_call ELSE b.nano END",
+)
+_COPY_BEFORE = """
+    INSERT INTO reprice_before (id, nano)
+    SELECT k.call_id, k.cost_nano
+      FROM call_cost AS k
+     WHERE k.run = ? AND k.call_id > ? AND k.call_id <= ?
+        ON CONFLICT (id) DO NOTHING
+"""
+
+
+def _unpriced_in(dialect: PricingDialect) -> str:
+    # By the index that has those only: SQLite would rather walk all costs of the stretch.
+    return f"""
+        SELECT call_id FROM {dialect.by_index("call_cost", "call_cost_unpriced")}
+         WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL
+    """
+
+
+def _of_base(dialect: PricingDialect, base: int, low: int, high: int) -> _Before:
+    return _Before(
+        "reprice_cost AS a LEFT JOIN call_cost AS b ON b.run = ? AND b.call_id = a.id",
+        "CASE WHEN b.call_id IS NULL THEN a.at_call ELSE b.cost_nano END",
+        values=(base, base, low, high),
+        only=f"(a.nano IS NULL OR a.at_call IS NULL OR a.id IN ({_unpriced_in(dialect)}))",
+    )
+
+
+def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high: int) -> list[Group]:
+    """The sums of the calls that were priced last.
+
+    The costs before are the current ones. A run with a base compares with the costs at call time, as explained
+    above.
+    """
+    dialect = statements.dialect.pricing
+    base = statements.run("SELECT base FROM reprice_run WHERE id = ? AND base IS NOT NULL", (run_id,))
+    if base:
+        span = (base[0][0], low, high)
+        one_sided = _of_base(dialect, *span)
+        some = bool(statements.run(f"{_unpriced_in(dialect)} LIMIT 1", span))
+        return _grouped(statements, pricer, _AT_CALL, one_sided, look=some)
+    runs = current_runs(statements)
+    if not runs:
+        return _grouped(statements, pricer, _AT_CALL, _AT_CALL)
+    statements.run(dialect.emptied("reprice_before"))
+    for run in runs:
+        statements.run(_COPY_BEFORE, (run, low, high))
+    return _grouped(statements, pricer, _CURRENT, _CURRENT)
+
+
+def _grouped(
+    statements: Statements, pricer: Pricer, before: _Before, one_sided: _Before, *, look: bool = False
+) -> list[Group]:
+    """Group the calls."""
+    session, also = ("a.session", ", a.session") if pricer.by_session else ("''", "")
+    counted = f"count({before.nano}), coalesce(sum({before.nano}), 0)"
+    sql = _SUMS.format(source=before.source, before=counted, session=session, also=also)
+    groups: dict[tuple[int, str], Group] = {}
+    for place, session_id, calls, priced, after, *old in statements.run(sql, before.values):
+        priced_at_call, at_call, priced_before, before_nano = old
+        provider, model, day = pricer.model_and_day(place)
+        groups[place, session_id] = Group(
+            provider=provider,
+            model=model,
+            day=day,
+            session=session_id,
+            calls=calls,
+            unpriced=calls - priced,
+            after=after,
+            unpriced_at_call=calls - priced_at_call,
+            at_call=at_call,
+            unpriced_before=calls - priced_before,
+            before=before_nano,
+        )
+    if look or any(of.unpriced or of.unpriced_at_call or of.unpriced_before for of in groups.values()):
+        sql = _ONE_SIDED.format(**one_sided._asdict(), session=session, also=also)
+        for place, session_id, newly, newly_nano, no_longer, no_longer_nano in statements.run(
+            sql, one_sided.values
+        ):
+            groups[place, session_id] = groups[place, session_id]._replace(
+                newly_priced=newly,
+                newly_priced_nano=newly_nano,
+                no_longer_priced=no_longer,
+                no_longer_priced_nano=no_longer_nano,
+            )
+    return list(groups.values())
+
+
+# -- The counts beside the sums of a repricing: calls of unknown cost, and calls with estimated usage
+
+
+_MODEL, _DAY, _SESSION = "coalesce(c.model, '')", "c.day + 0", "coalesce(c.session_id, '')"
+"""Columns to group by; as expressions, or SQLite would walk the index on days and with that all calls."""
+
+_WHICH = {
+    "estimated": "c.usage_source = 'estimated'",
+    "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
+}
+"""Conditions, each with that of an index: otherwise all calls would be read."""
+
+
+class _Counts(NamedTuple):
+    estimated: int = 0
+    unknown: int = 0
+
+
+class CountsBeside(NamedTuple):
+    """The counts beside the sums of a report, by model, day and session as reports name them."""
+
+    by_model: dict[str, _Counts]
+    by_day: dict[str, _Counts]
+    by_session: dict[str, _Counts]
+    in_flight: int
+    """Calls without an end that may match the filter once they have one."""
+
+    @property
+    def estimated(self) -> int:
+        return sum(counts.estimated for counts in self.by_model.values())
+
+    @property
+    def unknown(self) -> int:
+        return sum(counts.unknown for counts in self.by_model.values())
+
+
+def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> CountsBeside:
+    """Count the calls beside the sums, before the costs of the run are the current ones."""
+    return CountsBeside(
+        _counts(statements, where, _MODEL),
+        _counts(statements, where, _DAY),
+        _counts(statements, where, _SESSION) if by_session else {},
+        _in_flight(statements, where),
+    )
+
+
+def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
+    """The report with these counts, as a whole and line by line."""
+    none = _Counts()
+
+    def counted(line: msgspec.Struct, counts: _Counts) -> msgspec.Struct:
+        return msgspec.structs.replace(line, **counts._asdict())
+
+    return msgspec.structs.replace(
+        report,
+        estimated=beside.estimated,
+        unknown=beside.unknown,
+        in_flight=beside.in_flight,
+        models=tuple(counted(line, beside.by_model.get(line.model, none)) for line in report.models),
+        days=tuple(counted(line, beside.by_day.get(line.day, none)) for line in report.days),
+        sessions=tuple(counted(line, beside.by_session.get(line.session_id, none)) for line in report.sessions),
+    )
+
+
+def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str, _Counts]:
+    """The counts by a column, whose values are named as reports name them."""
+    found: dict[str, _Counts] = {}
+    which_calls, values = condition(where, statements.dialect)
+    for name, which in _WHICH.items():
+        rows = statements.run(
+            f"""
+            SELECT {column}, count(*)
+              FROM calls AS c
+             WHERE {which} AND ({which_calls})
+             GROUP BY 1
+            """,
+            values,
+        )
+        for value, count in rows:
+            key = iso_day(value) if column == _DAY else value
+            found[key] = found.get(key, _Counts())._replace(**{name: int(count)})
+    return found
+
+
+def _in_flight(statements: Statements, where: CallFilter) -> int:
+    """Calls without an end. The conditions of a filter on how a call ended don't count for them."""
+    begun = msgspec.structs.replace(
+        where, status=None, error_class=None, unpriced=False, unknown=False, min_cost_nano_usd=None
+    )
+    which, values = condition(begun, statements.dialect)
+    ((count,),) = statements.run(f"SELECT count(*) FROM calls AS c WHERE c.status = 'started' AND {which}", values)
+    return int(count)

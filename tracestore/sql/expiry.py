@@ -1,0 +1,408 @@
+"""How content leaves the trace: all that is older than a moment, or that of sessions that were pruned or deleted.
+
+A name is content, and so are tags, the texts of errors and the names of tools: each may quote what was said. They
+go with the messages. Events are append-only, so an event is replaced by its figures (see `tracestore.figures`)
+under the same number, in a transaction that is allowed to delete it.
+
+What goes is erased, as far as the database can. A body is kept once for all sessions that say it. So what was
+captured of a session that is pruned goes in two steps: first its rows, and then the bodies to which no session
+refers any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from callboard.bus.events.codec import decode_event
+
+from ..codec import encode_event, figures_of
+from ..prices.rows import MAX_INT64
+from .connection import Database, Row, SqlValue, Statements, placeholders
+
+BODIES_AT_ONCE = 500
+EVENTS_AT_ONCE = 500
+
+
+class Needed(NamedTuple):
+    """The bodies that sessions referred to at one moment."""
+
+    hashes: set[bytes]
+    """Their hashes."""
+    moment: str
+    """The moment, see `Dialect.moment`."""
+    spared: list[int]
+    """The numbers of other bodies that were not deleted, because somebody may have written them since."""
+
+
+# Bodies name those that they are made of; quotes inside of somebody's text are escaped, and never look like that.
+_REFERENCE = re.compile(rb'"(?:hash|stored_data)":"([0-9a-f]{64})"')
+
+
+def delete_sessions(statements: Statements, names: Sequence[str]) -> int:
+    """Delete sessions with their content, but for bodies. The caller holds a transaction.
+
+    Returns:
+        The number of rows of the table of sessions that went. It is 1 or more as well if only content went.
+    """
+    if not names:
+        return 0
+    listed = placeholders(len(names))
+    which = f"session_id IN ({listed})"
+    for statement in statements.dialect.with_sessions:
+        statements.run(statement.format(names=listed), names)
+    with statements.erasing():  # metadata may say what was said, too
+        content = [statements.change(f"DELETE FROM {table} WHERE {which}", names) for table in _CONTENT]
+        return statements.change(f"DELETE FROM sessions WHERE {which}", names) or int(any(content))
+
+
+_CONTENT = ("session_messages", "session_setups")
+
+
+# -- Words in events and calls
+
+
+@contextlib.contextmanager
+def allowed(statements: Statements, before_us: int) -> Iterator[None]:
+    """Inside, and inside this transaction only, events and costs from before that moment may be deleted."""
+    statements.run("INSERT INTO pruning (before_us) VALUES (?)", (before_us,))
+    yield
+    statements.run("DELETE FROM pruning")
+
+
+_EVENT = (
+    *("id", "run", "seq", "topic", "ts_us", "mono_ns", "session_id", "turn_id", "request_id", "attempt"),
+    *("message_id", "caused_by", "tags", "data"),
+)
+_TOPIC, _TAGS, _DATA = map(_EVENT.index, ("topic", "tags", "data"))
+
+WORDY = (
+    *("session.created", "session.renamed", "session.turn_completed", "llm.call_failed", "llm.call_guarded"),
+    *("tool.started", "tool.progress", "tool.finished", "job.failed", "batch.planned"),
+)
+"""Topics with words that age erases. Tags and the host's own events stay: they are not captured content."""
+
+_OF_SESSION = "(session_id = ? OR request_id IN (SELECT request_id FROM calls WHERE session_id = ?))"
+
+
+def erase_words(statements: Statements, session_id: str, origin: str | None = None) -> None:
+    """Erase the words in the events and the calls of a session. Figures stay. The caller holds a transaction."""
+    where, values = _OF_SESSION, [session_id, session_id]
+    calls, of_calls = "session_id = ?", [session_id]
+    if origin is not None:
+        runs = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)"
+        where, values, calls, of_calls = where + runs, [*values, origin], calls + runs, [*of_calls, origin]
+    after = 0
+    while after := _erase_some(statements, where, values, after, keeps_tags=False):
+        pass
+    with statements.erasing():
+        statements.run(f"DELETE FROM call_tags WHERE call_id IN (SELECT id FROM calls WHERE {calls})", of_calls)
+        statements.run(
+            f"UPDATE calls SET tags = NULL, error_message = NULL, routing = NULL, usage_raw = NULL WHERE {calls}",
+            of_calls,
+        )
+
+
+def erase_old_words(statements: Statements, before_us: int, after: int, origin: str | None = None) -> int:
+    """Erase words that were said before a moment, in some events. The caller holds a transaction.
+
+    Returns:
+        The number of the last event that was looked at; 0 at the end.
+    """
+    where = f"ts_us < ? AND topic IN ({placeholders(len(WORDY))})"
+    values: list[SqlValue] = [before_us, *WORDY]
+    if origin is not None:
+        where, values = where + " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [*values, origin]
+    return _erase_some(statements, where, values, after, keeps_tags=True)
+
+
+def forget_names(statements: Statements, before_us: int, origin: str | None = None) -> None:
+    """Erase the names of sessions and the texts of errors from before a moment. The caller holds a transaction."""
+    of_origin, more = "", []
+    if origin is not None:
+        of_origin, more = " AND run IN (SELECT id FROM runs WHERE shipped_from = ?)", [origin]
+    with statements.erasing():
+        statements.run(
+            f"""
+            UPDATE sessions SET name = NULL
+             WHERE name IS NOT NULL AND first_us < ?
+               AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.session_id = sessions.session_id
+                                  AND e.topic = 'session.renamed' AND e.ts_us >= ?)
+               AND ({"1 = 1" if origin is None else _SHIPPED})
+            """,
+            (before_us, before_us, *more),
+        )
+        statements.run(
+            f"UPDATE calls SET error_message = NULL WHERE error_message IS NOT NULL AND ts_us < ?{of_origin}",
+            (before_us, *more),
+        )
+
+
+_SHIPPED = """
+    EXISTS (SELECT 1 FROM events AS e JOIN runs AS r ON r.id = e.run
+             WHERE e.session_id = sessions.session_id AND r.shipped_from = ?)
+"""
+
+
+def _erase_some(
+    statements: Statements, where: str, values: Sequence[SqlValue], after: int, *, keeps_tags: bool
+) -> int:
+    """Replace some events by their figures. Returns the number of the last one, 0 if there was none."""
+    rows = statements.run(
+        f"SELECT {', '.join(_EVENT)} FROM events WHERE {where} AND id > ? ORDER BY id LIMIT ?",
+        (*values, after, EVENTS_AT_ONCE),
+    )
+    changed = [(row, figures) for row in rows if (figures := _figures(row, keeps_tags)) != row]
+    if changed:
+        with statements.erasing(), allowed(statements, MAX_INT64):
+            statements.run_many("DELETE FROM events WHERE id = ?", [(row[0],) for row, _ in changed])
+            statements.run_many(
+                f"INSERT INTO events ({', '.join(_EVENT)}) VALUES ({placeholders(len(_EVENT))})",
+                [figures for _, figures in changed],
+            )
+    return int(rows[-1][0]) if rows else 0
+
+
+def _figures(row: Row, keeps_tags: bool) -> Row:
+    topic, data = row[_TOPIC], row[_DATA]
+    event = decode_event(topic, data)
+    bare = figures_of(event, keeps_tags=keeps_tags)
+    figures = list(row)
+    if bare is not event:
+        figures[_DATA] = encode_event(bare).decode("utf-8", "replace")
+    if not keeps_tags:
+        figures[_TAGS] = None
+    return tuple(figures)
+
+
+# -- Deletions
+
+
+async def forget_content(database: Database, before_us: int, at_us: int) -> int:
+    """Delete content that was last said before a moment, and erase it.
+
+    Sessions that began before that moment can't be resumed any more, and have no names. Events and costs stay,
+    without the words in them.
+
+    Returns:
+        The number of bodies that were deleted.
+    """
+
+    def work(statements: Statements) -> int:
+        note_erasure(statements, Erasure(at_us=at_us, before_us=before_us))
+        forget_names(statements, before_us)
+        with statements.erasing():
+            statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
+            statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
+            return statements.change("DELETE FROM content WHERE last_us < ?", (before_us,))
+
+    after = 0
+    while after := await database.write(partial(erase_old_words, before_us=before_us, after=after)):
+        pass
+    return await database.write(work)
+
+
+async def delete_session(
+    database: Database, session_id: str, at_us: int, sweep_before_us: int | None = None
+) -> bool:
+    """Delete a session, and the captured content that belongs to no other session.
+
+    It works step by step, so that others can write meanwhile. Content that is said again meanwhile stays.
+
+    Returns:
+        False if the store has nothing of the session.
+    """
+
+    def work(statements: Statements) -> bool:
+        runs = runs_in(statements, session_id)
+        erase_words(statements, session_id)
+        if not delete_sessions(statements, [session_id]):
+            return False
+        note_erasure(statements, Erasure(at_us=at_us, session_id=session_id, runs=runs))
+        return True
+
+    found = await database.write(work)
+    await sweep_bodies(database, at_us + 1 if sweep_before_us is None else sweep_before_us)
+    return found
+
+
+def references_in(body: bytes) -> list[bytes]:
+    """The hashes of the bodies that one is made of."""
+    return [bytes.fromhex(name.decode()) for name in _REFERENCE.findall(body)]
+
+
+async def sweep_bodies(database: Database, before_us: int) -> None:
+    """Delete and erase all bodies that were last said before a moment and that no session needs."""
+    needed = await database.look(lambda statements: needed_bodies(statements, before_us))
+    place = 0
+    while True:
+        _, place = await database.write(partial(delete_unneeded, before_us=before_us, needed=needed, after=place))
+        if not place:
+            break
+    if needed.spared:
+        await database.write(partial(delete_spared, before_us=before_us, some=needed.spared))
+
+
+def delete_spared(statements: Statements, before_us: int, some: Sequence[int]) -> int:
+    """Delete and erase those of some spared bodies that no session needs, while nobody else writes.
+
+    Returns:
+        The number of bodies that were deleted.
+    """
+    needed = needed_bodies(statements, before_us).hashes
+    gone = 0
+    with statements.erasing():
+        for number in some:
+            rows = statements.run("SELECT hash FROM content WHERE id = ? AND last_us < ?", (number, before_us))
+            if rows and bytes(rows[0][0]) not in needed:
+                gone += statements.change("DELETE FROM content WHERE id = ?", (number,))
+    return gone
+
+
+def needed_bodies(statements: Statements, before_us: int) -> Needed:
+    """All bodies from before a moment that a session refers to. Nothing is written.
+
+    A body that is said again carries the later moment, so only old rows are looked at.
+    """
+    ((moment,),) = statements.run(f"SELECT {statements.dialect.moment}")
+    rows: list[Row] = statements.run(
+        """
+        SELECT hash FROM session_messages WHERE ts_us < :before AND hash IS NOT NULL
+         UNION
+        SELECT hash FROM session_setups WHERE ts_us < :before AND hash IS NOT NULL
+        """,
+        {"before": before_us},
+    )
+    found: set[bytes] = set()
+    left = [bytes(digest) for (digest,) in rows]
+    while left:
+        digest = left.pop()
+        if digest in found:
+            continue
+        found.add(digest)
+        for (body,) in statements.run("SELECT body FROM content WHERE hash = ?", (digest,)):
+            left += references_in(body)
+    return Needed(found, str(moment), [])
+
+
+def delete_unneeded(statements: Statements, before_us: int, needed: Needed, after: int) -> tuple[int, int]:
+    """Delete and erase some bodies that were last said before a moment and that no session needs. The caller
+    holds a transaction.
+
+    Returns:
+        The number of bodies that were deleted, and the number of the last body that was looked at. It is 0 at the
+            end.
+    """
+    untouched = statements.dialect.untouched_since
+    rows = statements.run(
+        f"SELECT id, hash, {untouched} FROM content WHERE id > ? AND last_us < ? ORDER BY id LIMIT ?",
+        (needed.moment, after, before_us, BODIES_AT_ONCE),
+    )
+    with statements.erasing():
+        unneeded = [(number, old) for number, digest, old in rows if bytes(digest) not in needed.hashes]
+        gone = [number for number, old in unneeded if old]
+        needed.spared.extend(number for number, old in unneeded if not old)
+        statements.run_many("DELETE FROM content WHERE id = ?", [(number,) for number in gone])
+    return len(gone), rows[-1][0] if rows else 0
+
+
+# -- The record of what was deleted on purpose: sessions, and content by age. Retention is not recorded
+#
+# A trace file says with it what has to go from shared stores, too, after what was shipped before. In a shared
+# store it says what shippers must not bring back. A row is written in the transaction of its deletion, and stays.
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """One deletion: of a session, or of all content that was last said before a moment."""
+
+    key: str = ""
+    """An identifier that no other deletion anywhere has; empty before it is recorded."""
+    at_us: int
+    """The time of the deletion, in microseconds UTC."""
+    number: int = 0
+    """The number in its file. Later ones have higher numbers."""
+    event: int = 0
+    """The number of the last event that the file had by then."""
+    session_id: str | None = None
+    """The session; None if it was a deletion by age."""
+    before_us: int | None = None
+    """The moment, in microseconds UTC; None if it was a session."""
+    runs: tuple[str, ...] = ()
+    """The runs that said something in the session, as far as the file knew."""
+
+
+def note_erasure(statements: Statements, erasure: Erasure) -> None:
+    """Record a deletion. The caller holds its transaction."""
+    statements.run(
+        """
+        INSERT INTO erasures (key, at_us, event, session_id, before_us, runs)
+        SELECT ?, ?, coalesce(max(id), 0), ?, ?, ? FROM events
+        """,
+        (
+            secrets.token_hex(16),
+            erasure.at_us,
+            erasure.session_id,
+            erasure.before_us,
+            msgspec.json.encode(erasure.runs).decode(),
+        ),
+    )
+
+
+def runs_in(statements: Statements, session_id: str) -> tuple[str, ...]:
+    """The runs that said something in a session."""
+    rows = statements.run(
+        """
+        SELECT run_id FROM runs
+         WHERE id IN (SELECT run FROM session_messages WHERE session_id = :session
+                       UNION SELECT run FROM session_setups WHERE session_id = :session
+                       UNION SELECT run FROM events WHERE session_id = :session)
+         ORDER BY id
+        """,
+        {"session": session_id},
+    )
+    return tuple(run_id for (run_id,) in rows)
+
+
+def erasures_after(statements: Statements, number: int, limit: int) -> list[Erasure]:
+    """The deletions in a file that have higher numbers, the first ones first."""
+    rows = statements.run(
+        "SELECT id, key, at_us, event, session_id, before_us, runs FROM erasures WHERE id > ? ORDER BY id LIMIT ?",
+        (number, limit),
+    )
+    return [_erasure(row) for row in rows]
+
+
+def next_boundary(statements: Statements, event: int) -> int | None:
+    """The number of the last event before the next deletion of a session since an event; None without one."""
+    ((boundary,),) = statements.run(
+        "SELECT min(event) FROM erasures WHERE session_id IS NOT NULL AND event >= ?", (event,)
+    )
+    return None if boundary is None else int(boundary)
+
+
+def erased_since(statements: Statements, event: int, sessions: Collection[str]) -> set[str]:
+    """Those of some sessions that were deleted when an event was there already."""
+    rows: list[Row] = statements.run(
+        f"SELECT session_id FROM erasures WHERE event >= ? AND session_id IN ({placeholders(len(sessions))})",
+        (event, *sessions),
+    )
+    return {session_id for (session_id,) in rows}
+
+
+def _erasure(row: Row) -> Erasure:
+    number, key, at_us, event, session_id, before_us, runs = row
+    return Erasure(
+        key=key,
+        at_us=at_us,
+        number=number,
+        event=event,
+        session_id=session_id,
+        before_us=before_us,
+        runs=msgspec.json.decode(runs, type=tuple[str, ...]),
+    )

@@ -1,0 +1,326 @@
+"""The SQL that prices calls: `PriceTable.explain` as statements over many calls at once.
+
+There are two statements for this. `plain` prices a call with one look into one table and one row of products. It
+knows no reasons, and leaves calls that it can't price: calls of a new model, without a price, with contradictory
+usage, or with counts apart (`usage_details`). `any` prices these few. It knows every case, and takes several times
+as long.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from callboard.bus.values.usage import USAGE_PARTS, UsageSource
+
+from ..prices.rows import MAX_INT64, NO_CACHE_RATE
+from ..prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE
+from .connection import ColumnType, PricingDialect, TemporaryTable, placeholders
+
+_MODEL: dict[str, ColumnType] = {
+    "key": "INTEGER",
+    "provider": "TEXT",
+    "model": "TEXT",
+    "served": "TEXT",
+    "priced_as": "TEXT",
+    "tier": "TEXT",
+    "name": "TEXT",
+    "no_price": "TEXT",
+}
+_BOX: dict[str, ColumnType] = {
+    "since": "INTEGER",
+    "until": "INTEGER",
+    "above": "INTEGER",
+    "up_to": "INTEGER",
+    "daily_from": "INTEGER",
+    "daily_to": "INTEGER",
+}
+"""The calls of a segment: since and until when, above and up to which size, and the hours of the day."""
+
+_BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h", "per_request")
+_SEGMENT: dict[str, ColumnType] = {
+    "id": "INTEGER",
+    "key": "INTEGER",
+    **_BOX,
+    **dict.fromkeys(_BUCKETS, "INTEGER"),
+    "as_input": "INTEGER",
+}
+_PLAIN: dict[str, ColumnType] = {
+    "served": "TEXT",
+    "model": "TEXT",
+    "segment": "INTEGER",
+    "provider": "TEXT",
+    "priced_as": "TEXT",
+    "tier": "TEXT",
+    "always": "INTEGER",  # 1: whatever the time, the hour and the size
+    "key": "INTEGER",
+    **dict.fromkeys(_BUCKETS, "RATE"),
+    "as_input": "INTEGER",  # 1: reads of a cache, 2: writes, 3: both
+    **_BOX,
+}
+_TABLES = (
+    TemporaryTable("reprice_model", _MODEL, ("model", "provider", "served", "priced_as", "tier")),
+    TemporaryTable("reprice_segment", _SEGMENT, ("key", "since", "id")),
+    TemporaryTable(
+        "reprice_rate",
+        {"segment": "INTEGER", "name": "TEXT", "rate": "INTEGER", "as_input": "INTEGER"},
+        ("segment", "name"),
+    ),
+    # The segments again, under the names themselves, for the calls that nothing is unusual about. The key has only
+    # what tells most of them apart: each column in it is compared for each call.
+    TemporaryTable("reprice_plain", _PLAIN, ("served", "model", "segment")),
+    # Rows are appended in the order of the calls, and walked.
+    TemporaryTable(
+        "reprice_cost",
+        {
+            "id": "INTEGER",  # of the call
+            "place": "INTEGER",  # key of `reprice_model` and day in one, see `DAYS`
+            "nano": "INTEGER",
+            "at_call": "INTEGER",  # the cost at call time, in nano-USD
+            "session": "TEXT",  # NULL unless it is asked for
+            "reason": "TEXT",
+        },
+    ),
+)
+
+INSERT_MODEL = f"INSERT INTO reprice_model ({', '.join(_MODEL)}) VALUES ({placeholders(len(_MODEL))})"
+INSERT_SEGMENT = f"INSERT INTO reprice_segment ({', '.join(_SEGMENT)}) VALUES ({placeholders(len(_SEGMENT))})"
+INSERT_PLAIN = f"INSERT INTO reprice_plain ({', '.join(_PLAIN)}) VALUES ({placeholders(len(_PLAIN))})"
+INSERT_RATE = """
+    INSERT INTO reprice_rate (segment, name, rate, as_input) VALUES (?, ?, ?, ?)
+    ON CONFLICT (segment, name) DO NOTHING
+"""
+
+DAYS = 1 << 32
+"""A number far above the days that 64 bits of microseconds can count. `place` is the key times this number, plus
+the day. Sorting by one number is quicker than by two."""
+
+
+class PriceStatements(NamedTuple):
+    """The statements of one database. `plain` still has the places of the session and of the condition."""
+
+    prepare: tuple[str, ...]
+    """Statements that make the temporary tables, or empty them."""
+    empty: str
+    """Deletes the costs of the last calls."""
+    learned: tuple[str, ...]
+    """Statements for when models have been added."""
+    plain: str
+    """Prices the calls with numbers above the first parameter and up to the second."""
+    left: str
+    """One row, if `plain` has left calls."""
+    new_models: str
+    """The names of models that are met for the first time among the calls that are left."""
+    detail_names: str
+    """The names of details of the calls that are left."""
+    any: str
+    """Prices the calls that are left."""
+
+
+def price_statements(dialect: PricingDialect) -> PriceStatements:
+    """The statements in the SQL of a database."""
+    # Whether a row `a` of `reprice_cost` is surely finished before `any`.
+    left = f"(a.nano < {dialect.priced_below}) IS NOT TRUE"
+    return PriceStatements(
+        prepare=tuple(sql for table in _TABLES for sql in (*dialect.made(table), dialect.emptied(table.name))),
+        empty=dialect.emptied("reprice_cost"),
+        learned=dialect.surveyed("reprice_plain"),
+        plain=_plain(dialect),
+        left=f"SELECT 1 FROM reprice_cost AS a WHERE {left} LIMIT 1",
+        new_models=_NEW_MODELS.format(left=left),
+        detail_names=f"""
+            SELECT DISTINCT d.key
+              FROM reprice_cost AS a
+              JOIN calls AS c ON c.id = a.id, {dialect.each("c.usage_details")}
+             WHERE {left} AND c.usage_details IS NOT NULL
+        """,
+        any=_any(dialect, left),
+    )
+
+
+_NEW_MODELS = """
+    SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, ''), coalesce(c.priced_as, ''),
+           coalesce(c.service_tier, '')
+      FROM reprice_cost AS a
+      JOIN calls AS c ON c.id = a.id
+     WHERE {left}
+    EXCEPT
+    SELECT provider, model, served, priced_as, tier FROM reprice_model
+"""
+
+_1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
+
+# Counts that are missing or contradict each other make the sum NULL, and so leave the call to `any`.
+_PICO = f"""
+    CASE WHEN c.usage_details IS NULL AND c.usage_source <> '{UsageSource.INCONSISTENT}'
+         AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
+        THEN c.input_tokens * s.input
+           + c.cached_input_tokens * s.cache_read
+           + CASE WHEN coalesce(c.reasoning_tokens, 0) = 0
+                  THEN CASE WHEN c.output_tokens >= 0 THEN c.output_tokens * s.output END
+                  WHEN c.reasoning_tokens > 0 AND c.output_tokens >= c.reasoning_tokens
+                  THEN (c.output_tokens - c.reasoning_tokens) * s.output + c.reasoning_tokens * s.reasoning
+             END
+           + CASE WHEN c.cache_creation_input_tokens = 0 AND {_1H} = 0 THEN 0
+                  WHEN {_1H} >= 0 AND c.cache_creation_input_tokens >= {_1H}
+                  THEN (c.cache_creation_input_tokens - {_1H}) * s.cache_write_5m
+                     + {_1H} * s.cache_write_1h
+             END
+           + s.per_request
+    END
+"""
+
+
+def _plain(dialect: PricingDialect) -> str:
+    total = f"{dialect.exact('c.input_tokens')} + c.cached_input_tokens + c.cache_creation_input_tokens"
+    return f"""
+        INSERT INTO reprice_cost (id, place, nano, at_call, session, reason)
+        SELECT c.id, s.key * {DAYS} + c.day,
+               {dialect.plain_nano(_PICO)},
+               c.cost_nano, {{session}},
+               CASE WHEN s.as_input > 0 AND (((s.as_input & 1) > 0 AND c.cached_input_tokens > 0)
+                                             OR ((s.as_input & 2) > 0 AND c.cache_creation_input_tokens > 0))
+                    THEN '{NO_CACHE_RATE}'
+               END
+          FROM calls AS c
+          LEFT JOIN reprice_plain AS s
+            ON s.served = coalesce(c.served_model, '') AND s.model = c.model AND s.provider = c.provider
+           AND {dialect.same("s.priced_as", "c.priced_as")} AND {dialect.same("s.tier", "c.service_tier")}
+           AND (s.always = 1
+                OR (    c.ts_us >= s.since AND c.ts_us < s.until
+                    AND {total} > s.above AND {total} <= s.up_to
+                    AND c.ts_us % 86400000000 >= s.daily_from AND c.ts_us % 86400000000 < s.daily_to))
+         WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({{condition}})
+    """
+
+
+def _part_of(dialect: PricingDialect, bucket: str) -> str:
+    """The part of a bucket's tokens that details hold."""
+    names = [name for name, whole in USAGE_PARTS.items() if whole == bucket]
+    terms = [f"coalesce({dialect.part('c.usage_details', name)}, 0)" for name in names]
+    return f"CASE WHEN c.usage_details IS NULL THEN 0 ELSE {' + '.join(terms)} END"
+
+
+# The buckets of a call, then the rates of its segment, then the reason or the pico-USD.
+def _any(dialect: PricingDialect, left: str) -> str:
+    """The statement that knows every case."""
+    return f"""
+        WITH counted AS ({_counted(dialect, left)}),
+             matched AS ({_MATCHED}),
+             summed AS MATERIALIZED (  -- or each value would be worked out wherever it is named
+                 {_summed(dialect)}
+             )
+        UPDATE reprice_cost
+           SET place = s.key * {DAYS} + s.day,
+               nano = CASE WHEN missing IS NULL AND {dialect.is_integer("pico")} AND pico <= {MOST_PICO}
+                           THEN {dialect.nano("pico")}
+                      END,
+               reason = CASE WHEN missing IS NULL AND (NOT {dialect.is_integer("pico")} OR pico > {MOST_PICO})
+                             THEN '{TOO_LARGE}'
+                             WHEN missing IS NULL AND no_cache_rate THEN '{NO_CACHE_RATE}'
+                             ELSE missing
+                        END
+          FROM summed AS s
+         WHERE reprice_cost.{dialect.row} = s.number
+    """
+
+
+def _counted(dialect: PricingDialect, left: str) -> str:
+    def count(column: str) -> str:
+        return dialect.exact(f"coalesce(c.{column}, 0)")
+
+    return f"""
+        SELECT a.{dialect.row} AS number, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us,
+               c.provider, c.usage_details, c.usage_source, c.day,
+               {count("input_tokens")} - {_part_of(dialect, "input")} AS n_input,
+               {count("output_tokens")} - {count("reasoning_tokens")}
+                   - {_part_of(dialect, "output")} AS n_output,
+               {count("reasoning_tokens")} AS n_reasoning,
+               {count("cached_input_tokens")} - {_part_of(dialect, "cache_read")} AS n_cache_read,
+               {count("cache_creation_input_tokens")}
+                   - {count("cache_creation_1h_input_tokens")} AS n_cache_write_5m,
+               {count("cache_creation_1h_input_tokens")} AS n_cache_write_1h,
+               {count("input_tokens")} + {count("cached_input_tokens")}
+                   + {count("cache_creation_input_tokens")} AS n_total
+          FROM reprice_cost AS a
+          JOIN calls AS c ON c.id = a.id
+         WHERE {left}
+    """
+
+
+_MATCHED = f"""
+    SELECT n.*, m.key, m.name, m.no_price, s.id AS segment,
+           s.input AS r_input,
+           s.output AS r_output,
+           s.reasoning AS r_reasoning,
+           s.cache_read AS r_cache_read,
+           s.cache_write_5m AS r_cache_write_5m,
+           s.cache_write_1h AS r_cache_write_1h,
+           s.per_request AS r_request,
+           coalesce(s.as_input, 0) AS as_input
+      FROM counted AS n
+      JOIN reprice_model AS m
+        ON m.model = n.model AND m.provider = n.provider AND m.served = coalesce(n.served_model, '')
+       AND m.priced_as = coalesce(n.priced_as, '') AND m.tier = coalesce(n.service_tier, '')
+      LEFT JOIN reprice_segment AS s
+        ON s.key = m.key
+       AND n.ts_us >= s.since AND n.ts_us < s.until
+       AND n.n_total > s.above AND (n.n_total <= s.up_to OR s.up_to = {MAX_INT64})
+       AND n.ts_us % 86400000000 >= s.daily_from AND n.ts_us % 86400000000 < s.daily_to
+"""
+
+
+def _summed(dialect: PricingDialect) -> str:
+    rated = f"{dialect.each('m.usage_details')} {_WITH_RATE}"
+    return f"""
+        SELECT m.number, m.key, m.day, {_missing(dialect)} AS missing,
+               n_input * coalesce(r_input, 0)
+                   + n_output * coalesce(r_output, 0)
+                   + n_reasoning * coalesce(r_reasoning, 0)
+                   + n_cache_read * coalesce(r_cache_read, 0)
+                   + n_cache_write_5m * coalesce(r_cache_write_5m, 0)
+                   + n_cache_write_1h * coalesce(r_cache_write_1h, 0)
+                   + coalesce(r_request, 0)
+                   + CASE WHEN usage_details IS NULL THEN 0
+                          ELSE (SELECT {dialect.sum_of(f"{dialect.value} * x.rate")} FROM {rated})
+                     END AS pico,
+               ((as_input & 1) > 0 AND n_cache_read > 0)
+                   OR ((as_input & 2) > 0 AND n_cache_write_5m + n_cache_write_1h > 0)
+                   OR (usage_details IS NOT NULL
+                       AND EXISTS (SELECT 1 FROM {rated} WHERE {dialect.value} > 0 AND x.as_input = 1)
+                      ) AS no_cache_rate
+          FROM matched AS m
+    """
+
+
+_WITH_RATE = "LEFT JOIN reprice_rate AS x ON x.segment = m.segment AND x.name = d.key"
+
+
+def _missing(dialect: PricingDialect) -> str:
+    """Why a call has no cost; NULL if nothing is missing."""
+    details = dialect.each("m.usage_details")
+    return f"""
+        CASE
+            WHEN usage_source = '{UsageSource.INCONSISTENT}' THEN '{INCONSISTENT}'
+            WHEN n_input < 0 OR n_output < 0 OR n_reasoning < 0 OR n_cache_read < 0
+                 OR n_cache_write_5m < 0 OR n_cache_write_1h < 0
+                THEN '{INCONSISTENT}'
+            WHEN usage_details IS NOT NULL
+                 AND EXISTS (SELECT 1 FROM {details} WHERE {dialect.value} < 0)
+                THEN '{INCONSISTENT}'
+            WHEN segment IS NULL THEN 'no price for ' || no_price
+            WHEN n_input > 0 AND r_input IS NULL THEN 'no input rate for ' || name
+            WHEN n_output > 0 AND r_output IS NULL THEN 'no output rate for ' || name
+            WHEN n_reasoning > 0 AND r_reasoning IS NULL THEN 'no reasoning rate for ' || name
+            WHEN n_cache_read > 0 AND r_cache_read IS NULL THEN 'no cache_read rate for ' || name
+            WHEN n_cache_write_5m > 0 AND r_cache_write_5m IS NULL
+                THEN 'no cache_write_5m rate for ' || name
+            WHEN n_cache_write_1h > 0 AND r_cache_write_1h IS NULL
+                THEN 'no cache_write_1h rate for ' || name
+            WHEN usage_details IS NOT NULL
+                THEN (SELECT 'no ' || min(d.key) || ' rate for ' || name
+                        FROM {details}
+                       WHERE {dialect.value} > 0
+                         AND NOT EXISTS (SELECT 1 FROM reprice_rate AS x
+                                          WHERE x.segment = m.segment AND x.name = d.key))
+        END
+    """

@@ -1,0 +1,401 @@
+"""The repricing of stored calls and its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from callboard.bus.clock import Clock
+from callboard.bus.errors import StoreError
+
+from ..calls import CallFilter
+from ..prices.table import PriceTable
+from ..reports import CurrentPrices, OnProgress, RepriceReport, RepriceRun, RepriceSums
+from .columns import condition
+from .comparison import (
+    CountsBeside,
+    SumTable,
+    add_to_sums,
+    add_up_again,
+    change_of,
+    compared,
+    count_beside,
+    prepare,
+    start_from_base,
+    sums_of_run,
+    total_of,
+    with_counts,
+)
+from .connection import Database, Statements, greater
+from .pricing import Pricer, current_version, save_table, stored_table
+from .sums import Difference, RepricedGroup, add_repriced, current_runs, difference, make_current
+
+# -- Recomputing the costs of stored calls, set-based and append-only
+#
+# 1. Calls name their model in many ways. Each distinct way is resolved once, in Python, into segments: ranges of
+# time and size with one price row each (`pricing`). They go into a temporary table. 2. 10,000 calls at a time are
+# joined with segments. Their costs, or the reasons why they have none, go into a temporary table and from there
+# into the trace. They are added up on the way (`comparison`), so that the calls themselves, whose rows are large,
+# are read once. Between these transactions others write. 3. Calls that began meanwhile are priced, too. The last
+# of them are priced in the transaction that makes the costs of this run the current ones. A repricing that dies
+# half-way has changed nothing that anyone sees. The transaction of the costs also stores how far the run came. So
+# `resume` goes on from there and ends with the same report (`history`). 4. A call that had begun by then, and ends
+# later, gets its cost in the transaction that stores its end (`late_costs`).
+#
+# Nothing is ever edited: neither events, nor costs at call time, nor a cost that a run has given. The SQL follows
+# `PriceTable.explain` case by case. A property test compares the two to the nano-dollar.
+#
+# A repricing of *some* calls lies on top of the current costs: the other calls keep the cost they had.
+
+
+_T = TypeVar("_T")
+
+CHUNK = 10_000
+"""Calls per transaction, which takes some 30 ms: so few that their rows stay in the processor's cache."""
+
+_KEEP = """
+    INSERT INTO call_cost (run, call_id, cost_nano, reason)
+    SELECT ?, a.id, a.nano, a.reason FROM reprice_cost AS a
+"""
+_LAST_CALL = "SELECT coalesce(max(id), 0) FROM calls"
+
+
+_SAME_IN_REPORTS = {*RepriceSums.__struct_fields__} & {*RepriceReport.__struct_fields__}
+
+
+def _sum_table(dry: bool) -> SumTable:
+    return "reprice_trial" if dry else "reprice_sum"
+
+
+class Repricing:
+    """One repricing of one trace."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        table: PriceTable,
+        where: CallFilter,
+        as_model: str | None,
+        *,
+        by_session: bool = False,
+        progress: OnProgress | None = None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._table = table
+        self._where = where
+        self._as_model = as_model
+        self._by_session = by_session
+        self._progress = progress
+        self._pricer = Pricer(
+            *(table, database.dialect.pricing, condition(where, database.dialect), as_model), by_session=by_session
+        )
+
+    async def run(self, *, dry: bool) -> RepriceReport:
+        """Price all calls up to now. With `dry` nothing is written."""
+        run_id, last = await self._either(dry, lambda statements: self._begin(statements, dry))
+        return await self._go_on(run_id, 0, last, dry)
+
+    async def resume(self, run: RepriceRun) -> RepriceReport:
+        """Go on with a run that was interrupted, from the first chunk that was not committed."""
+        return await self._go_on(run.id, run.done, run.last_call or 0, False)
+
+    async def _go_on(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:
+        await self._either(dry, self._prepare)
+        while done < last:
+            for low in range(done, last, CHUNK):
+                done = min(low + CHUNK, last)
+                await self._either(dry, self._chunk(run_id, low, done, dry))
+                if self._progress is not None:
+                    self._progress(done, last)
+            last = await self._either(True, _last_call)
+        beside, previous = await self._either(dry, lambda statements: self._end(statements, run_id, done, dry))
+        sums = await sums_of_run(self._database, _sum_table(dry), run_id)
+        total = {name: getattr(sums.total, name) for name in _SAME_IN_REPORTS}
+        report = RepriceReport(
+            version=self._table.version,
+            label=self._table.label,
+            dry_run=dry,
+            as_model=self._as_model,
+            previous_version=previous,
+            run_id=run_id or None,
+            sum_before_nano_usd=sums.total.before_nano_usd,
+            sum_after_nano_usd=sums.total.after_nano_usd,
+            models=sums.models,
+            days=sums.days,
+            sessions=sums.sessions,
+            **total,
+        )
+        return with_counts(report, beside)
+
+    async def _either(self, dry: bool, work: Callable[[Statements], _T]) -> _T:
+        return await (self._database.look(work) if dry else self._database.write(work))
+
+    def _prepare(self, statements: Statements) -> None:
+        self._pricer.prepare(statements)
+        prepare(statements)
+
+    def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
+        """Enter the run. Returns its number, 0 if it is only tried, and the number of the last call."""
+        last = _last_call(statements)
+        if dry:
+            return 0, last
+        table, where, now = self._table, self._where, self._clock.now_us()
+        save_table(statements, table, now)
+        run_id = begin(statements, table.version, where, now, last, by_session=self._by_session)
+        if where == CallFilter() and not self._by_session:
+            start_from_base(statements, run_id)
+        return run_id, last
+
+    def _chunk(self, run_id: int, low: int, high: int, dry: bool) -> Callable[[Statements], None]:
+        return lambda statements: self._price(statements, run_id, low, high, dry)
+
+    def _price(self, statements: Statements, run_id: int, low: int, high: int, dry: bool) -> None:
+        """Add up the costs of one chunk, before and after. Unless `dry`, store the new costs."""
+        self._pricer.price(statements, low, high)
+        groups = compared(statements, self._pricer, run_id, low, high)
+        add_to_sums(statements, _sum_table(dry), run_id, groups)
+        if dry:
+            return
+        statements.run(_KEEP, [run_id])
+        more: list[RepricedGroup] = [
+            (of.day, of.provider, of.model, of.calls, of.after - of.at_call, of.unpriced - of.unpriced_at_call)
+            for of in groups
+        ]
+        add_repriced(statements, run_id, more)
+        note_progress(statements, run_id, low, high)
+
+    def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[CountsBeside, str | None]:
+        """Price the calls that came since `done`, and finish.
+
+        Returns:
+            The counts beside the sums, and the version that was current.
+        """
+        last = _last_call(statements)
+        if done < last:
+            self._chunk(run_id, done, last, dry)(statements)
+        beside = count_beside(statements, self._where, by_session=self._by_session)
+        previous = current_version(statements)
+        if not dry:
+            finish(statements, run_id, beside, self._clock.now_us())
+        return beside, previous
+
+
+async def reprice(
+    database: Database,
+    clock: Clock,
+    table: PriceTable | str,
+    where: CallFilter,
+    *,
+    dry_run: bool,
+    as_model: str | None,
+    by_session: bool,
+    progress: OnProgress | None,
+) -> RepriceReport:
+    """See `tracestore.store.Repricing.reprice`."""
+    if isinstance(table, str):
+        table = await stored_table(database, table)
+    run = Repricing(database, clock, table, where, as_model, by_session=by_session, progress=progress)
+    return await run.run(dry=dry_run or as_model is not None)
+
+
+async def resume_reprice(
+    database: Database, clock: Clock, run_id: int | None, progress: OnProgress | None
+) -> RepriceReport:
+    """See `tracestore.store.Repricing.resume_reprice`."""
+    begun = await interrupted(database, run_id)
+    table = await stored_table(database, begun.version)
+    run = Repricing(*(database, clock, table, begun.where, None), by_session=begun.by_session, progress=progress)
+    return await run.resume(begun)
+
+
+def _last_call(statements: Statements) -> int:
+    return int(statements.run(_LAST_CALL)[0][0])
+
+
+# -- The history of repricings: what each did, how far it came, what it replaced; and the way back
+#
+# A run is entered before its first cost is written, and finished in the transaction that makes its costs the
+# current ones. Between the two it notes how far it has come. A run that never finished was interrupted, or is
+# under way.
+
+
+def begin(
+    statements: Statements, version: str, where: CallFilter, now_us: int, last_call: int, *, by_session: bool
+) -> int:
+    """Enter a run, and return its number."""
+    ((run_id,),) = statements.run(
+        """
+        INSERT INTO reprice_run (version, filter, started_us, last_call, by_session, replaced)
+        VALUES (?, ?, ?, ?, ?, ?)
+        RETURNING id
+        """,
+        (
+            *(version, msgspec.json.encode(where).decode(), now_us, last_call, int(by_session)),
+            _encoded(current_runs(statements)),
+        ),
+    )
+    return int(run_id)
+
+
+def note_progress(statements: Statements, run_id: int, low: int, high: int) -> None:
+    """Move a run on, in the transaction of the chunk. Raises StoreError if another has moved it."""
+    if not statements.change(
+        f"""
+        UPDATE reprice_run
+           SET done = :high, last_call = {greater("last_call", ":high")}
+         WHERE id = :run AND done = :low AND finished_us IS NULL
+        """,
+        {"run": run_id, "low": low, "high": high},
+    ):
+        raise StoreError(f"repricing {run_id} is being carried on by somebody else; nothing was changed here")
+
+
+def finish(statements: Statements, run_id: int, beside: CountsBeside, now_us: int) -> None:
+    """Enter what a run did, and make its costs the current ones, in the transaction of its last calls."""
+    run = _by_number(statements, run_id)
+    replaced = tuple(current_runs(statements))
+    after = run.current_after(replaced)
+    _check(
+        statements,
+        run_id,
+        _changed(statements, replaced, after),
+        anew=replaced != run.replaced or _is_stale(statements, run_id),
+    )
+    sums = total_of(statements, "reprice_sum", run_id)
+    statements.run(
+        """
+        UPDATE reprice_run
+           SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?, replaced = ?,
+               in_flight = ?, estimated = ?, unknown = ?,
+               finished_no = 1 + (SELECT coalesce(max(finished_no), 0) FROM reprice_run)
+         WHERE id = ?
+        """,
+        (
+            *(now_us, sums.calls, sums.unpriced, sums.before_nano_usd, sums.after_nano_usd),
+            *(_encoded(replaced), beside.in_flight, beside.estimated, beside.unknown, run_id),
+        ),
+    )
+    make_current(statements, after)
+
+
+def _is_stale(statements: Statements, run_id: int) -> bool:
+    return bool(statements.run("SELECT 1 FROM reprice_run WHERE id = ? AND add_up_again = 1", (run_id,)))
+
+
+def _changed(statements: Statements, before: tuple[int, ...], after: list[int]) -> Difference:
+    """The change of all current costs when other runs become the current ones."""
+    old, new = difference(statements, before), difference(statements, after)
+    return Difference(new.nano_usd - old.nano_usd, new.unpriced - old.unpriced)
+
+
+def _check(statements: Statements, run_id: int, changed: Difference, *, anew: bool) -> None:
+    """Let the sums of a run be those of its costs; others may have changed the trace meanwhile."""
+    if not anew and change_of(statements, run_id) == changed:
+        return
+    add_up_again(statements, run_id)
+    reported = change_of(statements, run_id)
+    if reported != changed:
+        raise StoreError(
+            f"repricing {run_id} would change the current costs by {changed.nano_usd} nano-USD and"
+            f" {changed.unpriced} unpriced calls, and it reports {reported.nano_usd} and {reported.unpriced};"
+            " nothing was changed"
+        )
+
+
+async def undo(database: Database, now_us: int) -> RepriceRun:
+    """Take the latest repricing back, and return the run as it stands now. Its costs stay in the trace."""
+    return await database.write(lambda statements: _undo(statements, database.name, now_us))
+
+
+def _undo(statements: Statements, trace: str, now_us: int) -> RepriceRun:
+    run = next((run for run in _in_order_of_finish(statements) if run.state == "finished"), None)
+    if run is None or run.replaced is None:
+        raise StoreError(f"{trace}: there is no repricing to undo")
+    if current_runs(statements) != run.current_after(run.replaced):
+        raise StoreError(
+            f"{trace}: other costs were chosen after repricing {run.id}, so undoing it would not lead back to"
+            " them; choose a version, or those at call time"
+        )
+    make_current(statements, run.replaced)
+    statements.run("UPDATE reprice_run SET undone_us = ? WHERE id = ?", (now_us, run.id))
+    return msgspec.structs.replace(run, undone_us=now_us)
+
+
+async def interrupted(database: Database, run_id: int | None) -> RepriceRun:
+    """The run of a number that did not finish, or the latest such run. Raises StoreError if there is none."""
+    open_runs = [
+        run for run in await history(database) if run.state == "interrupted" and run.last_call is not None
+    ]
+    for run in open_runs:
+        if run_id is None or run.id == run_id:
+            return run
+    there = ", ".join(str(run.id) for run in open_runs) or "none"
+    which = "" if run_id is None else f" with the number {run_id}"
+    raise StoreError(f"{database.name}: there is no interrupted repricing{which}; interrupted are: {there}")
+
+
+async def history(database: Database) -> list[RepriceRun]:
+    """All repricings, the newest first."""
+    return await database.look(lambda statements: _runs(statements, "ORDER BY r.id DESC"))
+
+
+async def current_prices(database: Database) -> CurrentPrices:
+    """The runs whose costs are current. It reads tables with a few rows."""
+
+    def work(statements: Statements) -> CurrentPrices:
+        runs = tuple(current_runs(statements))
+        versions = {run.id: run.version for run in _runs(statements)} if runs else {}
+        run = next(iter(_in_order_of_finish(statements)), None)
+        return CurrentPrices(runs, tuple(versions[run_id] for run_id in runs), run)
+
+    return await database.look(work)
+
+
+_RENAMED = {
+    "where": "r.filter",
+    "sum_before_nano_usd": "r.sum_before",
+    "sum_after_nano_usd": "r.sum_after",
+    "label": "coalesce(v.label, '')",
+}
+_COLUMNS = {name: _RENAMED.get(name, f"r.{name}") for name in RepriceRun.__struct_fields__}
+"""Each field of a run, and its expression."""
+
+
+def _runs(statements: Statements, which: str = "", values: Sequence[int] = ()) -> list[RepriceRun]:
+    """Runs of the history. `which` follows the FROM clause, and `values` are its parameters."""
+    rows = statements.run(
+        f"""
+        SELECT {", ".join(_COLUMNS.values())}
+          FROM reprice_run AS r
+          LEFT JOIN price_version AS v ON v.version = r.version
+          {which}
+        """,
+        values,
+    )
+    found = []
+    for row in rows:
+        named = dict(zip(_COLUMNS, row, strict=True))
+        named["where"] = msgspec.json.decode(named["where"], type=CallFilter)
+        named["by_session"] = bool(named["by_session"])
+        if named["replaced"] is not None:
+            named["replaced"] = msgspec.json.decode(named["replaced"], type=tuple[int, ...])
+        found.append(RepriceRun(**named))
+    return found
+
+
+def _in_order_of_finish(statements: Statements) -> list[RepriceRun]:
+    """The runs that finished, the latest first."""
+    return _runs(statements, "WHERE r.finished_no IS NOT NULL ORDER BY r.finished_no DESC")
+
+
+def _by_number(statements: Statements, run_id: int) -> RepriceRun:
+    (run,) = _runs(statements, "WHERE r.id = ?", (run_id,))
+    return run
+
+
+def _encoded(runs: tuple[int, ...] | list[int]) -> str:
+    return msgspec.json.encode(runs).decode()

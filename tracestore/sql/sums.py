@@ -1,0 +1,296 @@
+"""The sums of calls and how they are kept, and the costs of each repricing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from callboard.bus.errors import StoreError
+from callboard.bus.log import Log
+
+from .columns import usage_unknown
+from .connection import Database, Dialect, SqlValue, Statements, greater, placeholders
+
+# -- Sums of calls: the expressions for them, and the tables that keep them by day, provider and model
+#
+# `call_sums` holds the sums over the calls up to number `summed_calls.up_to`. The few calls that came later are
+# added by whoever asks, so a batch of events costs nothing more. Now and then `sum_up` takes the new calls in, all
+# at once. When a call that is summed already changes or goes, the database changes the sums in the same
+# transaction.
+#
+# `repriced_sums` says, for each repricing, by how much its costs differ from those at call time.
+#
+# A count so absurd that a sum would leave 64 bits makes that sum a floating-point number, and so inexact. That is
+# better than a batch that is refused.
+
+
+SUM_UP_AFTER = 5_000
+"""New calls, after which it is time to `sum_up`."""
+
+KEY = ("day", "provider", "model")
+
+SUMMED = (
+    *("calls", "total_input_tokens", "output_tokens", "cost_nano", "unpriced", "estimated"),
+    *("cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens", "unknown"),
+)
+"""The columns of `call_sums` that are sums. Costs are those at call time."""
+
+REPRICED = ("calls", "cost_nano", "unpriced")
+"""The columns of `repriced_sums` that are sums."""
+
+_ABSURD = 1 << 53
+
+
+def flag(condition: str) -> str:
+    """A condition as 1 or 0."""
+    return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
+
+
+def total_input(row: str) -> str:
+    """All input tokens of a call. The sum of absurd counts is no error: elsewhere than in SQLite, numeric has no
+    bounds.
+    """
+    return f"(CAST({row}.input_tokens AS numeric) + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"
+
+
+def sums_of(row: str) -> dict[str, str]:
+    """The sums over calls that `with_nano` gives, by the names that rows of answers have for them."""
+    tokens = ("output_tokens", "cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens")
+    return {
+        "total_input_tokens": sum_of(total_input(row)),
+        **{name: sum_of(f"{row}.{name}") for name in tokens},
+        "cost_nano_usd": sum_of(f"{row}.now_nano"),
+        "unpriced": f"count(*) FILTER (WHERE {row}.usage_source IS NOT NULL AND {row}.now_nano IS NULL)",
+        "estimated": f"count(*) FILTER (WHERE {row}.usage_source = 'estimated')",
+        "unknown": f"count(*) FILTER (WHERE {usage_unknown(row)})",
+    }
+
+
+def sum_of(count: str) -> str:
+    """The sum of counts, which absurd ones make inexact."""
+    return f"coalesce(sum({_count(count)}), 0)"
+
+
+def whole(total: float) -> int:
+    """A sum as the number that it is. An inexact one comes as a floating-point number."""
+    return int(total)
+
+
+# -- The tables
+
+
+def summands(row: str) -> dict[str, str]:
+    """The values that one row of `calls` adds to `SUMMED`."""
+    values = (
+        "1",
+        _count(total_input(row)),
+        _count(f"{row}.output_tokens"),
+        f"coalesce({row}.cost_nano, 0)",
+        flag(f"{row}.usage_source IS NOT NULL AND {row}.cost_nano IS NULL"),
+        flag(f"{row}.usage_source = 'estimated'"),
+        _count(f"{row}.cached_input_tokens"),
+        _count(f"{row}.cache_creation_input_tokens"),
+        _count(f"{row}.reasoning_tokens"),
+        flag(usage_unknown(row)),
+    )
+    return dict(zip(SUMMED, values, strict=True))
+
+
+def _count(tokens: str) -> str:
+    # sum() fails where integers leave 64 bits, but not with a floating-point number among them.
+    return (
+        f"CASE WHEN {tokens} BETWEEN -{_ABSURD} AND {_ABSURD} THEN {tokens} ELSE coalesce({tokens} * 1.0, 0) END"
+    )
+
+
+def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
+    """The values that one row of `call_cost` adds to `REPRICED`."""
+    unpriced = flag(f"{cost}.cost_nano IS NULL")
+    unpriced_at_call = flag(f"{call}.usage_source IS NOT NULL AND {call}.cost_nano IS NULL")
+    return (
+        "1",
+        f"(coalesce({cost}.cost_nano, 0) - coalesce({call}.cost_nano, 0))",
+        f"({unpriced} - {unpriced_at_call})",
+    )
+
+
+def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
+    """The SET list that adds values to columns, or with the sign ``-`` takes them off."""
+    return ", ".join(f"{name} = {table}.{name} {sign} {value}" for name, value in zip(names, by, strict=True))
+
+
+def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
+    """An INSERT that adds the sums of a SELECT to those of the table."""
+    more = changes(table, names, (f"excluded.{name}" for name in names), "+")
+    columns, unique = ", ".join([*key, *names]), ", ".join(key)
+    return f"INSERT INTO {table} ({columns}) {select} ON CONFLICT ({unique}) DO UPDATE SET {more}"
+
+
+def sums(values: Iterable[str]) -> str:
+    """The sums of these values, as a list of columns."""
+    return ", ".join(f"sum({value})" for value in values)
+
+
+def keys(row: str) -> str:
+    """The columns of `KEY`, as a list."""
+    return ", ".join(f"{row}.{name}" for name in KEY)
+
+
+def sum_up_sql(names: Sequence[str], dialect: Dialect) -> str:
+    """The statement that takes the new calls into the sums of these names."""
+    # In the order of ids: along the index on days, nothing would need to be sorted, and all calls would be read.
+    values = summands("c")
+    return added(
+        *("call_sums", KEY, names),
+        f"""
+        SELECT {keys("c")}, {sums(values[name] for name in names)}
+          FROM {dialect.by_number("calls", "c")}
+         WHERE c.id > (SELECT up_to FROM summed_calls)
+         GROUP BY {keys("c")}
+        """,
+    )
+
+
+_LAST_CALL = "(SELECT coalesce(max(id), 0) FROM calls)"
+SUMMED_UP = f"UPDATE summed_calls SET up_to = {greater('up_to', _LAST_CALL)}"
+
+
+def sum_up(statements: Statements) -> None:
+    """Take the new calls into the sums."""
+    statements.run(sum_up_sql(SUMMED, statements.dialect))
+    statements.run(SUMMED_UP)
+
+
+def not_summed_up(statements: Statements) -> int:
+    """The number of calls that wait for `sum_up`, or a few more."""
+    ((waiting,),) = statements.run("SELECT coalesce((SELECT max(id) FROM calls), 0) - up_to FROM summed_calls")
+    return max(0, int(waiting))
+
+
+# -- New calls are taken into the sums when there are enough, outside of the transactions that store events
+
+
+_log = Log("tracestore.sums")
+
+
+class SumKeeper:
+    """Sums up what one writer has stored. Other writers of the trace do the same."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._new = SUM_UP_AFTER  # calls at most that are in no sum; the first look finds out
+
+    async def stored(self, events: int) -> None:
+        """Say that so many events were stored, and sum up if it is time. An error is logged, and nothing more."""
+        self._new += events
+        if self._new < SUM_UP_AFTER:
+            return
+        try:
+            self._new = await self._database.look(not_summed_up)
+            if self._new >= SUM_UP_AFTER:
+                await self._database.write(sum_up)
+                self._new = 0
+        except StoreError as error:
+            self._new = 0
+            _log.warning("not_summed_up", store=self._database.name, error=str(error))
+
+
+# -- The costs of each repricing, which of them are current, and the sums that are kept of them
+#
+# A repricing is an act: its costs are its own, in `call_cost` by run. Another run of the same price version has
+# costs of its own, too. So the calls that one run covers never depend on another run, and taking a run back takes
+# back what it did and nothing else.
+#
+# `current_run` lists the runs whose costs are current, the first of them first. The cost of a call is that of the
+# first run that covers it, else the one at call time. A repricing of all calls is alone in the list; one of some
+# calls lies on what was there.
+#
+# `repriced_sums` says by how much the costs of a run differ from those at call time, in sums over all calls that
+# it covers.
+
+
+RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
+"""Day, provider and model; the calls that got a cost; the difference to their sum at call time, in nano-USD; and
+the number by which more of them are unpriced."""
+
+RUN_KEY = ("run", *KEY)
+_ADD_REPRICED = added("repriced_sums", RUN_KEY, REPRICED, f"VALUES ({placeholders(len((*RUN_KEY, *REPRICED)))})")
+
+
+class Difference(NamedTuple):
+    """The difference between some costs and those at call time, over all calls."""
+
+    nano_usd: int
+    """The difference of the sums, in nano-USD."""
+    unpriced: int
+    """The number by which more calls are unpriced."""
+
+
+def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedGroup]) -> None:
+    """Add new costs of a run to its sums, in the transaction that writes the costs."""
+    rows: list[list[SqlValue]] = [[run_id, *group] for group in groups]
+    statements.run_many(_ADD_REPRICED, rows)
+
+
+def current_runs(statements: Statements) -> list[int]:
+    """The runs whose costs are current, the first of them first."""
+    return [int(run) for (run,) in statements.run("SELECT run FROM current_run ORDER BY position")]
+
+
+def make_current(statements: Statements, runs: Iterable[int]) -> None:
+    """Let these runs be the current ones, the first of them first."""
+    statements.run("DELETE FROM current_run")
+    statements.run_many("INSERT INTO current_run (position, run) VALUES (?, ?)", enumerate(runs))
+
+
+def runs_of(statements: Statements, version: str) -> list[int]:
+    """The finished runs of a price version whose costs go before one another, the latest first.
+
+    The list ends with a run that covers whatever the earlier runs cover. That is a run of all calls, unless it was
+    undone: a call that ended after the undoing may be covered by an earlier run alone. By a clock that was set
+    back, the earlier run may also cover calls that began after the end of the later one.
+    """
+    found = statements.run(
+        """
+        SELECT id, filter, undone_us, finished_us FROM reprice_run
+         WHERE version = ? AND finished_no IS NOT NULL
+         ORDER BY finished_no DESC
+        """,
+        (version,),
+    )
+    runs = []
+    for place, (run_id, where, undone_us, finished_us) in enumerate(found):
+        runs.append(int(run_id))
+        if where == _OF_ALL_CALLS and undone_us is None and finished_us >= max(row[3] for row in found[place:]):
+            break
+    return runs
+
+
+_OF_ALL_CALLS = "{}"
+"""The filter that lets all calls pass, as it is stored."""
+
+_, _NANO, _UNPRICED = repriced_summands("k", "c")
+_KEPT = "SELECT coalesce(sum(cost_nano), 0), coalesce(sum(unpriced), 0) FROM repriced_sums WHERE run = ?"
+_COVERED_ABOVE = f"""
+    SELECT coalesce(sum({_NANO}), 0), coalesce(sum({_UNPRICED}), 0)
+      FROM (SELECT DISTINCT call_id FROM call_cost WHERE run IN ({{above}})) AS above
+     CROSS JOIN call_cost AS k
+      JOIN calls AS c ON c.id = k.call_id
+     WHERE k.run = ? AND k.call_id = above.call_id
+"""
+
+
+def difference(statements: Statements, runs: Sequence[int]) -> Difference:
+    """The difference between the costs at call time and the costs if these runs were the current ones.
+
+    It comes from the sums that are kept. Only calls are looked at that a run covers and other runs cover above it.
+    """
+    nano = unpriced = 0
+    for place, run_id in enumerate(runs):
+        ((more, more_unpriced),) = statements.run(_KEPT, (run_id,))
+        nano, unpriced = nano + more, unpriced + more_unpriced
+        if place:
+            sql = _COVERED_ABOVE.format(above=placeholders(place))
+            ((hidden, hidden_unpriced),) = statements.run(sql, (*runs[:place], run_id))
+            nano, unpriced = nano - hidden, unpriced - hidden_unpriced
+    return Difference(nano, unpriced)

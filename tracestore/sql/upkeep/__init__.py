@@ -1,1 +1,0 @@
-"""Retention, and the deletion of content."""

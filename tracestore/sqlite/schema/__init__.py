@@ -1,1 +1,0 @@
-"""The tables, indexes and triggers of a trace file, as numbered steps."""

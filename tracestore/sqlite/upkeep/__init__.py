@@ -1,1 +1,0 @@
-"""Retention, backup, and the condition of a trace file."""
