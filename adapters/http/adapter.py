@@ -18,7 +18,14 @@ from callboard.bus.values.usage import TokenUsage
 from ..batches.contract import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..batches.http import HttpBatches
 from ..config import AdapterConfig
-from ..contract import AdapterCapabilities, AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..contract import (
+    AdapterCapabilities,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    ends_when_cancelled,
+)
 from ..embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..embeddings.http import HttpEmbeddings
 from ..health import AdapterHealth, AdapterStatistics
@@ -135,6 +142,7 @@ class HttpAdapter:
         """The request as it would be sent. Raises what `ChatWire.write_request` raises."""
         return emulated_tools.write_request(self.wire, request, stream=stream)
 
+    @ends_when_cancelled
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
@@ -149,6 +157,7 @@ class HttpAdapter:
         response = await call.run(call.complete_once)
         return read_response(response, self.clock) if constrained else response
 
+    @ends_when_cancelled
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         """See `ProviderAdapter.stream`."""
         background = self._background

@@ -203,11 +203,25 @@ class ActorRef:
             ActorStopped: The actor is not running.
             WrongLoop: The bus belongs to another thread.
         """
+        return self._running_life().spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+
+    def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
+        """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`, which must be soon.
+
+        It saves a task, for work that ends when it is cancelled. Otherwise it is as with `spawn`.
+
+        Raises:
+            ActorStopped: The actor is not running.
+            WrongLoop: The bus belongs to another thread.
+        """
+        return self._running_life().hold(partial(fn, *args), name)
+
+    def _running_life(self) -> Incarnation:
         self._bus.check_thread()
         life = self._life
         if life is None or life.phase not in ("starting", "running"):
             raise ActorStopped(f"actor {self.name} is not running, so it can't start a task")
-        return life.spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+        return life
 
     def statistics(self) -> ActorStatistics:
         """A snapshot of the actor."""
@@ -299,6 +313,9 @@ class Incarnation:
 
     def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
         return self.tasks.spawn(call, f"{self.ref.name}/{name}")
+
+    def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
         """Live through all phases. It never raises, except KeyboardInterrupt and SystemExit; `error` says whether
