@@ -148,6 +148,7 @@ def start_call(
     """
 
     adapter = _adapter_of(ref, request.request_id)
+
     def whole() -> Awaitable[CanonicalResponse]:
         return adapter.complete(request, on_attempt=on_attempt)
 

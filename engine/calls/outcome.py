@@ -109,7 +109,8 @@ class Spending:
     def cost(self) -> Cost:
         """The cost of all attempts. It is unknown as soon as one cost is, because a sum without that one would
         look like the whole."""
-        return reduce(add, self.costs) if self.costs else NOTHING_SPENT
+        costs = self.costs
+        return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
     def count(self, end: CallEnd) -> None:
         """Count an attempt that has ended."""

@@ -10,7 +10,15 @@ from functools import partial
 
 import msgspec
 
-from callboard.adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
+from callboard.adapters import (
+    AdapterError,
+    CanonicalRequest,
+    CanonicalResponse,
+    Message,
+    MessageMetadata,
+    Role,
+    StopReason,
+)
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus import CallboardError
@@ -97,32 +105,33 @@ class Step:
         turn = self._turn
         left = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
         while True:
-            reply, outcome = await self._reply_of(route)
-            empty = is_empty(outcome.response.content, outcome.response.stop_reason)
-            if not empty or left <= 0 or turn.takes_up is not None or turn.scope.cancelled:
-                return reply, outcome
+            self._sent.clear()
+            request = self._request(route)
+            chain = turn.runtime.middleware
+            if chain:
+                outcome = await chain.around(request, partial(self._send_for, request, route))
+                if not self._sent:  # answered without a call: the ids of who answered mean nothing here
+                    response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
+                    outcome = CallOutcome(response=response, cost=outcome.cost)
+            else:
+                outcome = await self._send(request, route)
+            outcome = _settled(outcome)
+            if not self._delivered:
+                turn.log.extend(whole_events(outcome.response, self._message_id))
+            self._models.answered_by = route.decision.model
+            if left <= 0 or not self._may_ask_again(outcome.response):
+                return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
             left -= 1
             _log.warning("empty_reply", request_id=outcome.response.request_id, asked_again=True, left=left)
             self._message_id = turn.runtime.clock.new_id("msg")
             self._request_id = "req" + self._message_id.removeprefix("msg")
             self._first_seq = turn.log.next_seq
 
-    async def _reply_of(self, route: Route) -> tuple[Reply, CallOutcome]:
-        self._sent.clear()
-        request = self._request(route)
-        chain = self._turn.runtime.middleware
-        if chain:
-            outcome = await chain.around(request, partial(self._send_for, request, route))
-            if not self._sent:  # answered without a call: the ids of who answered mean nothing here
-                response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
-                outcome = CallOutcome(response=response, cost=outcome.cost)
-        else:
-            outcome = await self._send(request, route)
-        outcome = _settled(outcome)
-        if not self._delivered:
-            self._turn.log.extend(whole_events(outcome.response, self._message_id))
-        self._models.answered_by = route.decision.model
-        return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
+    def _may_ask_again(self, response: CanonicalResponse) -> bool:
+        """Whether the reply is empty, and the turn may ask for another one."""
+        turn = self._turn
+        empty = is_empty(response.content, response.stop_reason)
+        return empty and turn.takes_up is None and not turn.scope.cancelled
 
     def _request(self, route: Route) -> CanonicalRequest:
         ids = FirstIds(self._request_id or self._turn.runtime.clock.new_id("req"), self._message_id)

@@ -505,24 +505,25 @@ class Turn(TurnContext):
                     self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
-        usage = reduce(add, (step.usage for step in self.steps)) if self.steps else None
+        usage = reduce(add, [step.usage for step in self.steps]) if self.steps else None
+        cost = self.cost
         for step in self.steps:
-            step.message.ended(self.status, undelivered, usage=usage, cost=self.cost)
+            step.message.ended(self.status, undelivered, usage=usage, cost=cost)
         if not self._ended_elsewhere:
-            self._publish_end(error)
+            self._publish_end(error, cost)
 
     def _status_of(self, error: BaseException) -> TurnStatus:
         if self._tenure is not None and isinstance(error, SessionTakenOver):
             return "outcome_unknown"
         return "cancelled" if isinstance(error, CancelledError) else "failed"
 
-    def _publish_end(self, error: BaseException | None) -> None:
+    def _publish_end(self, error: BaseException | None, cost: Cost) -> None:
         spent = self.spending
         self.publish(
             SessionTurnCompleted(
                 status=self.status,
                 calls=spent.calls,
-                cost_nano_usd=spent.cost.nano_usd,
+                cost_nano_usd=cost.nano_usd,
                 error=None if error is None else self._published(in_a_line(error)),
                 attempts=spent.sum.calls,
                 known_nano_usd=spent.sum.nano_usd,
