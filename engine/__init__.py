@@ -55,7 +55,7 @@ __getattr__, __dir__, __all__ = face(
         ".objects.stream": "ObjectStream",
         ".routing.availability": "Availability",
         ".routing.model_choice": "ModelChoice Requirements",
-        ".runtime.limits": "Limits Timeouts",
+        ".runtime.runtime": "Limits Timeouts",
         ".sessions.listing": "SessionInfo",
         ".sessions.session": "Session",
         ".statistics": "EngineStatistics ProviderStatistics",

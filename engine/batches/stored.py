@@ -9,8 +9,7 @@ from callboard.bus import Log
 from callboard.bus.errors import StoreError
 from callboard.tracestore import CountedCall, StoredBatch
 
-from ..runtime.runtime import Runtime
-from ..runtime.settled import settled_store
+from ..runtime.runtime import Runtime, settled_store
 
 _log = Log("engine.batches")
 

@@ -14,9 +14,8 @@ from ..budgets.account import Amount
 from ..budgets.reservation_names import reservation
 from ..budgets.worst_case import Priced
 from ..rate_limits.permit import Permit
-from ..runtime.running_adapter import RunningAdapter
+from ..runtime.adapters import CallSlots, RunningAdapter
 from .events import CallContext, CallEvents
-from .slots import CallSlots
 
 T = TypeVar("T")
 

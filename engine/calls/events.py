@@ -47,7 +47,7 @@ from ..budgets.budget import Payer
 from ..budgets.reservation_names import job_of, reservation
 from ..middleware.contract import Judged
 from ..rate_limits.permit import Permit
-from ..runtime.running_adapter import RunningAdapter
+from ..runtime.adapters import RunningAdapter
 from ..runtime.runtime import Runtime
 from .outcome import (
     NOTHING_SENT,

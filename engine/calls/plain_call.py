@@ -31,14 +31,13 @@ from ..models.nearest_names import nearest
 from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
-from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
 from .adapter_call import AdapterCall
 from .events import CallContext, Served
-from .fallback import examined, first_that_works
+from .fallback import BorrowedAdapters, examined, first_that_works
 from .outcome import CallInfo
 from .quotes import without_quotes
-from .slots import arrival
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")

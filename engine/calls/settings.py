@@ -9,7 +9,7 @@ from callboard.adapters import CanonicalRequest
 from callboard.adapters.actor import AdapterActor
 from callboard.bus.values.call_settings import CallSettings
 
-from ..runtime.running_adapter import RunningAdapter
+from ..runtime.adapters import RunningAdapter
 
 _PORTS = {"http": 80, "https": 443}
 

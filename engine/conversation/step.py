@@ -30,7 +30,7 @@ from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
 from ..routing.candidates import Route, may_fall_back
-from ..runtime.running_adapter import RunningAdapter
+from ..runtime.adapters import RunningAdapter
 from .reply import Reply
 from .requests.build import carried_over, request_for
 from .requests.schema_mode import answer_as_text

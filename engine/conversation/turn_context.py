@@ -17,10 +17,10 @@ from callboard.bus.streams.events import TurnEvent
 from callboard.tracestore import OpenReply
 
 from ..calls.outcome import Spending
-from ..calls.slots import arrival
 from ..routing.candidates import Route
+from ..runtime.adapters import arrival
+from ..runtime.in_flight import TurnScope
 from ..runtime.runtime import Runtime
-from .cancellation import TurnScope
 from .options import TurnOptions
 
 if TYPE_CHECKING:

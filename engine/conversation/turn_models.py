@@ -18,7 +18,7 @@ from callboard.adapters.requests.text import current_turn
 from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
-from ..calls.fallback import examined, first_that_works
+from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..models.published_prices import published_name
 from ..models.tool_settings import ModelInput, model_input
 from ..routing.availability import Standing
@@ -26,7 +26,6 @@ from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choo
 from ..routing.capabilities import Asked, check, check_tool_choice
 from ..routing.deployments import deployment_of_last_reply
 from ..routing.model_choice import Model, overridden
-from ..runtime.borrowed_adapters import BorrowedAdapters
 from .requests.schema_mode import hold_to_schema
 from .turn_context import TurnContext
 

@@ -17,7 +17,7 @@ from callboard.tracestore.home import home_folder
 from callboard.tracestore.prices.home import price_table, published_table
 from callboard.tracestore.reports import OnProgress
 
-from ..runtime.host import Host
+from ..runtime.adapters import Host
 from ..sessions.costs import costs_of
 from ..sessions.state import SessionState
 from .watch import PriceWatch, announcement

@@ -23,7 +23,7 @@ from callboard.tracestore import Store
 
 from ..conversation.asked_with import AskedWith
 from ..routing.model_choice import Model, in_words
-from ..runtime.host import Host
+from ..runtime.adapters import Host
 from .clustered.tenure import Tenure
 from .setup import configured
 from .state import SessionState

@@ -16,11 +16,11 @@ from callboard.engine.models.config import load_registry
 from callboard.engine.models.configured import configured_models
 from callboard.engine.models.published_prices import published_name
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.runtime.adapter_pool import make_spare
 from callboard.tracestore.home import home_folder
 from callboard.tracestore.prices.home import price_table
 
 from ...models.nearest_names import nearest
+from ...runtime.adapters import make_spare
 from ..common.arguments import add_models_file
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write
