@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,10 +22,12 @@ from callboard.adapters import (
     AttemptResent,
     AttemptStarted,
     CallWarning,
+    CanonicalRequest,
     NextAttempt,
     StopReason,
     TokenUsage,
 )
+from callboard.adapters.actor import AdapterActor
 from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure
 from callboard.bus import (
     CallContent,
@@ -58,7 +62,49 @@ from .outcome import (
     cost_without_usage,
     output_is_unknown,
 )
-from .settings import server_of, settings_of
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def server_of(running: RunningAdapter | None) -> str | None:
+    """The address that an adapter asks. None if the adapter asks none or doesn't tell it."""
+    actor = None if running is None else running.ref.actor
+    url = getattr(actor.made, "base_url", None) if isinstance(actor, AdapterActor) else None
+    return url if isinstance(url, str) else None
+
+
+def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
+    """The settings of a call.
+
+    Args:
+        server: The address that is asked.
+        request: The request of a conversation. Other calls tell the address only.
+    """
+    address, port = (None, None) if server is None else _parts(server)
+    if request is None:
+        return None if address is None else CallSettings(server_address=address, server_port=port)
+    return CallSettings(
+        server_address=address,
+        server_port=port,
+        max_output_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        seed=request.seed,
+        stop_sequences=request.stop_sequences,
+        reasoning_effort=request.reasoning_effort,
+        output_type=None if request.output_schema is None else "json",
+    )
+
+
+@lru_cache(maxsize=256)
+def _parts(url: str) -> tuple[str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # of an adapter of the host's
+        return None, None
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,8 +36,7 @@ from ..runtime.runtime import Runtime
 from .adapter_call import AdapterCall
 from .events import CallContext, Served
 from .fallback import BorrowedAdapters, examined, first_that_works
-from .outcome import CallInfo
-from .quotes import without_quotes
+from .outcome import CallInfo, without_quotes
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")

@@ -55,8 +55,7 @@ from callboard.bus.values.warning_codes import WarningCode
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
-from ..calls.outcome import NOTHING_SENT, CallOutcome
-from ..calls.quotes import texts_of, without_quotes
+from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
@@ -64,17 +63,20 @@ from ..sessions.clustered.opening import packed_opening
 from ..sessions.clustered.tenure import Tenure
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
-from .asked_with import AskedWith
-from .context_window import ADVICE, within_window
-from .history import TurnHistory
-from .options import DEFAULTS, TurnOptions, merged
-from .reply import Reply, as_reply
-from .results import StepResult
-from .steering import SteeringQueue, provider_waits, steering_message
+from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .results import Reply, StepResult, as_reply
 from .step import Step
 from .tools import TurnTools
-from .turn_context import OWN_IDS, FirstIds, TurnContext
-from .turn_models import TurnModels
+from .turn_context import (
+    OWN_IDS,
+    FirstIds,
+    SteeringQueue,
+    TurnContext,
+    TurnHistory,
+    provider_waits,
+    steering_message,
+)
+from .turn_models import ADVICE, TurnModels, within_window
 
 MAX_WAITING_TURNS = 16
 """The number of turns that may wait for one session, besides the turn that runs."""

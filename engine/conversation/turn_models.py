@@ -14,6 +14,7 @@ import msgspec
 from callboard.adapters import AdapterError, CallWarning, CapabilityError, Message
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.requests.text import current_turn
+from callboard.bus import ContextOverflowError, PromptTooLongError
 
 from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
@@ -26,10 +27,73 @@ from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choo
 from ..routing.capabilities import Asked, check, check_tool_choice
 from ..routing.deployments import deployment_of_last_reply
 from ..routing.model_choice import Model, overridden
-from .requests.schema_mode import hold_to_schema
+from .context import ContextPolicy, Conversation
+from .requests import hold_to_schema
 from .turn_context import TurnContext
 
 T = TypeVar("T")
+
+MAX_TRIES = 4
+"""The number of times that a policy may try to make a prompt short enough."""
+
+ADVICE = (
+    "Let the session shorten what it sends: engine.session(..., context=Truncate()), or LastTurns or Summarise of "
+    "engine.context; or choose a model with a larger window"
+)
+"""The advice for a prompt that is too long where there is no policy."""
+
+
+async def within_window(
+    policy: ContextPolicy,
+    turn: TurnContext,
+    models: TurnModels,
+    history: Sequence[Message],
+    ask: Callable[[str], Awaitable[str]],
+    call: Callable[[tuple[Message, ...]], Awaitable[T]],
+) -> T:
+    """The result of a call with the part of the history that the policy lets be sent.
+
+    If that part is too long for the model, the policy is asked again.
+
+    Args:
+        policy: The context policy.
+        turn: The turn.
+        models: The models that may serve.
+        history: The whole conversation.
+        ask: Asks the model something beside the conversation, for the policy.
+        call: Makes the call with the messages that are sent.
+
+    Raises:
+        PromptTooLongError: The policy could not make the prompt short enough.
+        ContextOverflowError: The same, found out by the provider.
+    """
+    state, failure = turn.state, None
+    limit, estimate = models.measure()
+    failed = dict(models.failed)
+    for _ in range(MAX_TRIES):
+        conversation = Conversation(
+            messages=tuple(history),
+            context=state.context,
+            too_long=failure is not None,
+            limit=limit,
+            estimate=estimate,
+            ask=ask,
+        )
+        before, state.context = state.context, await policy.assemble(conversation)
+        if failure is not None and state.context == before:
+            break
+        try:
+            return await call(state.context.of(history))
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if error.content:
+                raise
+            failure = error
+            models.failed = dict(failed)  # a model for which it was too long gets another chance
+    assert failure is not None
+    failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
+    raise failure
+
+
 
 
 class TurnModels:

@@ -12,8 +12,7 @@ from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Mes
 from callboard.bus import CallboardError, NoTurnRunning, RoutingDecision, TaskHandle, TurnStatus, WrongLoop
 
 from ..calls.outcome import NOTHING_SPENT
-from ..conversation.reply import Reply
-from ..conversation.results import GenerateResult
+from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .generate import result_of

@@ -17,8 +17,7 @@ from typing import Generic, Self, TypeVar, Unpack
 from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
 from callboard.bus import Cost, RoutingDecision, TurnStatus
 
-from ..conversation.reply import Reply
-from ..conversation.results import GenerateResult
+from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .progress import UsageSoFar

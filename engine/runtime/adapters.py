@@ -20,7 +20,7 @@ from callboard.adapters import ProviderAdapter
 from callboard.adapters.actor import AdapterActor
 from callboard.bus import ActorRef, Clock, ConfigurationError, Cost, Envelope, ShutdownReport, TaskHandle
 
-from ..conversation.reply import Reply
+from ..conversation.results import Reply
 from ..models.entries import AdapterEntry, ModelEntry
 from ..models.published_prices import name_at, published_provider
 from ..models.registry import ModelRegistry

@@ -39,7 +39,7 @@ from callboard.bus.actors.task_handle import unwrapped
 from callboard.bus.log import Log
 from callboard.tracestore import Store, WriterStatistics
 
-from ..conversation.reply import Reply
+from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
 from ..routing.availability_actor import WATCHED, AvailabilityActor
 from ..sessions.manager import ApplyCosts, SessionManager

@@ -11,8 +11,7 @@ from callboard.adapters import Message
 from callboard.bus import CallboardError, ConfigurationError, SessionSetup
 from callboard.tracestore import SavedSession, decode_json, encode_json
 
-from ..conversation.asked_with import asked_with_of
-from ..conversation.options import TurnOptions
+from ..conversation.options import TurnOptions, asked_with_of
 from ..routing.candidates import expand
 from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime

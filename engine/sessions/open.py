@@ -21,7 +21,7 @@ from callboard.bus import (
 )
 from callboard.tracestore import Store
 
-from ..conversation.asked_with import AskedWith
+from ..conversation.options import AskedWith
 from ..routing.model_choice import Model, in_words
 from ..runtime.adapters import Host
 from .clustered.tenure import Tenure

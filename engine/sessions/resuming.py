@@ -11,8 +11,7 @@ import msgspec
 from callboard.bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
 from callboard.tracestore import Redact, SavedSession, Store
 
-from ..conversation.asked_with import asked_with_of
-from ..conversation.options import TurnOptions, merged
+from ..conversation.options import TurnOptions, asked_with_of, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime

@@ -17,7 +17,7 @@ from callboard.bus.values.shown import short
 from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
-from ..conversation.reply import Reply
+from ..conversation.results import Reply
 from ..conversation.turn import Turn, own
 from ..generation.streaming import TurnStream
 from ..routing.candidates import expand

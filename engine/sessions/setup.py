@@ -6,7 +6,7 @@ import msgspec
 
 from callboard.bus import SessionConfigured, SessionSetup
 
-from ..conversation.asked_with import AskedWith
+from ..conversation.options import AskedWith
 from ..routing.model_choice import model_of, stored_model
 from .state import SessionState
 

@@ -9,10 +9,9 @@ from callboard.adapters import ContentBlock, Message, ToolDefinition
 from callboard.bus.backend import LoopLock
 from callboard.bus.values.json import JsonObject
 
-from ..conversation.asked_with import NOTHING, AskedWith
 from ..conversation.context import WHOLE
-from ..conversation.options import TurnOptions, merged
-from ..conversation.requests.refused_reasoning import RefusedReasoning
+from ..conversation.options import NOTHING, AskedWith, TurnOptions, merged
+from ..conversation.requests import RefusedReasoning
 from ..routing.model_choice import Model, Requirements
 from ..tools import Tool, ToolLike, as_tools
 

@@ -17,7 +17,7 @@ from callboard.adapters.http.wire_call import WireCall
 from callboard.bus import CallboardError
 
 from ..conversation.options import DEFAULTS, TurnOptions, merged
-from ..conversation.requests.build import request_for
+from ..conversation.step import request_for
 from ..conversation.turn_context import FirstIds, TurnContext
 from ..conversation.turn_models import TurnModels
 from ..routing.candidates import Route

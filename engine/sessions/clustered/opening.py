@@ -10,7 +10,7 @@ from callboard.bus import Log, SessionSetup
 from callboard.tracestore import SavedSession
 from callboard.tracestore.rows import NOTHING_SAID
 
-from ...conversation.asked_with import AskedWith, asked_with_of
+from ...conversation.options import AskedWith, asked_with_of
 from ..setup import setup_of
 from ..state import SessionState
 
