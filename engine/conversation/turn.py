@@ -59,8 +59,7 @@ from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.clustered.opening import packed_opening
-from ..sessions.clustered.tenure import Tenure
+from ..sessions.handover import Tenure, packed_opening
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from .options import DEFAULTS, AskedWith, TurnOptions, merged

@@ -94,8 +94,6 @@ async def within_window(
     raise failure
 
 
-
-
 class TurnModels:
     """The models of one turn.
 

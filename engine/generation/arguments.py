@@ -3,20 +3,111 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast, get_args
 
-from callboard.adapters import CanonicalRequest, ContentBlock, Message
+from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message, Role, TextBlock
 from callboard.bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
-from ..conversation.options import TimeoutConfig, TurnOptions, options_among
-from ..conversation.turn import Turn
+from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
+from ..conversation.turn import Turn, own
+from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
-from ..tools import ToolLike
-from .plain_messages import MessageLike, as_messages
+from ..tools import Tool, ToolLike
+
+
+def turn_of(
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool
+) -> Turn:
+    """The one turn of a conversation without a session that asks just what the request asks."""
+    state = SessionState(
+        "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
+    )
+    turn = Turn(
+        runtime=runtime,
+        state=state,
+        new=request.messages,
+        model=None,
+        options=said_by(request),
+        streamed=streamed,
+        first_ids=FirstIds(request.request_id, request.message_id),
+        max_pauses=0,
+    )
+    turn.steering.close(
+        "a CanonicalRequest is answered with one reply; say stream(model, messages=[...]) to steer"
+    )
+    return turn
+
+
+async def complete(
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+) -> CanonicalResponse:
+    """One reply to a request; see `Engine.complete`."""
+    turn = turn_of(runtime, request, tags=tags, streamed=False)
+    await own(turn, await runtime.host.start_turn(turn))
+    return turn.steps[-1].response
+
+
+MessageLike: TypeAlias = Message | Mapping[str, object]
+"""A message; or a mapping with a role (``user``, ``assistant``, ``system``, ``developer``) and a content: text, or
+a list of texts, of ``{"type": "text", "text": …}`` and of content blocks."""
+
+_SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
+
+
+def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
+    """The messages that a program means.
+
+    Raises:
+        TypeError: One of them is no message, or its meaning isn't plain; the text says what to write.
+    """
+    return tuple(each if isinstance(each, Message) else _message(each) for each in given)
+
+
+def _message(given: object) -> Message:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"messages takes Message objects, not {type(given).__name__}: Message.user('...') makes one, and "
+            "{'role': 'user', 'content': '...'} is one, too"
+        )
+    if more := given.keys() - {"role", "content"}:
+        raise TypeError(
+            f"a message as a dict has role and content, not {min(map(repr, more))}: Message(...) and its blocks "
+            "say everything else"
+        )
+    role, content = given.get("role"), given.get("content")
+    if role not in _SPEAKERS:
+        raise TypeError(
+            f"role is {role!r}; a message as a dict is of {', '.join(map(str, _SPEAKERS))}. The answer of a "
+            "tool is Message.tool_result(...)"
+        )
+    if isinstance(content, str):
+        return Message(Role(role), (TextBlock(content),))
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return Message(Role(role), tuple(map(_block, content)))
+    raise TypeError(f"content is {type(content).__name__}; it is text or a list of blocks")
+
+
+def _block(given: object) -> ContentBlock:
+    match given:
+        case str():
+            return TextBlock(given)
+        case {"type": "text", "text": str(text), **more} if not more:
+            return TextBlock(text)
+        case _ if isinstance(given, get_args(ContentBlock)):
+            return given  # type: ignore[no-any-return]
+        case _:
+            shown = (
+                f"a block of type {given.get('type')!r}" if isinstance(given, Mapping) else type(given).__name__
+            )
+            raise TypeError(
+                f"content holds {shown}; as plain values there are texts and "
+                "{'type': 'text', 'text': '...'}, and for everything else blocks, such as ImageBlock"
+            )
+
 
 __all__ = ["Arguments", "TimeoutConfig", "conversation", "new_turn", "of_provider", "options_of"]
 

@@ -18,7 +18,7 @@ from callboard.tracestore.prices.home import price_table, published_table
 from callboard.tracestore.reports import OnProgress
 
 from ..runtime.adapters import Host
-from ..sessions.costs import costs_of
+from ..sessions.open import costs_of
 from ..sessions.state import SessionState
 from .watch import PriceWatch, announcement
 

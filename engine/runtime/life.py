@@ -42,7 +42,7 @@ from callboard.tracestore import Store, WriterStatistics
 from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
 from ..routing.availability_actor import WATCHED, AvailabilityActor
-from ..sessions.manager import ApplyCosts, SessionManager
+from ..sessions.open import ApplyCosts, SessionManager
 from .adapters import CallSlots, RunningAdapter, Startable, come_up
 from .in_flight import require_asyncio, require_loop
 from .process import LivingEngine, engines

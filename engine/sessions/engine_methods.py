@@ -13,13 +13,11 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, ToolLike, as_tools
-from .delete import deleted
-from .export_import import imported, state_of
-from .listing import SessionInfo, listed
 from .opening import opened, require_kept
 from .resuming import Wanted, resumed
 from .session import Session
 from .state import SessionState
+from .stored import SessionInfo, deleted, imported, listed, state_of
 
 
 class SessionMethods:
@@ -236,7 +234,7 @@ class SessionMethods:
         node = self._runtime.node
         if node is None or node.ownership is None or self._runtime.capture is None:
             return await resumed(self._runtime, wanted)
-        from .clustered.taking_over import taken_over
+        from .opening import taken_over
 
         return await taken_over(self._runtime, node, node.ownership, wanted)
 

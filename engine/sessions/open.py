@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import anyio
+import msgspec
 
 from callboard.bus import (
+    Actor,
+    ActorContext,
     Bus,
     CallboardError,
+    Cost,
     Message,
     SessionCreated,
     SessionMessageAppended,
@@ -19,18 +23,16 @@ from callboard.bus import (
     SessionTakenOver,
     StoreError,
 )
-from callboard.tracestore import Store
+from callboard.tracestore import CallFilter, Store
 
 from ..conversation.options import AskedWith
 from ..routing.model_choice import Model, in_words
 from ..runtime.adapters import Host
-from .clustered.tenure import Tenure
-from .setup import configured
-from .state import SessionState
+from .handover import Tenure
+from .state import SessionState, configured
 
 if TYPE_CHECKING:
     from ..nodes.ownership.ownership import Ownership
-
 
 _COMMIT_SECONDS = 2.0
 """The longest time for which the end of a turn waits for a store."""
@@ -251,3 +253,56 @@ class OpenSessions:
             f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
             f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
         )
+
+
+async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
+    """The current costs of a session's calls, by request id."""
+    rows = await store.calls(CallFilter(session_id=session_id), limit=None)
+    return {row.request_id: row.cost for row in rows if row.cost is not None}
+
+
+def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
+    """Replace the costs of a history's messages in place. Messages themselves are frozen.
+
+    Returns:
+        The number of messages that changed.
+    """
+    changed = 0
+    for position, message in enumerate(history):
+        metadata = message.metadata
+        cost = costs.get(metadata.request_id or "") if metadata is not None else None
+        if metadata is not None and cost is not None and cost != metadata.cost:
+            priced = msgspec.structs.replace(metadata, cost=cost)
+            history[position] = msgspec.structs.replace(message, metadata=priced)
+            changed += 1
+    return changed
+
+
+class ApplyCosts(msgspec.Struct, frozen=True):
+    """Asks the manager to show some costs in the live histories."""
+
+    costs: Mapping[str, Cost]
+    """The costs by the request id of their calls."""
+
+
+class SessionManager(Actor):
+    """The actor below which all turns run.
+
+    Args:
+        sessions: All live sessions by id. The engine shares them.
+    """
+
+    def __init__(self, sessions: Mapping[str, SessionState]) -> None:
+        self._sessions = sessions
+
+    async def started(self, context: ActorContext) -> None:
+        """Nothing to do: the sessions are there already."""
+
+    async def receive(self, message: object) -> object:
+        match message:
+            case ApplyCosts():
+                return sum(
+                    reprice_messages(state.messages, message.costs) for state in list(self._sessions.values())
+                )
+            case _:
+                raise TypeError(f"the session manager takes no {type(message).__name__}")

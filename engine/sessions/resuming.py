@@ -16,9 +16,8 @@ from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
-from .costs import costs_of, reprice_messages
-from .setup import model_of
-from .state import SessionState
+from .open import costs_of, reprice_messages
+from .state import SessionState, model_of
 
 _log = Log("engine.resuming")
 

@@ -13,7 +13,7 @@ from callboard.bus.values.json import Json, JsonObject
 from callboard.engine import BatchResult
 from callboard.tracestore import StoredBatch
 
-from ...generation.plain_messages import as_messages
+from ...generation.arguments import as_messages
 from ..common.words import plural
 
 DEFAULT_TOKENS = 1024

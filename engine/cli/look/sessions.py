@@ -30,11 +30,11 @@ from callboard.adapters.requests.surrogates import mend_json
 from callboard.bus import CallboardError
 from callboard.bus.private_file import write_private
 from callboard.bus.values.cost_sum import CostSum
-from callboard.engine.sessions.export_import import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow
 from callboard.tracestore.writing.captured import encode_json, encode_metadata
 
 from ...opening import shipped_to, store_to_read, store_to_write
+from ...sessions.stored import document_of
 from ...store_address import TracePlace
 from ..common.arguments import add_trace, chosen_trace, positive, tag
 from ..common.chat_history import forget_lines
