@@ -85,7 +85,10 @@ class CallHandle(Generic[T]):
             AdapterError: The call failed, or the adapter or its actor crashed.
         """
         try:
-            return await (self._task.run_here() if self._in_place else self._task.wait())
+            if not self._in_place:
+                return await self._task.wait()
+            await self._task.run_here()
+            return self._task.result()
         except AdapterError:
             raise
         except TaskCancelled as error:

@@ -165,12 +165,11 @@ class TaskHandle(Generic[T]):
             await self._signal.wait()
         return self.result()
 
-    async def run_here(self) -> T:
-        """Run a call that `ActorRef.hold` gave inside the running task. Raises what `wait` raises."""
-        if self._body is not None:
-            self.runs_here = True
-            await self._body
-        return self.result()
+    def run_here(self) -> Coroutine[object, object, None]:
+        """Run a call that `ActorRef.hold` gave inside the task that awaits this. Then `result` has its end."""
+        assert self._body is not None, f"{self.name} was run before"
+        self.runs_here = True
+        return self._body
 
     async def over(self) -> None:
         """Wait until the task is done, however it ends."""

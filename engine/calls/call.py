@@ -42,7 +42,7 @@ from callboard.adapters.actor import AdapterActor, CallHandle, start_call
 from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.usage.unfinished import NOTHING_USED
-from callboard.bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
+from callboard.bus import CallContent, LlmCallCompleted, StreamLog
 from callboard.bus.errors import CancelledError
 from callboard.bus.streams.events import TurnEvent
 from callboard.bus.values.call_settings import CallSettings
@@ -53,9 +53,9 @@ from callboard.bus.values.warning_codes import WarningCode
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
 from ..middleware.contract import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
+from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
-from .adapter_call import AdapterCall
-from .events import CallContext, settings_of
+from .events import CallContext, CallEvents, settings_of
 from .outcome import CallOutcome, texts_of, without_quotes
 
 R = TypeVar("R")
@@ -180,7 +180,7 @@ CANCEL_GRACE_SECONDS = 5.0
 """Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""
 
 
-class Call(AdapterCall):
+class Call(CallEvents):
     """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
     A cancelled call leaves the queue. Once the adapter is asked, the adapter is told to end the call, and the call
@@ -194,8 +194,6 @@ class Call(AdapterCall):
     _ending = False
     _telling: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
-    _filtered: tuple[ContentBlock, ...] | None = None
-    _filter_error: Exception | None = None
     _content: tuple[ContentBlock, ...] = ()
 
     def _published(self, text: str) -> str:
@@ -226,6 +224,8 @@ class Call(AdapterCall):
             drain_seconds: Seconds for which the adapter reads a cancelled stream on.
         """
         super().__init__(context, streamed=streamed)
+        assert context.running is not None
+        self._running: RunningAdapter = context.running
         self.request = request
         self.most_output = request.max_output_tokens
         self._log = log
@@ -280,7 +280,7 @@ class Call(AdapterCall):
         first_seq = self._log.next_seq
         end: LlmCallCompleted | AdapterError | None = None
         try:
-            response = await self._converse()
+            response = await (self._answer() if self._filtering is None else self._filtered(self._filtering))
             if self._warnings:
                 response = msgspec.structs.replace(response, warnings=(*self._warnings, *response.warnings))
             cost = self.price(response.usage, response.model)
@@ -308,24 +308,12 @@ class Call(AdapterCall):
             self._account_for_stop(end)
             await self._hand_over_end()
 
-    async def _await_room(self, name: str, asked: Amount) -> None:
-        if self._cancelled:
-            raise self.cancelled_error()
-        with anyio.CancelScope(deadline=self._deadline) as self._queueing:
-            await super()._await_room(name, asked)
-        if self._queueing.cancelled_caught:
-            raise self.cancelled_error()
-
     def _worst_case_in(self, priced: Priced) -> Amount:
         fees = tool_fees(self.request.provider_options)
         return worst_case_of_reply(priced, self.context.estimated_input_tokens, self.most_output, fees)
 
-    async def _converse(self) -> CanonicalResponse:
-        if self._cancelled:
-            raise self.cancelled_error()
-        filtering = self._filtering
-        if filtering is None:
-            return await self._in_slot(self._start, self._response)
+    async def _filtered(self, filtering: Filtering) -> CanonicalResponse:
+        """The adapter's response, as the filter of middleware leaves it."""
         response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
         if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
@@ -338,7 +326,7 @@ class Call(AdapterCall):
         return msgspec.structs.replace(response, content=content, raw=None, provider_details={})
 
     async def _taken_in(self, filtering: Filtering) -> CanonicalResponse:
-        response = await self._in_slot(self._start, self._response)
+        response = await self._answer()
         if not self.streamed:
             filtering.take_in(whole_events(response, self.request.message_id))
         return response
@@ -353,28 +341,36 @@ class Call(AdapterCall):
     # -- waiting
 
     async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
+        if self._cancelled:
+            raise self.cancelled_error()
         with anyio.CancelScope(deadline=self._deadline) as self._queueing:
             await wait()
         if self._queueing.cancelled_caught:
             raise self.cancelled_error()
 
-    def _time_left(self) -> float:
+    def _time_left(self, running: RunningAdapter) -> float:
         own = self.request.timeout_seconds
-        return min(super()._time_left() if own is None else own, self._deadline - anyio.current_time())
+        return min(super()._time_left(running) if own is None else own, self._deadline - anyio.current_time())
 
-    def _start(self, ref: ActorRef) -> CallHandle[CanonicalResponse]:
-        self.asked = True
-        sink = (self._take_in if self._filtering is None else self._filtering.take_in) if self.streamed else None
-        return start_call(ref, self.request, sink, on_attempt=self.on_attempt)
+    async def _answer(self) -> CanonicalResponse:
+        """The adapter's response. However the wait ends, the adapter's work ends and the slot is given back.
 
-    async def _response(self, handle: CallHandle[CanonicalResponse]) -> CanonicalResponse:
-        """The adapter's response. Timers instead of a cancel scope end the wait, as most calls need neither."""
-        self._handle = handle
-        if self._cancelled:  # while it got its slot
-            self._end_in_order()
-        elif self._deadline < math.inf:
-            self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
+        Timers instead of a cancel scope end the wait, as most calls need neither.
+        """
+        if self._cancelled:
+            raise self.cancelled_error()
+        slots = await self._slot_and_turn(self._running)
+        handle: CallHandle[CanonicalResponse] | None = None
         try:
+            self.asked = True
+            sink = None
+            if self.streamed:
+                sink = self._take_in if self._filtering is None else self._filtering.take_in
+            handle = self._handle = start_call(self._running.ref, self.request, sink, on_attempt=self.on_attempt)
+            if self._cancelled:  # while it got its slot
+                self._end_in_order()
+            elif self._deadline < math.inf:
+                self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
             return _marked(await handle.wait())
         except CancelledError:
             raise
@@ -388,6 +384,9 @@ class Call(AdapterCall):
             self._handle = None
             if self._timer is not None:
                 self._timer.cancel()
+            if handle is not None:
+                handle.kill()  # which does nothing if it is done
+            slots.release()
 
     def _end_in_order(self) -> None:
         """Tell the adapter to end the call. After the grace the call no longer waits for the adapter."""

@@ -19,7 +19,7 @@ from callboard.adapters import (
     StopReason,
     TokenUsage,
 )
-from callboard.adapters.actor import CallHandle, start_work
+from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted
 from callboard.bus.values.json import Json
@@ -33,8 +33,7 @@ from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
 from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
-from .adapter_call import AdapterCall
-from .events import CallContext, Served
+from .events import CallContext, CallEvents, Served
 from .fallback import BorrowedAdapters, examined, first_that_works
 from .outcome import CallInfo, without_quotes
 
@@ -100,7 +99,7 @@ class RequestBasics(TypedDict):
     timeout_seconds: float | None
 
 
-class PlainCall(AdapterCall, Generic[S]):
+class PlainCall(CallEvents, Generic[S]):
     """One question with all its attempts. Run it once, in the task whose cancellation is to cancel it."""
 
     def __init__(
@@ -149,12 +148,8 @@ class PlainCall(AdapterCall, Generic[S]):
         in_flight = self.context.runtime.in_flight
         in_flight.plain[self] = None
         end: LlmCallCompleted | AdapterError | None = None
-        request_id = self.context.request_id
         try:
-            answer = await self._in_slot(
-                lambda ref: start_work(ref, request_id, lambda adapter: work(adapter, self.on_attempt)),
-                self._answer,
-            )
+            answer = await self._answer(work)
             end, cost = self._completed_by(answer)
             return answer, cost
         except AdapterError as failure:
@@ -172,14 +167,25 @@ class PlainCall(AdapterCall, Generic[S]):
         cost = self.price(answer.usage, answer.model)
         return self.completed(answer, cost, StopReason.END_TURN), cost
 
-    async def _answer(self, handle: CallHandle[S]) -> S:
+    async def _answer(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> S:
+        running = self.context.running
+        assert running is not None
+        slots = await self._slot_and_turn(running)
         try:
-            return self._noted(await handle.wait())
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
-                with contextlib.suppress(AdapterError):
-                    self._late = self._noted(await handle.wait())
-            raise
+            handle = start_work(
+                running.ref, self.context.request_id, lambda adapter: work(adapter, self.on_attempt)
+            )
+            try:
+                return self._noted(await handle.wait())
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
+                    with contextlib.suppress(AdapterError):
+                        self._late = self._noted(await handle.wait())
+                raise
+            finally:
+                handle.kill()  # which does nothing if it is done
+        finally:
+            slots.release()
 
     def _noted(self, answer: S) -> S:
         if self._on_answer is not None:

@@ -17,7 +17,7 @@ or broke off is kept with its stop reason. A call without a session is the only 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -264,7 +264,10 @@ class Turn(TurnContext):
         """
         error: BaseException | None = None
         try:
-            return await self._to_its_end()
+            if self.runtime.node is not None:
+                return await self._in_cluster()
+            with self.scope.enter(self.cancel):
+                return await self._in_turn()
         except CallboardError as failure:
             error = failure
             failure.turn = self
@@ -290,13 +293,12 @@ class Turn(TurnContext):
                 if self.runtime.frames is not None:
                     await self.runtime.frames.hand_over(self.id)
 
-    async def _to_its_end(self) -> Reply:
-        """The turn, and in a cluster the question whether it is still this node that says how it ended."""
-        if self.runtime.node is None:
-            return await self.scope.run(self._in_turn, self.cancel)
+    async def _in_cluster(self) -> Reply:
+        """The turn, and then the question whether it is still this node that publishes how it ended."""
         failed: Exception | None = None
         try:
-            reply = await self.scope.run(self._in_turn, self.cancel)
+            with self.scope.enter(self.cancel):
+                reply = await self._in_turn()
         except Exception as error:
             failed = error
         if self._tenure is not None:
@@ -322,12 +324,19 @@ class Turn(TurnContext):
                 signal.raise_if_aborted()
             await self.runtime.host.admit()
             self._tenure = await self.runtime.sessions.require_ownership(state, self.id)
-            return await self._begin()
+            models, tools = self._begin()
+            try:
+                if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
+                    return reply
+                return await self._converse(models, tools)
+            finally:
+                models.adapters.end()
         finally:
             state.running = None
             state.turns.release()
 
-    async def _begin(self) -> Reply:
+    def _begin(self) -> tuple[TurnModels, TurnTools]:
+        """Publish the start of the turn, and look for the models and tools that it may use."""
         self.runtime.pricing.notice()
         model = self.model
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
@@ -336,20 +345,18 @@ class Turn(TurnContext):
             opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
             sender = self.runtime.frames.sender
             sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
-        models = TurnModels(self, model, self._history.pending)
-        tools = TurnTools(self, self._keep_results)
-        try:
-            if self._answers is not None:
-                made = await tools.take(self._answers, self.messages)
-                if made.waiting:
-                    self.status = "awaiting_tools"
-                    self.steering.close(_OVER)
-                    reply = as_reply(last_reply(self.state.messages))
-                    reply.ended(self.status, self.undelivered)
-                    return reply
-            return await self._converse(models, tools)
-        finally:
-            models.adapters.end()
+        return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
+
+    async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
+        """Take the answers to open calls. Returns the reply that asked for them if calls still wait."""
+        made = await tools.take(answers, self.messages)
+        if not made.waiting:
+            return None
+        self.status = "awaiting_tools"
+        self.steering.close(_OVER)
+        reply = as_reply(last_reply(self.state.messages))
+        reply.ended(self.status, self.undelivered)
+        return reply
 
     async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
@@ -426,17 +433,15 @@ class Turn(TurnContext):
 
     # -- one reply
 
-    async def _reply(self, models: TurnModels, caused_by: str | None) -> tuple[Reply, CallOutcome]:
+    def _reply(
+        self, models: TurnModels, caused_by: str | None
+    ) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         policy = self.options.get("context")
-        if policy is not None:
-            return await within_window(
-                policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
-            )
-        try:
-            return await self._call(models, self.messages, caused_by)
-        except (PromptTooLongError, ContextOverflowError) as error:
-            error.add_note(ADVICE)
-            raise
+        if policy is None:
+            return self._call(models, self.messages, caused_by, advice=ADVICE)
+        return within_window(
+            policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
+        )
 
     def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
         """The reply with a warning that its calls were not run, unless the caller wants no calls to run."""
@@ -471,7 +476,7 @@ class Turn(TurnContext):
         return message.text
 
     async def _call(
-        self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None
+        self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None, *, advice: str = ""
     ) -> tuple[Reply, CallOutcome]:
         first = not self.steps
         step = self._step = Step(
@@ -484,6 +489,10 @@ class Turn(TurnContext):
         )
         try:
             return await step.run()
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if advice:
+                error.add_note(advice)
+            raise
         finally:
             self._step = None
             self._left = step.left

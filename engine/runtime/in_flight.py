@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -120,8 +121,6 @@ class InFlight:
                 await self._idle.wait()
 
 
-T = TypeVar("T")
-
 MANAGER_ENDED = "the engine's session manager stopped while this call ran"
 
 
@@ -142,40 +141,47 @@ class TurnScope:
         self.cancelled = False
         """Whether somebody has asked the turn to end."""
         self._why = ""
+        self._forget: Callable[[], object] | None = None  # stops watching the signal
         self._signal = signal
         self._in_flight = in_flight
         require_asyncio()
         self._scope = scope_on_asyncio()()
 
-    async def run(self, work: Callable[[], Awaitable[T]], cancel: Callable[[], object]) -> T:
-        """The result of the turn's work.
+    def enter(self, cancel: Callable[[], object]) -> Self:
+        """The block of the turn's work, for a `with` statement. `cancel` is called when the signal is aborted.
 
-        Args:
-            work: The work.
-            cancel: Is called when the signal is aborted.
-
-        Raises:
-            CancelledError: The turn was cancelled or aborted, or the engine was closed.
-            RequestTimeoutError: The turn's time was up.
+        The block raises CancelledError if the turn was cancelled or aborted, or the engine was closed. It raises
+        RequestTimeoutError if the turn's time was up.
         """
-        forget = self._signal.watch_from_loop(cancel) if self._signal is not None else None
+        if self._signal is not None:
+            self._forget = self._signal.watch_from_loop(cancel)
         if self.seconds is not None:
             self.deadline = self._scope.deadline = anyio.current_time() + self.seconds
+        return self
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            with self._scope:
-                return await work()
-            raise CancelledError("the turn was cancelled")
-        except CancelledError as cancelled:
-            ending = self._ending(cancelled)
-            if ending is cancelled:
-                raise
-            ending.content, ending.usage, ending.cost = cancelled.content, cancelled.usage, cancelled.cost
-            raise ending from cancelled
-        except anyio.get_cancelled_exc_class():  # what this runs below has crashed, or ends without us
-            raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
+            cut = self._scope.__exit__(kind, error, trace)
         finally:
-            if forget is not None:
-                forget()
+            if self._forget is not None:
+                self._forget()
+        cancelled = CancelledError("the turn was cancelled") if cut else error
+        if isinstance(cancelled, CancelledError):
+            ending = self._ending(cancelled)
+            if ending is error:
+                return
+            if ending is not cancelled:
+                ending.content, ending.usage, ending.cost = cancelled.content, cancelled.usage, cancelled.cost
+                raise ending from cancelled
+            raise ending
+        if error is not None and isinstance(error, anyio.get_cancelled_exc_class()):
+            # The task that the turn runs below has crashed, or ends without us.
+            raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
 
     def cancel(self, why: str) -> None:
         """Note that the turn is to end.
