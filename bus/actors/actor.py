@@ -96,6 +96,39 @@ class ActorContext:
         self._stop()
 
 
+class _WorkFailed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+class WorkActor(Actor):
+    """An actor around work that lasts as long as it lives, so that a crash of the work is a crash of the actor.
+
+    Args:
+        work: Works until it is cancelled. Every life calls it once.
+        name: What the actor's error calls it.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[object]], name: str) -> None:
+        self._work = work
+        self._name = name
+
+    async def started(self, context: ActorContext) -> None:
+        async def run() -> None:
+            try:
+                await self._work()
+            except Exception as error:
+                # A task fails alone. The failure of this one is a crash of the actor.
+                context.ref.tell(_WorkFailed(error))
+
+        context.spawn(run, name="run")
+
+    async def receive(self, message: object) -> object:
+        """Takes nothing from outside. Raises TypeError."""
+        if isinstance(message, _WorkFailed):
+            raise message.error
+        raise TypeError(f"the {self._name} does not understand {type(message).__name__}")
+
+
 class ActorStatistics(msgspec.Struct, frozen=True):
     """A snapshot of an actor."""
 

@@ -35,6 +35,7 @@ from callboard.bus import (
     Supervisor,
     TaskHandle,
 )
+from callboard.bus.actors.actor import WorkActor
 from callboard.bus.actors.task_handle import unwrapped
 from callboard.bus.log import Log
 from callboard.tracestore import Store, WriterStatistics
@@ -336,11 +337,11 @@ class Life:
                 runtime.node.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
-            from callboard.tracestore.shipping.actor import ShippingActor
-
             if runtime.node is not None:
                 shipper.use_delivered(runtime.node.delivered)
-            await root.start_child(ChildSpec("trace shipper", lambda: ShippingActor(shipper), on_limit="stop"))
+            await root.start_child(
+                ChildSpec("trace shipper", lambda: WorkActor(shipper.run, "trace shipper"), on_limit="stop")
+            )
         if runtime.node is not None:
             await runtime.node.start(root)
         await self._restore_availability()
