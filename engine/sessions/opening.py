@@ -8,11 +8,15 @@ Of two engines that open a new id at once, one makes the session, and the other 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from callboard.bus import CallboardError, ConfigurationError, Log, SessionTakenOver, StoreError
 
 from ..conversation.options import merged
+from ..routing.model_choice import Requirements
 from ..runtime.runtime import Runtime
 from .handover import asked_in, in_its_first_turn, saved_of
 from .resuming import Wanted, require_nothing_lost, resumed, show_costs, state_of_saved
@@ -184,14 +188,35 @@ def require_kept(runtime: Runtime) -> None:
         )
 
 
-async def opened(runtime: Runtime, wanted: Wanted, fresh: Callable[[], SessionState]) -> SessionState:
-    """The state of a session that is this engine's, as `Engine.open_session` describes it.
+class New(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that only a new session takes; all others are in `Wanted`."""
 
-    Args:
-        runtime: The engine's parts.
-        wanted: The session.
-        fresh: Makes the state of a new one.
-    """
+    tags: dict[str, str] | None = None
+    """The tags of its calls."""
+    requires: Requirements | None = None
+    """The abilities that its model must have."""
+    name: str | None = None
+    """Its name, for people."""
+
+    def state(self, wanted: Wanted) -> SessionState:
+        """The state of a new session."""
+        if wanted.model is None:
+            raise ConfigurationError(f"session {wanted.session_id!r} is a new one: say its model=")
+        return SessionState(
+            wanted.session_id,
+            wanted.model,
+            wanted.system_prompt,
+            wanted.tools or (),
+            self.tags or {},
+            options=wanted.options,
+            requires=self.requires,
+            name=self.name,
+        )
+
+
+async def opened(runtime: Runtime, wanted: Wanted, new: New) -> SessionState:
+    """The state of a session that is this engine's, as `Engine.open_session` describes it."""
+    fresh = partial(new.state, wanted)
     sessions = runtime.sessions
     await runtime.host.start()
     async with sessions.one_at_a_time(wanted.session_id):
