@@ -30,7 +30,7 @@ from callboard.bus.values.usage import StopReason
 from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from ..http.client import HttpClient
 from ..http.retry import backoff_delay
-from ..http.timeouts import EventWait
+from ..http.stream import EventWait
 from ..http.wire_call import WireCall
 from ..transport.transport import HttpReply, close_reply, read_body
 from .exchanges import POLLING, BackgroundExchanges

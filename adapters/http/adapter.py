@@ -55,8 +55,7 @@ from ..videos.http import HttpVideos
 from . import emulated_tools
 from .call import HttpCall
 from .client import HttpClient
-from .stream import HttpStream
-from .timeouts import with_long_timeouts
+from .stream import HttpStream, with_long_timeouts
 from .wire import ChatWire, Endpoint
 from .wire_call import WireCall
 
