@@ -1,4 +1,4 @@
-"""One adapter's way to its provider's server: its address, its key, its connections, and its calls under way."""
+"""One adapter's way to its provider's server: its address, key and connections, and its calls in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that may serve a call are examined, and tried in turn until one of them serves it."""
+"""The models that may serve a call: examined, tried in turn until one serves it, each with a borrowed adapter."""
 
 from __future__ import annotations
 

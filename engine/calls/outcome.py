@@ -1,4 +1,8 @@
-"""How a call ends: what it gives, what it used, and what that cost."""
+"""How a call ends: its result, its usage, its cost, and the text of its error.
+
+Providers quote the content that they refuse. The exception that the caller gets has the whole text. The published,
+and so stored, text has an ellipsis in place of each quote.
+"""
 
 from __future__ import annotations
 

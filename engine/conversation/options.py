@@ -1,8 +1,12 @@
-"""The options of a turn: declared once, as the keyword arguments that every way to ask takes.
+"""The options of a turn: declared once, merged over the levels, and kept for a turn that waits.
 
 `TurnOptions` is a TypedDict, so that editors and type checkers know each argument, and a host can keep options of
-its own and give them with ``**``. `merged` lays the levels over each other: the defaults here, those of the
+its own and pass them with ``**``. `merged` lays the levels over each other: the defaults here, those of the
 session, those of the turn. An option that is None at one level is left to the level below.
+
+A turn that waits for an approval or for a tool's result is continued by another turn, which takes the same
+options. They are stored with the session's setup, so that they survive a restart and a takeover. Keys, functions
+and signals are never stored. `AskedWith.lost` names them, and a turn that is continued without its key is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""The memory of reasoning that a provider has refused to take back, so that it is not sent again.
+"""Fitting a request to a model: reasoning that the provider refused, and the ways to hold a reply to a schema.
 
 Signed reasoning can be bound to everything before it: the system prompt, the tools, earlier messages. If a host
-changes these, or if a conversation comes from elsewhere, the provider refuses the request. The request is then
+changes these, or a conversation comes from another engine, the provider refuses the request. The request is then
 sent once more without the reasoning, and without the signatures of texts and calls (see
-`adapters.refusals.repair`). Without a memory every later turn would pay for one refusal.
+`adapters.refusals.repair`). Without a memory, every later turn would pay for one refusal.
+
+A model that takes schemas always gets the schema. A model that can be forced to call a tool gets a tool whose
+arguments are the reply. This is not done if the caller has tools of its own, because the model could not call
+them. It is not done if the caller wants reasoning, because no provider allows that with a forced tool. All other
+models get the schema in the system text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The results of a turn: its steps, and all of them together for a caller without a session."""
+"""The results of a turn: its replies, its steps, and all of them together for a caller without a session."""
 
 from __future__ import annotations
 

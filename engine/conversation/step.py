@@ -1,6 +1,7 @@
-"""One reply of the model within a turn: a call, and its fallbacks if it fails before it said anything.
+"""One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is a call of its own. It is caused by the call that failed, and brings the same message.
+A fallback is tried if the call fails before any content arrived. It is a call of its own. It is caused by the call
+that failed, and brings the same message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The part of a turn that its steps, its tools and its history share."""
+"""The part of a turn that its steps and tools share, its steering messages, and its history.
+
+Messages that steer a turn come from any thread and wait for the turn's next step. The turn closes their queue when
+it decides that no step follows. So a message is refused, delivered, or left over at the end. It is never lost.
+
+The messages of a turn enter the history when the first content of the assistant exists. A turn that fails before
+that leaves the history as it was.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The models that a turn may use: which of them can serve, which have failed, and which one answers.
 
 The configuration and the adapters stay the turn's own to its end, also when a reload replaces them for all others.
+A conversation that is too long for the model is shortened by the session's context policy until it fits.
 """
 
 from __future__ import annotations

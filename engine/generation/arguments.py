@@ -1,4 +1,4 @@
-"""The arguments of the functions, checked and made into a turn. Pure but for the turn's id."""
+"""The arguments of the functions, checked and made into messages, a request and a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A turn that is streamed: started by whoever needs it first, and cancelled when nobody needs it any more."""
+"""A streamed turn and its readers.
+
+The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
+its own pace, and its own place from the first event on. An `EventReader` gives the turn's events as they stand in
+its log, a `ViewReader` the view that `stream()` gives. Any reader starts the turn if it has not started, and
+raises at the end the exception that the turn raised.
+"""
 
 from __future__ import annotations
 

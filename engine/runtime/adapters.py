@@ -1,9 +1,13 @@
-"""The slots of a provider: the number of calls that it gets at once, and the order of the calls that wait.
+"""The running adapters of an engine: the slots of their calls, their users, and the pool that starts them.
 
-Slots are given in the order of turns, not of requests. The second call of a turn that began earlier goes before
-the first call of a later turn, so newcomers can't starve a turn that was let in. Within a turn, the call that came
-first goes first. A waiting call can be cancelled at any moment; a slot that it was just given goes to the next
+An adapter starts when it is first needed. It is revived after it gave up, and replaced by a reload. Each provider
+has a number of slots for calls at the same time. Slots are given in the order of turns, not of requests: the
+second call of a turn that started earlier goes before the first call of a later turn, so newcomers cannot starve a
+turn that was let in. A waiting call can be cancelled at any moment. A slot that it was just given goes to the next
 call.
+
+`Host` is the engine's life as the pool and all other parts see it. It is an interface because the life itself
+stands above the parts that use it.
 """
 
 from __future__ import annotations

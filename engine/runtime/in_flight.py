@@ -1,5 +1,7 @@
-"""The turns and calls that are under way in an engine, so that closing it ends all of them in order, with one and
-the same error.
+"""The turns and calls in progress, and the ways to end them from outside.
+
+A turn ends early if it is cancelled, its signal is aborted, its time is up, or the engine is closed. Closing the
+engine ends all turns and calls in order, with the same error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The engine's life on one event loop: its root task, and the actors below it.
+"""The engine's life on one event loop: its root task, the actors below it, and the admission of turns.
 
 The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
 shipper, the parts of a node in a cluster, availability, session manager, adapters, and stop in the reverse order.
-The stop begins when everything under way has been cancelled and has ended, or half of the time for the shutdown is
-over. Events that are published during the stop are written before the store closes. The root is a task, not a
-context of the task that entered the engine, so that the engine can be left from another task than it was entered
-from.
+The stop begins when everything in progress has been cancelled and has ended, or half of the time for the shutdown
+is over. Events that are published during the stop are written before the store closes. The root is a task, not a
+context of the task that entered the engine, so that another task can leave the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the parts of one engine share: its clock, bus, streams, store, prices, adapters and sessions.
+"""The parts that one engine shares: its clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine makes it, and every part takes it. It starts nothing and waits for nothing; what lives on an event loop
-is its `host`.
+The engine makes the runtime, and every part takes it. It starts nothing and waits for nothing. Its `host` lives on
+the event loop.
 """
 
 from __future__ import annotations

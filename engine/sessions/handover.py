@@ -1,4 +1,8 @@
-"""The setup of a session in the frames of its turns, for whoever takes it over before any of it is stored."""
+"""In a cluster: the right of a turn to act for its session, and the setup that a new owner of the session needs.
+
+The setup goes out in the frames of the session's turns, so that another node can take over a session of which
+nothing is stored yet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sessions that are open in an engine, and the events about them besides those of their turns."""
+"""The sessions that are open in an engine, the actor below which their turns run, and the events about them."""
 
 from __future__ import annotations
 

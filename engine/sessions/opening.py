@@ -1,8 +1,12 @@
 """A session by its id: the one that is open, else the stored one, else a new one; never one that has lost content.
 
 Each turn of such a session ends with a commit, so that a host of several processes may open it in any of them. A
-new session is this engine's before anything is said in it: it is in the trace, and the trace says whose it is.
-Of two engines that open a new id at once, one makes the session, and the other resumes it.
+new session is this engine's before anything is said in it: it is in the trace, and the trace records its owner.
+Of two engines that open a new id at the same time, one makes the session, and the other resumes it.
+
+In a cluster, a session of another node is taken over. If the node released it, everything is in the shared store.
+If the node died, its frames may have more: that is added to the stored history under this node's claim, and the
+turn that ran ends with an unknown outcome. No model is asked again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation's data. It belongs to the engine, and outlives any task or actor that works on it."""
+"""A conversation's data, and its setup as it is stored. It outlives any task or actor that works on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of sessions: open ones, and stored ones."""
+"""Stored sessions: listed, deleted, and carried to another engine as JSON documents."""
 
 from __future__ import annotations
 
