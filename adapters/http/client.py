@@ -105,15 +105,7 @@ class HttpClient:
         on_resend: Callable[[], object] | None = None,
         connect_timeout: float | None = None,
     ) -> HttpRequest:
-        """The HTTP request of a call, with the headers that all requests of the adapter have.
-
-        Args:
-            call: The request, as the wire wrote it.
-            key: The key that is sent with it.
-            accept: The media type of the reply.
-            on_resend: Told that the request is sent once more; see `HttpRequest`.
-            connect_timeout: Seconds for a connection, in place of the configuration's.
-        """
+        """The HTTP request of a call, with the headers that all requests of the adapter have."""
         return HttpRequest(
             call.method,
             self.wire.base_url + call.path,

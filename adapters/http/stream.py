@@ -68,11 +68,7 @@ class EventWait:
         self._silent += seconds
 
     def left(self) -> Limit:
-        """How long the next wait may take.
-
-        Raises:
-            RequestTimeoutError: No time is left.
-        """
+        """How long the next wait may take. Raises RequestTimeoutError."""
         most = self._limit * KEPT_ALIVE
         left = most - self._silent
         if left >= self._limit:

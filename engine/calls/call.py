@@ -113,15 +113,7 @@ class Filtering:
         self._hand_on(passed)
 
     async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
-        """Wait for work that takes events in, and until all of them are filtered.
-
-        Args:
-            work: The work.
-            deadline: The event loop's time until which the filter may take, once the work is done.
-
-        Raises:
-            Exception: The work's own.
-        """
+        """Wait for work that takes events in, and until all of them are filtered."""
         if self._waiting is None:
             return await work()
         failure: Exception | None = None
@@ -265,14 +257,7 @@ class Call(CallEvents):
         handle.abandon()
 
     async def run(self) -> CallOutcome:
-        """Make the call.
-
-        Raises:
-            AdapterError: The call failed.
-            CancelledError: The call was cancelled, or its deadline passed. The error has the content that had
-                arrived.
-            BudgetExceededError: The call doesn't fit into a budget. It was not made.
-        """
+        """Make the call. Raises AdapterError, CancelledError or BudgetExceededError."""
         if not self.request.response_id:  # else it was reserved when the reply was asked for
             await self.reserve(self._worst_case_in)
         self.accepted = bool(self.request.response_id)
@@ -432,11 +417,7 @@ class Call(CallEvents):
         return self.used_by_now(self._content)
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
-        """The usage of the attempt under way. It is booked if the call ends now.
-
-        Args:
-            content: The content that has arrived. The usage is estimated from it if the adapter can't tell.
-        """
+        """The usage of the attempt under way. It is booked if the call ends now."""
         if not self.under_way:
             return NOTHING_USED
         actor = self._running.ref.actor

@@ -77,12 +77,7 @@ def server_of(running: RunningAdapter | None) -> str | None:
 
 
 def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
-    """The settings of a call.
-
-    Args:
-        server: The address that is asked.
-        request: The request of a conversation. Other calls tell the address only.
-    """
+    """The settings of a call."""
     address, port = (None, None) if server is None else _parts(server)
     if request is None:
         return None if address is None else CallSettings(server_address=address, server_port=port)
@@ -306,8 +301,7 @@ class CallEvents:
     def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
         """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
 
-        Raises:
-            AdapterError: The failure of the attempt before, if there is no budget for another attempt.
+        Raises AdapterError.
         """
         if self.over:
             return None

@@ -32,9 +32,7 @@ class BorrowedAdapters:
         """The adapter of a routing decision, started if need be. The availability table learns that a call is on
         its way.
 
-        Raises:
-            AdapterError: The adapter does not start.
-            ConfigurationError: The provider isn't configured.
+        Raises AdapterError or ConfigurationError.
         """
         runtime = self._runtime
         now_us = runtime.clock.now_us
@@ -86,16 +84,7 @@ def examined(
     judge: Callable[[ProviderAdapter, Standing], Option],
     key: str | None = None,
 ) -> Option:
-    """A model that may serve, and what is known of it before anything is sent.
-
-    Args:
-        runtime: The parts of the engine.
-        registry: The configuration under which the call began.
-        named: The model.
-        judge: Asks the model's adapter what the model can do. A CapabilityError or a ConfigurationError that it
-            raises becomes the obstacle.
-        key: The name of the key that the call is to use; None leaves it to the adapter.
-    """
+    """A model that may serve, and what is known of it before anything is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
     standing = runtime.availability.standing(entry.adapter, named.model, now_us)
@@ -120,24 +109,7 @@ async def first_that_works(
     cached_at: str | None = None,
     may_go: Callable[[str, str], Awaitable[bool]] | None = None,
 ) -> T:
-    """The result of the first model that can and does serve.
-
-    Args:
-        plan: The models that may serve.
-        examine: Tells whether a model can serve, and how it stands. All models are examined before each attempt.
-        attempt: Makes the call.
-        heals: Tells whether another model could heal a failure.
-        admit: Is asked before each attempt. An exception that it raises ends all attempts.
-        failed: The models that are out of question, with the reason. Models that fail are added.
-        stay_with: The model that comes before all others.
-        cached_at: The model that comes before those that are as available, see `choose`.
-        may_go: Is asked of the provider and the model that were chosen. If it denies, their availability has
-            changed.
-
-    Raises:
-        AdapterError: The failure of the last attempt.
-        CallboardError: No model can serve, as `routing.candidates.choose` says.
-    """
+    """The result of the first model that can and does serve. Raises AdapterError or CallboardError."""
     failed = {} if failed is None else failed
     failure: CallboardError | None = None
     while True:
@@ -174,11 +146,7 @@ def _choose(
     stay_with: str | None,
     cached_at: str | None,
 ) -> Route:
-    """The model to take, of those for which the budgets have room.
-
-    Raises:
-        BudgetExceededError: The models that could serve are all too dear.
-    """
+    """The model to take, of those for which the budgets have room. Raises BudgetExceededError."""
     too_dear = {
         option.named.model: BudgetExceededError(option.too_dear)
         for option in options

@@ -156,12 +156,7 @@ _LONGEST_SEARCHED = 400_000
 
 
 def without_quotes(text: str, said: Iterable[str]) -> str:
-    """A text with an ellipsis in place of what it quotes.
-
-    Args:
-        text: The text of an error.
-        said: The texts of the request.
-    """
+    """A text with an ellipsis in place of what it quotes."""
     left = _LONGEST_SEARCHED
     for source in islice(said, _MOST_TEXTS):
         source = source[:left]

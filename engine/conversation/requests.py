@@ -45,13 +45,7 @@ class RefusedReasoning:
         self._refused: dict[str, set[str]] = {}
 
     def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
-        """Take in the end of a call.
-
-        Args:
-            provider: The provider that was asked.
-            sent: The messages of the request.
-            warnings: The warnings of the response.
-        """
+        """Take in the end of a call."""
         if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
                 message.id
@@ -90,16 +84,7 @@ def hold_to_schema(
     choice: ToolChoice | None,
     reasons: bool,
 ) -> ModelInput:
-    """The input of a model whose reply is to follow a schema.
-
-    Args:
-        given: The input without the schema.
-        schema: The schema; None if there is none.
-        mode: The ways that are allowed.
-        capabilities: The model's capabilities.
-        choice: The caller's choice of tools.
-        reasons: Whether the model is asked to reason.
-    """
+    """The input of a model whose reply is to follow a schema."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
         return msgspec.structs.replace(given, schema=schema) if schema is not None else given
     if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:

@@ -45,16 +45,7 @@ from .turn_models import TurnModels
 def request_for(
     turn: TurnContext, route: Route, messages: tuple[Message, ...], ids: FirstIds, *, first: bool
 ) -> CanonicalRequest:
-    """The request of a call.
-
-    Args:
-        turn: The turn.
-        route: The model, and what is known of it.
-        messages: The messages that are sent.
-        ids: The ids of the call and of its message.
-        first: Whether no reply has come in this turn yet. A tool call is forced only then, because forcing it
-            after each reply would never end.
-    """
+    """The request of a call."""
     options, option, entry = turn.options, route.option, route.option.named.entry
     capabilities, given = option.capabilities, option.input
     assert capabilities is not None  # an option without them is never taken
@@ -158,11 +149,7 @@ class Step:
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """The assistant's message, and the outcome of its call.
-
-        Raises:
-            CallboardError: The last call failed, or no model can serve.
-        """
+        """The assistant's message, and the outcome of its call. Raises CallboardError."""
         return self._models.first_that_works(self._messages, self._attempt, self._heals)
 
     def _heals(self, error: AdapterError) -> bool:

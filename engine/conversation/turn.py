@@ -171,9 +171,7 @@ class Turn(TurnContext):
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Have a message of the user added before the next step. Any thread may call this.
 
-        Raises:
-            NoTurnRunning: The turn takes no more messages.
-            ValueError: The content is empty.
+        Raises NoTurnRunning or ValueError.
         """
         message = steering_message(content, self.runtime.clock.new_id("msg"))
         self.steering.add(message)
@@ -204,11 +202,7 @@ class Turn(TurnContext):
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
-        """Take a place among the session's waiting turns, and open the stream.
-
-        Raises:
-            SessionBusy: Too many turns wait already.
-        """
+        """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
@@ -231,17 +225,7 @@ class Turn(TurnContext):
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. A second call does nothing.
-
-        Args:
-            why: The text of its CancelledError.
-
-        Returns:
-            False if the turn is over.
-
-        Raises:
-            WrongLoop: The engine belongs to another event loop.
-        """
+        """Ask the turn to end. A second call does nothing. Returns false if the turn is over. Raises WrongLoop."""
         if self._over:
             return False
         self.runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
@@ -257,11 +241,7 @@ class Turn(TurnContext):
         return True
 
     async def run(self) -> Reply:
-        """The assistant's last message.
-
-        Raises:
-            CallboardError: The turn failed or was cancelled. The error has the turn as its `turn`.
-        """
+        """The assistant's last message. Raises CallboardError."""
         error: BaseException | None = None
         try:
             if self.runtime.node is not None:

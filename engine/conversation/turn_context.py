@@ -111,11 +111,7 @@ class SteeringQueue:
         return tuple(self._waiting)
 
     def add(self, message: Message) -> None:
-        """Add a message.
-
-        Raises:
-            NoTurnRunning: The queue is closed; the text has the reason.
-        """
+        """Add a message. Raises NoTurnRunning."""
         with self._lock:
             if self._closed is not None:
                 raise NoTurnRunning(self._closed)
@@ -130,20 +126,12 @@ class SteeringQueue:
             return taken
 
     def close(self, why: str) -> None:
-        """Take no more messages.
-
-        Args:
-            why: The text of the error for whoever adds one. The first reason stays.
-        """
+        """Take no more messages."""
         with self._lock:
             self._closed = self._closed or why
 
     def close_if_empty(self, why: str) -> bool:
-        """Take no more messages, unless some wait.
-
-        Returns:
-            Whether the queue was empty, and is closed.
-        """
+        """Take no more messages, unless some wait. Returns whether the queue was empty, and is closed."""
         with self._lock:
             if not self._waiting:
                 self._closed = self._closed or why
@@ -151,11 +139,7 @@ class SteeringQueue:
 
 
 def steering_message(content: str | Sequence[ContentBlock], message_id: str) -> Message:
-    """A message of the user that steers a turn.
-
-    Raises:
-        ValueError: There is nothing in it.
-    """
+    """A message of the user that steers a turn. Raises ValueError."""
     blocks = as_blocks(content)
     if all(isinstance(block, TextBlock) and not block.text.strip() for block in blocks):
         raise ValueError("a message that steers a turn can't be empty")

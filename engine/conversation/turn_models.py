@@ -56,17 +56,7 @@ async def within_window(
 
     If that part is too long for the model, the policy is asked again.
 
-    Args:
-        policy: The context policy.
-        turn: The turn.
-        models: The models that may serve.
-        history: The whole conversation.
-        ask: Asks the model something beside the conversation, for the policy.
-        call: Makes the call with the messages that are sent.
-
-    Raises:
-        PromptTooLongError: The policy could not make the prompt short enough.
-        ContextOverflowError: The same, found out by the provider.
+    Raises PromptTooLongError or ContextOverflowError.
     """
     state, failure = turn.state, None
     limit, estimate = models.measure()
@@ -134,13 +124,7 @@ class TurnModels:
         attempt: Callable[[Route], Awaitable[T]],
         heals: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
-        """The result of the first model that can and does answer, see `calls.fallback`.
-
-        Args:
-            messages: The messages that are sent.
-            attempt: Makes the call.
-            heals: Tells whether another model could heal a failure.
-        """
+        """The result of the first model that can and does answer, see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
@@ -153,11 +137,7 @@ class TurnModels:
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
-        """The route to a model that middleware asks for.
-
-        Raises:
-            CallboardError: The model can't serve, as `routing.candidates.choose` says.
-        """
+        """The route to a model that middleware asks for. Raises CallboardError."""
         plan = expand(self.registry, model, ())
         return choose(plan, [self._examine(named, messages) for named in plan.named])
 

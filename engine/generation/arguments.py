@@ -59,11 +59,7 @@ _SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
 
 
 def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
-    """The messages that a program means.
-
-    Raises:
-        TypeError: One of them is no message, or its meaning isn't plain; the text says what to write.
-    """
+    """The messages that a program means. Raises TypeError."""
     return tuple(each if isinstance(each, Message) else _message(each) for each in given)
 
 
@@ -149,12 +145,7 @@ def new_turn(
     streamed: bool,
     **arguments: Unpack[Arguments],
 ) -> Turn:
-    """The one turn of a conversation of its own.
-
-    Raises:
-        CallboardError: The arguments don't go together; the text says what to do.
-        TypeError: An argument doesn't exist, or is of a wrong kind.
-    """
+    """The one turn of a conversation of its own. Raises CallboardError or TypeError."""
     _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
@@ -192,12 +183,7 @@ def _kind(value: object) -> str:
 def conversation(
     model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[MessageLike] | None
 ) -> tuple[Message, ...]:
-    """The messages to send.
-
-    Raises:
-        CallboardError: There is neither a prompt nor a message, or there are both.
-        TypeError: A message is none.
-    """
+    """The messages to send. Raises CallboardError or TypeError."""
     if prompt is not None and messages is not None:
         raise CallboardError(
             "both prompt and messages are given: say only one; a prompt that follows messages is "
@@ -218,22 +204,13 @@ def conversation(
 
 
 def options_of(arguments: Arguments) -> TurnOptions:
-    """The options among the arguments.
-
-    Raises:
-        TypeError: There is no such argument; the text has advice.
-    """
+    """The options among the arguments. Raises TypeError."""
     given = cast("Mapping[str, Any]", arguments)
     return options_among(given, others=_OWN, advice=_ADVICE)
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:
-    """The model that is meant, where its provider is given apart.
-
-    Raises:
-        ConfigurationError: There is no such provider, or no model.
-        CallboardError: A `ModelChoice` is given, which says itself among which models it chooses.
-    """
+    """The model that is meant, where its provider is given apart. Raises ConfigurationError or CallboardError."""
     if provider is None:
         return model
     if isinstance(model, ModelChoice):

@@ -94,12 +94,7 @@ class StreamedTurn:
         self._starting: anyio.Lock | None = None  # while somebody starts it
 
     async def start(self) -> TaskHandle[Reply]:
-        """The task of the turn, which begins now if it hasn't begun.
-
-        Raises:
-            WrongLoop: The turn was begun on another event loop.
-            CallboardError: The stream was closed before it began.
-        """
+        """The task of the turn, which begins now if it hasn't begun. Raises WrongLoop or CallboardError."""
         if self._task is not None:
             self.require_loop()
             return self._task
@@ -118,11 +113,7 @@ class StreamedTurn:
         return self._task
 
     def require_loop(self) -> None:
-        """Check that the turn, if it has begun, was begun on the event loop that runs here.
-
-        Raises:
-            WrongLoop: It was begun on another one.
-        """
+        """Check that the turn, if it has begun, was begun on the event loop that runs here. Raises WrongLoop."""
         loop = self.ownership.loop
         if loop is not None and loop is not asyncio.get_running_loop():
             raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
@@ -251,8 +242,7 @@ class Reader(ABC, Generic[E]):
     async def take(self) -> list[E]:
         """The events that have come together.
 
-        Returns:
-            At least one event, which is waited for; an empty list when the stream is over.
+        Returns at least one event, which is waited for; an empty list when the stream is over.
         """
         try:
             first = await anext(self)

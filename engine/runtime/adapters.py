@@ -62,11 +62,7 @@ class CallSlots:
         return False
 
     async def acquire(self, turn: int = 0) -> None:
-        """Wait for a slot, which must be released.
-
-        Args:
-            turn: The place of the turn, from `arrival`. The lowest goes first.
-        """
+        """Wait for a slot, which must be released."""
         if self.try_acquire():
             return
         waiter = _Waiter()
@@ -155,11 +151,7 @@ class RunningAdapter:
 
 
 def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
-    """An adapter that is never started.
-
-    Raises:
-        ConfigurationError: No adapter can be made as configured.
-    """
+    """An adapter that is never started. Raises ConfigurationError."""
     try:
         return entry.create(clock)
     except ConfigurationError:
@@ -192,8 +184,7 @@ class AdapterPool:
 
         An exception of the adapter's start is raised here.
 
-        Raises:
-            ConfigurationError: The provider isn't configured.
+        Raises ConfigurationError.
         """
         if not self._host.runs_here:
             await self._host.start()
@@ -209,8 +200,7 @@ class AdapterPool:
     def consult(self, entry: AdapterEntry) -> ProviderAdapter:
         """An adapter for questions that need no network: the running one, or else a spare that is never started.
 
-        Raises:
-            ConfigurationError: No adapter can be made as configured.
+        Raises ConfigurationError.
         """
         running = self.running.get(entry.name)
         if running is not None and (running.entry is entry or running.entry == entry):
@@ -287,14 +277,7 @@ class Host(Protocol):
         """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
 
     def require_loop(self, instead: str = "") -> None:
-        """Check that no other event loop than the engine's own runs here.
-
-        Args:
-            instead: A hint for the error's text, if there is another way.
-
-        Raises:
-            WrongLoop: Another event loop runs here.
-        """
+        """Check that no other event loop than the engine's own runs here. Raises WrongLoop."""
 
     async def aclose(self) -> ShutdownReport | None:
         """End in order, see `Engine.aclose`."""
@@ -312,12 +295,7 @@ class Host(Protocol):
         """Return when a turn may begin. Raises AdmissionError."""
 
     async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
-        """Return when what was published survives the end of this process, as far as it can.
-
-        Args:
-            turn_id: The turn that waits, which may do so for a limited time in all; None is a call without one.
-            last: Whether the turn ends.
-        """
+        """Return when what was published survives the end of this process, as far as it can."""
 
     def secure_now(self) -> None:
         """See to it that what was published survives the end of this process, without letting others run."""

@@ -24,11 +24,7 @@ from ..abort import AbortSignal
 
 
 def require_asyncio() -> None:
-    """Check that an event loop of asyncio's kind runs.
-
-    Raises:
-        CallboardError: No such event loop runs here.
-    """
+    """Check that an event loop of asyncio's kind runs. Raises CallboardError."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -39,15 +35,7 @@ def require_asyncio() -> None:
 
 
 def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
-    """Check that no other event loop than this one runs.
-
-    Args:
-        own: The event loop that may run.
-        instead: A hint for the error's text, if there is another way.
-
-    Raises:
-        WrongLoop: Another event loop runs here.
-    """
+    """Check that no other event loop than this one runs. Raises WrongLoop."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -81,12 +69,7 @@ class InFlight:
         return len(self._cancels)
 
     def add(self, what: object, cancel: Callable[[], object]) -> None:
-        """Add a turn or a call.
-
-        Args:
-            what: The turn or the call.
-            cancel: A function that asks it to end. It must then `remove` itself.
-        """
+        """Add a turn or a call."""
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
@@ -97,11 +80,7 @@ class InFlight:
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[None]:
-        """A block that is cancelled when the engine is closed.
-
-        Raises:
-            CancelledError: The engine was closed; `what` is the text.
-        """
+        """A block that is cancelled when the engine is closed. Raises CancelledError."""
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
@@ -186,11 +165,7 @@ class TurnScope:
             raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
 
     def cancel(self, why: str) -> None:
-        """Note that the turn is to end.
-
-        Args:
-            why: The text of its error; empty for the usual text.
-        """
+        """Note that the turn is to end."""
         self.cancelled = True
         self._why = self._why or why
 

@@ -75,11 +75,7 @@ class Admission:
         self._progress_at = 0.0
 
     async def admit(self, writer: Writer) -> None:
-        """Return once the writer is not too far behind.
-
-        Raises:
-            AdmissionError: The writer has committed nothing for too long.
-        """
+        """Return once the writer is not too far behind. Raises AdmissionError."""
         if not self._queue.locked() and self._open(writer.statistics()):
             return
         began = anyio.current_time()
@@ -197,11 +193,7 @@ class Life:
             raise CallboardError(f"this engine is closed{why}; make a new one")
 
     async def stop(self) -> ShutdownReport | None:
-        """Stop, and wait for the end.
-
-        Raises:
-            SupervisorEscalated: An actor could not be kept running, which had ended the engine before.
-        """
+        """Stop, and wait for the end. Raises SupervisorEscalated."""
         self._stop.set()
         if not self._task.done():
             await asyncio.wait((self._task,))
@@ -221,12 +213,7 @@ class Life:
         return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
-        """Return when everything published so far is in the shared store, or that can't be had now.
-
-        Args:
-            turn_id: The turn that waits; None is a call without one.
-            last: Whether the turn ends.
-        """
+        """Return when everything published so far is in the shared store, or that can't be had now."""
         waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
         began = anyio.current_time()
         if waited < SHIPPING_SECONDS:

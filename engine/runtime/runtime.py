@@ -159,8 +159,7 @@ class Runtime:
 async def settled_store(runtime: Runtime) -> Store | None:
     """The trace, with what earlier processes had to leave; None without one, or while it can't be opened.
 
-    Raises:
-        StoreError: What they left can't be read now. So what the trace doesn't know may have happened.
+    Raises StoreError.
     """
     if runtime.store is None:
         return None
@@ -179,11 +178,7 @@ async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
 
     Adapters that have changed or gone are stopped when their last turn is over.
 
-    Returns:
-        The differences, which are published.
-
-    Raises:
-        ConfigurationError: An adapter can't be made; then nothing has changed.
+    Returns the differences, which are published. Raises ConfigurationError.
     """
     change = difference(runtime.registry, fresh)
     for name in (*change.adapters_added, *change.adapters_changed):

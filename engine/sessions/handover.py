@@ -115,12 +115,7 @@ class Tenure:
         self._breaks = ownership.holding.breaks
 
     async def require(self) -> None:
-        """Return if the turn may go on.
-
-        Raises:
-            SessionTakenOver: Another node has the session.
-            AdmissionError: Nobody can be asked whose the session is.
-        """
+        """Return if the turn may go on. Raises SessionTakenOver or AdmissionError."""
         if self._state.lost:
             raise SessionTakenOver(self._state.lost)
         await self._ownership.require(self._state.id, self._state.epoch)
@@ -128,8 +123,7 @@ class Tenure:
     async def confirm(self) -> None:
         """Return if it is the turn that says how it ended. For a lease's length it waits for whom it has to ask.
 
-        Raises:
-            SessionTakenOver: Another node has the session or has ended the turn, or nobody can be asked.
+        Raises SessionTakenOver.
         """
         ownership, state = self._ownership, self._state
         if ownership.holding.breaks == self._breaks and ownership.holds(state.id, state.epoch):

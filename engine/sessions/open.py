@@ -74,11 +74,7 @@ class OpenSessions:
             del self.states[state.id]
 
     def open(self, state: SessionState) -> None:
-        """Take up a session's state.
-
-        Raises:
-            CallboardError: A session of that id is open.
-        """
+        """Take up a session's state. Raises CallboardError."""
         if state.id in self.states:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self.states[state.id] = state
@@ -93,12 +89,7 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def announce(self, state: SessionState, *, begins: bool = True) -> None:
-        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that.
-
-        Args:
-            state: The session.
-            begins: Whether a new session takes the place of whatever is stored under its id.
-        """
+        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that."""
         if state.announced or not state.id or (self._ownership is not None and not state.epoch):
             return
         state.announced = True
@@ -120,12 +111,7 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have the session's setup of now kept.
-
-        Args:
-            state: The session.
-            begins: Whether it is a new session.
-        """
+        """Have the session's setup of now kept."""
         if self._captures:
             event = configured(state, begins=begins)
             state.asked_stored = None if event.setup is None else event.setup.asked_with
@@ -157,9 +143,7 @@ class OpenSessions:
     async def own(self, state: SessionState) -> None:
         """In a cluster, claim a session that begins here, and publish that it exists.
 
-        Raises:
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: The shared store can't be asked.
+        Raises SessionBusy or AdmissionError.
         """
         if self._ownership is not None and state.id and not state.epoch:
             state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
@@ -168,10 +152,7 @@ class OpenSessions:
     async def require_own(self, state: SessionState) -> None:
         """Return if no other run has resumed the session since. Nobody is asked of one that nobody knows of.
 
-        Raises:
-            SessionTakenOver: Another run has.
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: In a cluster, it can't be asked whose the session is.
+        Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
         if self._ownership is None:
             await self._require_run(state)
@@ -187,13 +168,8 @@ class OpenSessions:
 
         Outside of a cluster a store that fails keeps nobody up.
 
-        Returns:
-            In a cluster, the turn's right to act until its end.
-
-        Raises:
-            SessionTakenOver: Another run has resumed the session.
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: In a cluster, it can't be asked whose the session is.
+        Returns in a cluster, the turn's right to act until its end. Raises SessionTakenOver, SessionBusy or
+        AdmissionError.
         """
         if self._ownership is None or not state.id:
             await self._require_run(state)
@@ -205,11 +181,7 @@ class OpenSessions:
 
     @contextlib.contextmanager
     def opening(self, session_id: str) -> Iterator[None]:
-        """A block in which a session is about to be opened, and nobody else may open it.
-
-        Raises:
-            CallboardError: The session is open, or about to be.
-        """
+        """A block in which a session is about to be opened, and nobody else may open it. Raises CallboardError."""
         if session_id in self.states or session_id in self._opening:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         self._opening.add(session_id)
@@ -264,8 +236,7 @@ async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
 def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
     """Replace the costs of a history's messages in place. Messages themselves are frozen.
 
-    Returns:
-        The number of messages that changed.
+    Returns the number of messages that changed.
     """
     changed = 0
     for position, message in enumerate(history):

@@ -49,19 +49,7 @@ async def taken_over(
     It is read when it is this node's: until then its owner may add something. A session that no node ever had must
     be stored, so that a mistaken id is not claimed, unless it may be a new one.
 
-    Args:
-        runtime: The engine's parts.
-        node: The node.
-        ownership: The node's ownership of sessions.
-        wanted: The session.
-        fresh: Makes the state of a new session, if none is stored; None if one must be.
-
-    Raises:
-        CallboardError: There is no such session that is stored as a whole, or it is open here.
-        SessionBusy: Another node is at work on it.
-        ConfigurationError: The session's model is not known here.
-        AdmissionError: The shared store can't be asked whose it is.
-        StoreError: The shared store can't be read.
+    Raises CallboardError, SessionBusy, ConfigurationError, AdmissionError or StoreError.
     """
     session_id = wanted.session_id
     with runtime.sessions.opening(session_id):
@@ -106,8 +94,7 @@ async def _require_known(node: Node, store: Store, session_id: str, owner: Owner
     """Check that a session of which nothing is stored is a new one. It is asked before the session is claimed, as
     its claim says who had it.
 
-    Raises:
-        CallboardError: Its owner died with whatever was said in it.
+    Raises CallboardError.
     """
     if owner is None or owner.released or owner.lives or owner.node == node.id:
         return
@@ -180,11 +167,7 @@ async def _end(node: Node, session_id: str, turn_id: str, run_by: str, epoch: in
 
 
 def require_kept(runtime: Runtime) -> None:
-    """Check that what is said in a session is kept, so that it can be opened again.
-
-    Raises:
-        ConfigurationError: It isn't.
-    """
+    """Check that what is said in a session is kept, so that it can be opened again. Raises ConfigurationError."""
     if runtime.capture is None:
         raise ConfigurationError(
             "open_session() goes on with what was said before, and this engine doesn't keep it: make it with "

@@ -25,18 +25,10 @@ class TurnUnderWay(Protocol):
     """A turn under way, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end.
-
-        Returns:
-            False if the turn is over.
-        """
+        """Ask the turn to end. Returns false if the turn is over."""
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Add a message of the user.
-
-        Raises:
-            NoTurnRunning: The turn takes no more messages.
-        """
+        """Add a message of the user. Raises NoTurnRunning."""
 
 
 class SessionState:
@@ -139,12 +131,7 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
 
 
 def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
-    """The setup of a session.
-
-    Args:
-        state: The session.
-        asked: The options of the turn that begins; None takes those of the last turn that called tools.
-    """
+    """The setup of a session."""
     asked = state.asked if asked is None else asked
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(

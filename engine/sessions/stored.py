@@ -157,11 +157,7 @@ def exported(state: SessionState) -> bytes:
 
 
 def document_of(saved: SavedSession) -> bytes:
-    """A stored session as JSON, UTF-8.
-
-    Raises:
-        CallboardError: The session isn't stored as a whole.
-    """
+    """A stored session as JSON, UTF-8. Raises CallboardError."""
     if saved.setup is None or saved.missing:
         raise CallboardError(f"session {saved.session_id!r} can't be exported: {', '.join(saved.missing[:3])}")
     return _document(saved.session_id, saved.setup, saved.messages, saved.tags, saved.name)
@@ -183,11 +179,7 @@ def _without_raw_usage(message: Message) -> Message:
 
 
 def imported(document: bytes | str) -> ExportedSession:
-    """An exported session.
-
-    Raises:
-        CallboardError: The document is none.
-    """
+    """An exported session. Raises CallboardError."""
     data = document.encode() if isinstance(document, str) else document
     try:
         return msgspec.convert(decode_json(data), ExportedSession)
@@ -203,11 +195,7 @@ def state_of(
     tools: Sequence[ToolLike] | None,
     model: Model | None,
 ) -> SessionState:
-    """The state of an imported session.
-
-    Raises:
-        ConfigurationError: Its model isn't known here.
-    """
+    """The state of an imported session. Raises ConfigurationError."""
     setup = document.setup
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
