@@ -10,9 +10,8 @@ from .budgets.exceeded import BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
-from .conversation.reply import Reply
-from .conversation.requests.schema_mode import SchemaMode
-from .conversation.results import GenerateResult, StepResult
+from .conversation.requests import SchemaMode
+from .conversation.results import GenerateResult, Reply, StepResult
 from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
@@ -24,9 +23,8 @@ from .functions.sync_host import run_sync
 from .functions.sync_object_stream import SyncObjectStream
 from .functions.sync_stream import SyncStreamResult
 from .generation.progress import UsageSoFar
-from .generation.readers.attached import AttachedView
-from .generation.readers.of_turns import OnUsage, ViewReader
-from .generation.streaming import StreamResult, TurnStream
+from .generation.readers import OnUsage, ViewReader
+from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .health_report import Check, HealthReport
 from .media.images import ImageOptions, ImageResult
@@ -46,9 +44,9 @@ from .objects.reply import NoObjectGeneratedError, NoObjectReason
 from .objects.stream import ObjectStream
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
-from .runtime.limits import Limits, Timeouts
-from .sessions.listing import SessionInfo
+from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
+from .sessions.stored import SessionInfo
 from .statistics import EngineStatistics, ProviderStatistics
 from .tools.approval import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .tools.context import ToolContext
