@@ -49,7 +49,7 @@ class BackgroundMethods:
             OutcomeUnknownError: The provider doesn't know the reply any more.
         """
         from ..conversation.turn import own
-        from ..generation.generate import result_of
+        from ..generation.arguments import result_of
         from .taking_up import turn_of_reply
 
         turn = turn_of_reply(self._runtime, reply, options, streamed=False)

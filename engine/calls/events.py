@@ -129,7 +129,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     """The caller's tags."""
     order: int = 0
-    """The place of whoever asked, from `slots.arrival`. The lowest number gets a slot first."""
+    """The place of whoever asked, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
     """The estimate of the input."""
     spending: Spending | None = None

@@ -10,6 +10,7 @@ from callboard.bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
 from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
+from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
 from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
@@ -221,3 +222,27 @@ def of_provider(registry: ModelRegistry, model: Model | None, provider: str | No
     if isinstance(name, str):
         return registry.resolve(name, provider).model.id
     return tuple(registry.resolve(each, provider).model.id for each in name)
+
+
+async def generate_on(
+    runtime: Runtime,
+    model: Model | None,
+    prompt: str | Sequence[ContentBlock] | None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """The result of a conversation; see the function `generate`."""
+    turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
+    await own(turn, await runtime.host.start_turn(turn))
+    return result_of(turn)
+
+
+def result_of(turn: Turn) -> GenerateResult:
+    """The result of a turn that came to its end without an error."""
+    return GenerateResult(
+        steps=tuple(turn.steps),
+        messages=turn.messages,
+        status=turn.status,
+        total_cost=turn.cost,
+        cost_sum=turn.spending.sum,
+        undelivered=turn.undelivered,
+    )

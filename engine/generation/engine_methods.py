@@ -13,8 +13,7 @@ from callboard.bus.streams.events import TurnEvent
 from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from .arguments import Arguments, complete, new_turn, turn_of
-from .generate import generate_on
+from .arguments import Arguments, complete, generate_on, new_turn, turn_of
 from .readers import OnUsage
 from .streaming import AttachedView, StreamResult
 

@@ -46,7 +46,7 @@ from ..calls.outcome import NOTHING_SPENT
 from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
-from .generate import result_of
+from .arguments import result_of
 from .progress import Progress, UsageSoFar
 from .view import TurnView
 from .view_events import Finish, StreamFailed, ViewEvent
