@@ -145,6 +145,9 @@ class Spending:
         self.sum += other.sum
 
 
+# -- quotes in the text of an error
+
+
 WINDOW = 16
 """The characters of a stretch that is looked for. A quote of this length and half of it more is always found."""
 

@@ -219,6 +219,9 @@ def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
 
 _log = Log("engine.sessions")
 
+# -- the options of a turn that waits
+
+
 _IN_MEMORY = frozenset({"key", "approve", "repair_tool_call", "stop_when", "context", "signal"})
 """Options that are never stored: a key, because it opens an account, and live objects."""
 

@@ -69,6 +69,9 @@ class RefusedReasoning:
         return other
 
 
+# -- schemas
+
+
 SchemaMode: TypeAlias = Literal["native", "auto"]
 """``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""
 

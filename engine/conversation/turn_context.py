@@ -97,6 +97,9 @@ class TurnContext:
         self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)
 
 
+# -- steering
+
+
 class SteeringQueue:
     """The messages that wait for the next step of one turn, in the order in which they were said."""
 
@@ -154,6 +157,9 @@ def provider_waits(reply: Message) -> bool:
     kinds = [block.kind for block in reply.content if isinstance(block, OpaqueBlock)]
     begun = sum(kind.endswith("tool_use") for kind in kinds)
     return begun > sum(kind.endswith("tool_result") for kind in kinds)
+
+
+# -- history
 
 
 class TurnHistory:

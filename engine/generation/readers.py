@@ -205,6 +205,9 @@ class StreamedTurn:
 
 E = TypeVar("E")
 
+# -- readers
+
+
 _ONE_TASK_EACH = "two tasks read here at once; give each a reader of its own: stream.reader() or engine.attach()"
 
 

@@ -51,6 +51,21 @@ from .runtime import Limits, Runtime
 if TYPE_CHECKING:
     from callboard.tracestore import WriterCore
 
+_log = Log("engine.hosting")
+
+MEMORY_US = 24 * 3600 * 1_000_000
+"""How old a stored change of availability may be to count after a restart."""
+
+MEMORY_EVENTS = 100_000
+"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
+
+SHIPPING_SECONDS = 5.0
+"""The longest time for which a turn waits for the shared store, where answers wait for it: at all its calls and at
+its end together. A call without a turn waits so long at most."""
+
+LAST_SHIPPING_SECONDS = 2.0
+"""The time in which the rest is shipped when the engine ends."""
+
 _LOOK_EVERY_SECONDS = 0.01
 
 
@@ -100,23 +115,6 @@ class Admission:
             f"limits of {limits.admit_events} and {limits.admit_bytes}, and has committed none for "
             f"{limits.admit_seconds:g} s. Calls under way are not affected."
         )
-
-
-_log = Log("engine.hosting")
-
-MEMORY_US = 24 * 3600 * 1_000_000
-"""How old a stored change of availability may be to count after a restart."""
-
-MEMORY_EVENTS = 100_000
-"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
-
-
-SHIPPING_SECONDS = 5.0
-"""The longest time for which a turn waits for the shared store, where answers wait for it: at all its calls and at
-its end together. A call without a turn waits so long at most."""
-
-LAST_SHIPPING_SECONDS = 2.0
-"""The time in which the rest is shipped when the engine ends."""
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -93,6 +93,9 @@ def in_its_first_turn(saved: SavedSession, kept: Retained) -> SavedSession:
     return msgspec.structs.replace(saved, missing=())
 
 
+# -- the right of one turn
+
+
 _ASK_SECONDS = 0.25
 
 

@@ -227,6 +227,9 @@ class OpenSessions:
         )
 
 
+# -- costs in the live histories
+
+
 async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
     """The current costs of a session's calls, by request id."""
     rows = await store.calls(CallFilter(session_id=session_id), limit=None)
@@ -254,6 +257,9 @@ class ApplyCosts(msgspec.Struct, frozen=True):
 
     costs: Mapping[str, Cost]
     """The costs by the request id of their calls."""
+
+
+# -- the actor below which turns run
 
 
 class SessionManager(Actor):

@@ -13,11 +13,11 @@ from callboard.tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, asked_with_of, merged
 from ..routing.candidates import expand
-from ..routing.model_choice import Model, Requirements
+from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
 from .open import costs_of, reprice_messages
-from .state import SessionState, model_of
+from .state import SessionState
 
 _log = Log("engine.resuming")
 

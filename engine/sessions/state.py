@@ -15,7 +15,7 @@ from callboard.bus.values.json import JsonObject
 from ..conversation.context import WHOLE
 from ..conversation.options import NOTHING, AskedWith, TurnOptions, merged
 from ..conversation.requests import RefusedReasoning
-from ..routing.model_choice import Model, Requirements, model_of, stored_model
+from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike, as_tools
 
 _NO_OPTIONS: TurnOptions = {}
@@ -116,9 +116,6 @@ class SessionState:
     def options_for(self, model: Model | None) -> TurnOptions:
         """The options that a turn inherits. A turn with a model of its own doesn't inherit the fallback."""
         return self.options if model is None else merged({**self.options, "fallback": None})
-
-
-__all__ = ["configured", "model_of", "setup_of"]
 
 
 DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")

@@ -14,17 +14,16 @@ from callboard.tracestore import SavedSession, SessionRow, decode_json, encode_j
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, asked_with_of
 from ..routing.candidates import expand
-from ..routing.model_choice import Requirements, in_words
+from ..routing.model_choice import Model, Requirements, in_words, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
-from .state import SessionState, model_of, setup_of
+from .state import SessionState, setup_of
 
 if TYPE_CHECKING:
     from callboard.tracestore import Store
 
     from ..nodes.node import Node
     from ..nodes.ownership.ownership import Ownership
-    from ..routing.model_choice import Model
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +72,9 @@ async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | 
         for row in rows.values()
     ]
     return found[:limit]
+
+
+# -- deletion
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
@@ -127,6 +129,9 @@ async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, se
     finally:
         if not before:
             await ownership.release(session_id)
+
+
+# -- documents
 
 
 FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
