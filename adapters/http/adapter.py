@@ -7,8 +7,8 @@ videos and batches in `embeddings.http`, `images.http`, `videos.http` and `batch
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import AdapterError, CapabilityError
@@ -142,22 +142,19 @@ class HttpAdapter:
         return emulated_tools.write_request(self.wire, request, stream=stream)
 
     @ends_when_cancelled
-    def complete(
+    async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> Coroutine[Any, Any, CanonicalResponse]:
+    ) -> CanonicalResponse:
         """See `ProviderAdapter.complete`."""
         background = self._background
         if background is not None and background.wanted(request):
             from ..background.call import BackgroundCall
 
-            return BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
+            return await BackgroundCall(self.client, background, request, on_attempt, stream=False).complete()
+        constrained = self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request)
         call = HttpCall(self.client, request, on_attempt, stream=False)
-        if self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request):
-            return self._complete_constrained(call)
-        return call.run(call.complete_once)
-
-    async def _complete_constrained(self, call: HttpCall) -> CanonicalResponse:
-        return read_response(await call.run(call.complete_once), self.clock)
+        response = await call.run(call.complete_once)
+        return read_response(response, self.clock) if constrained else response
 
     @ends_when_cancelled
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
