@@ -6,8 +6,6 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 
 from callboard.bus._lazy_names import face
 
-from .registry import adapter_class
-
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
@@ -37,7 +35,7 @@ __getattr__, __dir__, __all__ = face(
         ".providers.scripted.replies": "ScriptedCall ScriptedFailure ScriptedReply",
         ".providers.tgi.adapter": "TGIAdapter",
         ".providers.voyage.adapter": "VoyageAdapter",
-        ".registry": "create_adapter",
+        ".registry": "adapter_class create_adapter",
         ".videos": "VideoJob VideoStatus VideoVariant",
         "callboard.bus.errors": (
             "AccessDeniedError AdapterError AuthError CancelledError CapabilityError ContentFilterError "
@@ -60,5 +58,4 @@ __getattr__, __dir__, __all__ = face(
         "callboard.bus.values.usage": "StopReason TokenUsage UsageSource",
         "callboard.bus.values.warning_codes": "WarningCode",
     },
-    adapter_class,
 )

@@ -62,12 +62,20 @@ class AdapterActor(Actor):
 
 
 class CallHandle(Generic[T]):
-    """A call under way in an adapter's actor."""
+    """A call under way in an adapter's actor.
 
-    def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[T]) -> None:
+    Args:
+        ref: The actor.
+        request_id: The id of the call's request.
+        task: The call.
+        in_place: Whether `wait` runs the call inside the waiting task.
+    """
+
+    def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[T], *, in_place: bool = False) -> None:
         self._ref = ref
         self._request_id = request_id
         self._task = task
+        self._in_place = in_place
         self._abandoned = False
 
     async def wait(self) -> T:
@@ -77,7 +85,10 @@ class CallHandle(Generic[T]):
             AdapterError: The call failed, or the adapter or its actor crashed.
         """
         try:
-            return await self._task.wait()
+            if not self._in_place:
+                return await self._task.wait()
+            await self._task.run_here()
+            return self._task.result()
         except AdapterError:
             raise
         except TaskCancelled as error:
@@ -101,9 +112,12 @@ class CallHandle(Generic[T]):
         return self._task.done
 
     def abandon(self) -> None:
-        """Let `wait` raise CancelledError at once. The call's task goes on until `kill`."""
-        self._abandoned = True
-        self._task.abandon()
+        """Let `wait` raise CancelledError immediately. A call in a task of its own goes on until `kill`."""
+        if self._in_place:
+            self._task.cancel()
+        else:
+            self._abandoned = True
+            self._task.abandon()
 
     def kill(self) -> None:
         """Cancel the call's task itself, for when the adapter doesn't obey. Nothing if it is over."""
@@ -123,6 +137,9 @@ def start_call(
 ) -> CallHandle[CanonicalResponse]:
     """Start a call in an adapter's actor, now.
 
+    A call of an adapter that ends when it is cancelled runs in the task that waits for it. All others get a task
+    of their own, which can be left behind if the adapter ignores its cancelling.
+
     Args:
         ref: The actor.
         request: The request.
@@ -133,10 +150,12 @@ def start_call(
         AdapterError: The actor isn't running.
     """
 
-    def whole(adapter: ProviderAdapter) -> Awaitable[CanonicalResponse]:
+    adapter = _adapter_of(ref, request.request_id)
+
+    def whole() -> Awaitable[CanonicalResponse]:
         return adapter.complete(request, on_attempt=on_attempt)
 
-    async def streamed(adapter: ProviderAdapter) -> CanonicalResponse:
+    async def streamed() -> CanonicalResponse:
         assert sink is not None
         async with adapter.stream(request, on_attempt=on_attempt) as stream:
             if isinstance(stream, PumpedStream):
@@ -148,21 +167,26 @@ def start_call(
                 raise CancelledError("the stream ended without a response", request_id=request.request_id)
             return stream.response
 
-    return start_work(ref, request.request_id, whole if sink is None else streamed)
+    method, work = (adapter.complete, whole) if sink is None else (adapter.stream, streamed)
+    in_place = getattr(method, "ends_when_cancelled", False)
+    task = (ref.hold if in_place else ref.spawn)(work, name=f"call {request.request_id}")
+    return CallHandle(ref, request.request_id, task, in_place=in_place)
 
 
 def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
-    """Start a call of any kind in an adapter's actor, now.
+    """Start a call of any kind in an adapter's actor, now, in a task of its own. Raises what `start_call` raises.
 
     Args:
         ref: The actor.
         request_id: The id of the call's request.
         work: Makes the call with the adapter.
-
-    Raises:
-        AdapterError: The actor isn't running.
     """
+    adapter = _adapter_of(ref, request_id)
+    return CallHandle(ref, request_id, ref.spawn(work, adapter, name=f"call {request_id}"))
+
+
+def _adapter_of(ref: ActorRef, request_id: str) -> ProviderAdapter:
     actor = ref.actor
     if not isinstance(actor, AdapterActor):
         raise AdapterError(f"adapter {ref.name!r} is not running", request_id=request_id, retryable=True)
-    return CallHandle(ref, request_id, ref.spawn(work, actor.adapter, name=f"call {request_id}"))
+    return actor.adapter

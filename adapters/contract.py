@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from operator import attrgetter
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -19,6 +19,8 @@ from callboard.bus.values.raw_reply import RawReply
 from callboard.bus.values.usage import StopReason, TokenUsage
 
 from .calls import CallRequest, CallResponse, RateLimitInfo
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 AttemptReason: TypeAlias = Literal["first", "retry", "repair", "key", "taken_up", "continued"]
 """Why an attempt is made: it is the first, a failure passed, the request was mended, there is another key, a reply
@@ -290,6 +292,15 @@ class MeteredAdapter(Protocol):
         The usage is counted only when it is asked for. A call that ends early is billed with it.
         """
         ...
+
+
+def ends_when_cancelled(method: F) -> F:
+    """Mark `complete` or `stream` of an adapter whose call ends at once when the task that waits is cancelled.
+
+    The engine then runs the call in the turn's own task. A subclass that overrides the method loses the mark.
+    """
+    method.__dict__["ends_when_cancelled"] = True
+    return method
 
 
 @runtime_checkable

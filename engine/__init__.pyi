@@ -6,9 +6,8 @@ from .budgets.exceeded import BudgetExceededError
 from .calls.accumulator import StreamAccumulator
 from .conversation.context import Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate
 from .conversation.options import StopWhen, TimeoutConfig, TurnOptions
-from .conversation.reply import Reply
-from .conversation.requests.schema_mode import SchemaMode
-from .conversation.results import GenerateResult, StepResult
+from .conversation.requests import SchemaMode
+from .conversation.results import GenerateResult, Reply, StepResult
 from .engine import Engine
 from .functions.costs import Moment, costs, costs_sync, reprice, reprice_sync
 from .functions.default import default_engine, set_default_engine
@@ -19,9 +18,8 @@ from .functions.sync_host import run_sync
 from .functions.sync_object_stream import SyncObjectStream
 from .functions.sync_stream import SyncStreamResult
 from .generation.progress import UsageSoFar
-from .generation.readers.attached import AttachedView
-from .generation.readers.of_turns import OnUsage, ViewReader
-from .generation.streaming import StreamResult, TurnStream
+from .generation.readers import OnUsage, ViewReader
+from .generation.streaming import AttachedView, StreamResult, TurnStream
 from .generation.view_events import Finish, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.config import load_registry
@@ -43,9 +41,9 @@ from .operations.images import ImageOptions, ImageResult
 from .operations.videos import VideoHandle, VideoOptions, VideoResult
 from .routing.availability import Availability
 from .routing.model_choice import ModelChoice, Requirements
-from .runtime.limits import Limits, Timeouts
-from .sessions.listing import SessionInfo
+from .runtime.runtime import Limits, Timeouts
 from .sessions.session import Session
+from .sessions.stored import SessionInfo
 from .tools.approval import ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .tools.context import ToolContext
 from .tools.function.define import tool

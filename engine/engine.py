@@ -31,9 +31,7 @@ from .pricing.engine_methods import PricingMethods
 from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
 from .runtime.life import EngineHost
-from .runtime.limits import Limits, Timeouts
-from .runtime.reloading import take_over
-from .runtime.runtime import Runtime
+from .runtime.runtime import Limits, Runtime, Timeouts, take_over
 from .sessions.engine_methods import SessionMethods
 from .sessions.resuming import require_capture
 from .watching.now import WatchingMethods

@@ -17,7 +17,14 @@ from callboard.bus.values.usage import TokenUsage
 
 from ..batches import BatchItem, BatchJob, BatchLimits, BatchOutcome, BatchRequest
 from ..config import AdapterConfig
-from ..contract import AdapterCapabilities, AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..contract import (
+    AdapterCapabilities,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    ends_when_cancelled,
+)
 from ..embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from ..health import AdapterHealth, AdapterStatistics
 from ..images import ImageCapabilities, ImageRequest, ImageResponse
@@ -47,8 +54,7 @@ from ..videos import (
 from . import emulated_tools
 from .call import HttpCall
 from .client import HttpClient
-from .stream import HttpStream
-from .timeouts import with_long_timeouts
+from .stream import HttpStream, with_long_timeouts
 from .wire import ChatWire, Endpoint
 from .wire_call import WireCall
 
@@ -134,6 +140,7 @@ class HttpAdapter:
         """The request as it would be sent. Raises what `ChatWire.write_request` raises."""
         return emulated_tools.write_request(self.wire, request, stream=stream)
 
+    @ends_when_cancelled
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
@@ -148,6 +155,7 @@ class HttpAdapter:
         response = await call.run(call.complete_once)
         return read_response(response, self.clock) if constrained else response
 
+    @ends_when_cancelled
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         """See `ProviderAdapter.stream`."""
         background = self._background

@@ -117,11 +117,7 @@ class HttpAttempts:
         self._next_reason: AttemptReason = "first"
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` gives, tried as often as the terms allow.
-
-        Raises:
-            AdapterError: The last attempt failed.
-        """
+        """What `attempt` gives, tried as often as the terms allow. Raises AdapterError."""
         try:
             while True:
                 self.begin_attempt()
@@ -143,10 +139,7 @@ class HttpAttempts:
     def begin_attempt(self) -> None:
         """Count another attempt, and report it.
 
-        Raises:
-            CancelledError: The request was cancelled.
-            ConfigurationError: There is no key of the name that the request says.
-            InvalidRequestError: Another request of this id is under way.
+        Raises CancelledError, ConfigurationError or InvalidRequestError.
         """
         if self.attempt == 0:
             running = self.client.running.get(self._terms.request_id)
@@ -169,14 +162,7 @@ class HttpAttempts:
     async def prepare_request(self, call: WireCall, *, accept: str = "application/json") -> HttpRequest:
         """The HTTP request of the current attempt, with the key as it is now.
 
-        Args:
-            call: The request, as the wire wrote it.
-            accept: The media type of the reply.
-
-        Raises:
-            AuthError: The key could not be had.
-            CancelledError: The request was cancelled while the key was asked for.
-            RequestTimeoutError: The time was up before the key came.
+        Raises AuthError, CancelledError or RequestTimeoutError.
         """
         known = self._key.known
         if known is None:
@@ -213,16 +199,7 @@ class HttpAttempts:
     ) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
 
-        Args:
-            step: Makes what is awaited.
-            limit: The time limit; None is the call's own.
-            what: What is waited for, as an error names it.
-            moves: Whether the step calls `move_on`.
-            over: The request, if the step does nothing but wait for it.
-
-        Raises:
-            CancelledError: The request was cancelled.
-            RequestTimeoutError: The time is up.
+        Raises CancelledError or RequestTimeoutError.
         """
         assert self._deadline is not None
         if self.cancelled and not self.draining:
@@ -267,8 +244,7 @@ class HttpAttempts:
     async def back_off_or_raise(self, error: AdapterError) -> None:
         """Wait before another attempt. A request that can be mended is tried again at once.
 
-        Raises:
-            AdapterError: The error, complete with ids and without the key, if there is no other attempt.
+        Raises AdapterError.
         """
         self.identify(error)
         if self.cancelled:
@@ -395,11 +371,7 @@ class HttpAttempts:
         return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the request.
-
-        Args:
-            at_once: Whether to end it also where the reply may be read on for its usage.
-        """
+        """End the request."""
         self.cancelled = True
         self.draining = False
         if self._scope is not None:

@@ -97,11 +97,7 @@ class HttpCall(HttpAttempts):
         return self.response(written, reply)
 
     async def send(self) -> tuple[WireCall, HttpReply]:
-        """Send the request of a stream. The caller closes the reply.
-
-        Raises:
-            AdapterError: The reply is an error, or none came.
-        """
+        """Send the request of a stream. The caller closes the reply. Raises AdapterError."""
         written = self.written or await self.write()
         client, limit = self.client, self.client.config.first_event_timeout
         request = await self.prepare_request(written, accept="text/event-stream")
@@ -173,12 +169,7 @@ class HttpCall(HttpAttempts):
     def read_whole(self, body: bytes, reply: HttpReply) -> list[StreamEvent]:
         """Read a reply that came whole, also JSON that can be mended, and events that nobody asked for.
 
-        Returns:
-            The events of the reply that were not taken before.
-
-        Raises:
-            AdapterError: The reply is an error.
-            StreamError: The reply is none of the protocol.
+        Returns the events of the reply that were not taken before. Raises AdapterError or StreamError.
         """
         wire, assembler = self.wire, self.assembler
         body = without_done_mark(body)

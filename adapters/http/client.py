@@ -1,8 +1,10 @@
-"""One adapter's way to its provider's server: its address, its key, its connections, and its calls under way."""
+"""One adapter's way to its provider's server: its address, key and connections, and its calls in progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+from weakref import ref
 
 import anyio
 import msgspec
@@ -21,9 +23,51 @@ from ..transport.http1.wait_scope import WaitScopes
 from ..transport.key_masking import masked_headers
 from ..transport.opening import HttpTransport
 from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
-from .running_calls import RunningCalls
 from .wire import ChatWire
 from .wire_call import WireCall
+
+
+class RunningCall(Protocol):
+    """A call of any kind that is under way."""
+
+    ended: bool
+    """Whether nothing will be waited for again."""
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the call; see `HttpAttempts.cancel`."""
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+
+
+class RunningCalls:
+    """A register that keeps no call alive, so a stream that its reader dropped without closing it is gone.
+
+    The entries of calls that are gone stay until so many are there. A `WeakValueDictionary` takes each out with a
+    callback of its own, which costs more than all else that a call does here.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, ref[RunningCall]] = {}
+        self._look_at = 64
+
+    def __iter__(self) -> Iterator[RunningCall]:
+        """The calls that have not ended."""
+        found = [entry() for entry in self._calls.values()]
+        return iter([call for call in found if call is not None and not call.ended])
+
+    def add(self, request_id: str, call: RunningCall) -> None:
+        """Add a call. It takes the place of an earlier one of its id."""
+        if len(self._calls) >= self._look_at:
+            self._calls = {name: entry for name, entry in self._calls.items() if entry() is not None}
+            self._look_at = max(64, 2 * len(self._calls))
+        self._calls[request_id] = ref(call)
+
+    def get(self, request_id: str) -> RunningCall | None:
+        """The call of an id, also if it has ended; None if it is gone."""
+        entry = self._calls.get(request_id)
+        return None if entry is None else entry()
+
 
 HEALTH_SECONDS = 5.0
 
@@ -61,15 +105,7 @@ class HttpClient:
         on_resend: Callable[[], object] | None = None,
         connect_timeout: float | None = None,
     ) -> HttpRequest:
-        """The HTTP request of a call, with the headers that all requests of the adapter have.
-
-        Args:
-            call: The request, as the wire wrote it.
-            key: The key that is sent with it.
-            accept: The media type of the reply.
-            on_resend: Told that the request is sent once more; see `HttpRequest`.
-            connect_timeout: Seconds for a connection, in place of the configuration's.
-        """
+        """The HTTP request of a call, with the headers that all requests of the adapter have."""
         return HttpRequest(
             call.method,
             self.wire.base_url + call.path,

@@ -47,16 +47,7 @@ class SingleReply(NamedTuple):
 async def fetch(
     attempts: HttpAttempts, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T]
 ) -> tuple[T, SingleReply]:
-    """Send a request within the current attempt, and read its reply.
-
-    Args:
-        attempts: The request's attempts.
-        call: What is sent.
-        read: Makes a value of the reply's body and headers.
-
-    Raises:
-        AdapterError: The reply is an error, or none came.
-    """
+    """Send a request within the current attempt, and read its reply. Raises AdapterError."""
     client = attempts.client
     request = await attempts.prepare_request(call)
     attempts.sent = True

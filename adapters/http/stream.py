@@ -20,12 +20,14 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import msgspec
 
 from callboard.bus.backend import current_time, time_source
-from callboard.bus.errors import AdapterError, CancelledError, StreamError
+from callboard.bus.errors import AdapterError, CancelledError, RequestTimeoutError, StreamError
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.usage import StopReason
 
+from ..config import AdapterConfig
 from ..contract import CanonicalResponse
 from ..refusals.classify import error_without_status, find_error
 from ..refusals.strange_replies import EXCERPT_BYTES, is_page
@@ -34,9 +36,58 @@ from ..replies.normaliser import EventNormaliser, StreamNormaliser, reads_server
 from ..replies.sse import looks_like_events
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
+from .attempts import Limit
 from .call import HttpCall
-from .timeouts import EventWait
 from .wire_call import WireCall
+
+KEPT_ALIVE = 5
+"""So many limits may pass without an event while comments and pings say that the server is still there."""
+
+SLOW_MACHINE_SECONDS = 300.0
+"""How long a model near by may be silent: a CPU reads slowly, and weights may have to be loaded first."""
+
+
+class EventWait:
+    """The time that a stream may take to its next event. Pure: told of each wait, it limits the next one.
+
+    Args:
+        limit: Seconds in which nothing at all may come.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._whole = Limit(limit, limit)
+        self._silent = 0.0
+
+    def event(self) -> None:
+        """An event came: everything counts anew."""
+        self._silent = 0.0
+
+    def sign_of_life(self, seconds: float) -> None:
+        """Something else than an event came, after a wait of so many seconds."""
+        self._silent += seconds
+
+    def left(self) -> Limit:
+        """How long the next wait may take. Raises RequestTimeoutError."""
+        most = self._limit * KEPT_ALIVE
+        left = most - self._silent
+        if left >= self._limit:
+            return self._whole
+        if left <= 0:
+            raise RequestTimeoutError(f"no next event within {most:g} s")
+        return Limit(left, most)
+
+
+def with_long_timeouts(config: AdapterConfig) -> AdapterConfig:
+    """The configuration with longer waits for the first and the next event, unless it sets its own."""
+    default = AdapterConfig()
+    longer = {
+        field: SLOW_MACHINE_SECONDS
+        for field in ("first_event_timeout", "stream_read_timeout")
+        if getattr(config, field) == getattr(default, field)
+    }
+    return msgspec.structs.replace(config, **longer)
+
 
 DRAIN_SECONDS = 0.25
 """How long a finished stream may take to end its body, so that its connection can be used again."""

@@ -26,7 +26,7 @@ from callboard.adapters.http.call import HttpCall
 from callboard.adapters.http.client import HttpClient
 from callboard.adapters.http.retry import backoff_delay
 from callboard.adapters.http.single_reply import came_to_nothing
-from callboard.adapters.http.timeouts import EventWait
+from callboard.adapters.http.stream import EventWait
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.jobs import PollPolicy, is_passing
 from callboard.adapters.transport.transport import HttpReply, close_reply, exchange, read_body, read_error_body

@@ -96,6 +96,39 @@ class ActorContext:
         self._stop()
 
 
+class _WorkFailed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+class WorkActor(Actor):
+    """An actor around work that lasts as long as it lives, so that a crash of the work is a crash of the actor.
+
+    Args:
+        work: Works until it is cancelled. Every life calls it once.
+        name: What the actor's error calls it.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[object]], name: str) -> None:
+        self._work = work
+        self._name = name
+
+    async def started(self, context: ActorContext) -> None:
+        async def run() -> None:
+            try:
+                await self._work()
+            except Exception as error:
+                # A task fails alone. The failure of this one is a crash of the actor.
+                context.ref.tell(_WorkFailed(error))
+
+        context.spawn(run, name="run")
+
+    async def receive(self, message: object) -> object:
+        """Takes nothing from outside. Raises TypeError."""
+        if isinstance(message, _WorkFailed):
+            raise message.error
+        raise TypeError(f"the {self._name} does not understand {type(message).__name__}")
+
+
 class ActorStatistics(msgspec.Struct, frozen=True):
     """A snapshot of an actor."""
 
@@ -203,11 +236,25 @@ class ActorRef:
             ActorStopped: The actor is not running.
             WrongLoop: The bus belongs to another thread.
         """
+        return self._running_life().spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+
+    def hold(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str) -> TaskHandle[T]:
+        """Prepare ``fn(*args)`` to run inside the task that awaits the handle's `run_here`, which must be soon.
+
+        It saves a task, for work that ends when it is cancelled. Otherwise it is as with `spawn`.
+
+        Raises:
+            ActorStopped: The actor is not running.
+            WrongLoop: The bus belongs to another thread.
+        """
+        return self._running_life().hold(partial(fn, *args), name)
+
+    def _running_life(self) -> Incarnation:
         self._bus.check_thread()
         life = self._life
         if life is None or life.phase not in ("starting", "running"):
             raise ActorStopped(f"actor {self.name} is not running, so it can't start a task")
-        return life.spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+        return life
 
     def statistics(self) -> ActorStatistics:
         """A snapshot of the actor."""
@@ -299,6 +346,9 @@ class Incarnation:
 
     def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
         return self.tasks.spawn(call, f"{self.ref.name}/{name}")
+
+    def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        return self.tasks.hold(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
         """Live through all phases. It never raises, except KeyboardInterrupt and SystemExit; `error` says whether

@@ -48,6 +48,13 @@ class Tasks:
             handle._task = asyncio.Task(body, loop=asyncio.get_running_loop(), name=name)
         return handle
 
+    def hold(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        """A handle whose `run_here` runs the call inside the task that awaits it. It ends with this life, too."""
+        handle: TaskHandle[T] = TaskHandle(name, self._new_scope())
+        self.running.add(cast("TaskHandle[object]", handle))
+        handle._body = handle._run(call, self.running.discard)
+        return handle
+
     def settle(self) -> None:
         """Answer the waiters of tasks that never began, as an ending event loop leaves them."""
         for handle in self.running:  # those that have run have taken themselves out
@@ -63,18 +70,30 @@ class Tasks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-            return await self._group.__aexit__(kind, error, trace)
         for handle in tuple(self.running):
             handle._scope.cancel()
+        if self._group is not None:
+            with anyio.CancelScope(shield=True):
+                await self._held_are_over()
+            self._group.cancel_scope.cancel()
+            return await self._group.__aexit__(kind, error, trace)
         interrupted: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
-            while left := [task for handle in self.running if (task := handle._task) and not task.done()]:
+            while self.running:
                 try:
-                    await asyncio.wait(left)
+                    if tasks := [task for handle in self.running if (task := handle._task) and not task.done()]:
+                        await asyncio.wait(tasks)
+                    elif not await self._held_are_over():
+                        break
                 except asyncio.CancelledError as cancelled:  # the event loop ends; it has cancelled them as well
                     interrupted = cancelled
         if interrupted is not None:
             raise interrupted
         return None
+
+    async def _held_are_over(self) -> bool:
+        """Wait for the calls that run inside tasks of others. Returns whether there were any."""
+        held = [handle for handle in self.running if handle.runs_here]
+        for handle in held:
+            await handle.over()
+        return bool(held)

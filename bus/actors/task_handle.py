@@ -16,6 +16,7 @@ it reaches, on asyncio even the task's siblings. A cancellation is real if a can
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Generic, TypeVar
@@ -125,6 +126,8 @@ class TaskHandle(Generic[T]):
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
         self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
+        self.runs_here = False
+        """Whether it runs inside a task that belongs to others, see `ActorRef.hold`."""
 
     @property
     def done(self) -> bool:
@@ -162,6 +165,17 @@ class TaskHandle(Generic[T]):
             await self._signal.wait()
         return self.result()
 
+    def run_here(self) -> Coroutine[object, object, None]:
+        """Run a call that `ActorRef.hold` gave inside the task that awaits this. Then `result` has its end."""
+        assert self._body is not None, f"{self.name} was run before"
+        self.runs_here = True
+        return self._body
+
+    async def over(self) -> None:
+        """Wait until the task is done, however it ends."""
+        with contextlib.suppress(Exception):
+            await self.wait()
+
     def result(self) -> T:
         """The result or the exception of `wait`, at once. It is only for a task that is done."""
         assert self._done, f"task {self.name} is not done"
@@ -190,7 +204,12 @@ class TaskHandle(Generic[T]):
         returned = False
         try:
             with self._scope:
-                self._value = await unleaked(call())
+                try:
+                    self._value = await call()
+                except anyio.get_cancelled_exc_class() as leaked:  # not by `unleaked`, which is one frame more
+                    if really_cancelled():
+                        raise
+                    raise LeakedCancellation(f"a cancellation leaked: {leaked!r}") from leaked
                 returned = True
         except Exception as raised:
             error = unwrapped(raised)

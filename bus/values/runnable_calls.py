@@ -23,10 +23,10 @@ def is_empty(content: Sequence[ContentBlock], stop_reason: StopReason) -> bool:
     """
     if stop_reason not in (StopReason.END_TURN, StopReason.TOOL_USE):
         return False
-    return not any(
-        bool(block.text.strip()) if isinstance(block, TextBlock) else not isinstance(block, ThinkingBlock)
-        for block in content
-    )
+    for block in content:  # no `any`, as every call asks this
+        if block.text.strip() if isinstance(block, TextBlock) else not isinstance(block, ThinkingBlock):
+            return False
+    return True
 
 
 def ended_well(stop_reason: StopReason) -> bool:

@@ -19,6 +19,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar, cast
 
 import anyio
 import msgspec
@@ -41,7 +42,7 @@ from callboard.adapters.actor import AdapterActor, CallHandle, start_call
 from callboard.adapters.contract import MeteredAdapter, ProviderAdapter
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.usage.unfinished import NOTHING_USED
-from callboard.bus import ActorRef, CallContent, LlmCallCompleted, StreamLog
+from callboard.bus import CallContent, LlmCallCompleted, StreamLog
 from callboard.bus.errors import CancelledError
 from callboard.bus.streams.events import TurnEvent
 from callboard.bus.values.call_settings import CallSettings
@@ -51,19 +52,127 @@ from callboard.bus.values.warning_codes import WarningCode
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..middleware.contract import AnyEventFilter, AsyncEventFilter, EventFilter, StoppedAfter, is_async
+from ..runtime.adapters import RunningAdapter
 from .accumulator import StreamAccumulator
-from .adapter_call import AdapterCall
-from .events import CallContext
-from .filtering import Filtering
-from .outcome import CallOutcome
-from .quotes import texts_of, without_quotes
-from .settings import settings_of
+from .events import CallContext, CallEvents, settings_of
+from .outcome import CallOutcome, texts_of, without_quotes
+
+R = TypeVar("R")
+
+
+class Filtering:
+    """The filter of one call.
+
+    Args:
+        function: The filter.
+        deliver: Gets the events that it lets pass.
+        stop: Called once, if the filter raises an exception.
+    """
+
+    def __init__(
+        self,
+        function: AnyEventFilter,
+        deliver: Callable[[Sequence[StreamEvent]], object],
+        stop: Callable[[], object],
+    ) -> None:
+        self.content: tuple[ContentBlock, ...] | None = None
+        """The message's content as the filter leaves it; None before its end."""
+        self.error: Exception | None = None
+        """The filter's exception. It isn't the fault of the adapter."""
+        self.unfinished = False
+        """Whether the work was done and the filter was cut short."""
+        self._deliver = deliver
+        self._stop = stop
+        waits = is_async(function)
+        self._at_once = None if waits else cast("EventFilter", function)
+        self._waiting = cast("AsyncEventFilter", function) if waits else None
+        self._arrived: list[StreamEvent] = []
+        self._news = anyio.Event()
+        self._all_arrived = False
+        self._cut = False
+        self._scope: anyio.CancelScope | None = None
+
+    def take_in(self, events: Sequence[StreamEvent]) -> None:
+        """Filter some events, and deliver what passes; where the filter waits, that comes later."""
+        if self.error is not None:  # an adapter that ignores its cancelling may still send
+            return
+        if self._at_once is None:
+            self._arrived += events
+            self._news.set()
+            return
+        try:
+            passed = self._at_once(events)
+        except StoppedAfter as stopped:
+            self._hand_on(stopped.passed)
+            self._fail(stopped.error)
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._hand_on(passed)
+
+    async def around(self, work: Callable[[], Awaitable[R]], deadline: float) -> R:
+        """Wait for work that takes events in, and until all of them are filtered."""
+        if self._waiting is None:
+            return await work()
+        failure: Exception | None = None
+        result: R | None = None
+        async with anyio.create_task_group() as group:
+            self._scope = group.cancel_scope
+            group.start_soon(self._filter_arriving, self._waiting)
+            try:
+                result = await work()
+            except Exception as error:  # in a group it would come out of it as another one
+                failure = error
+            self._all_arrived = True
+            self._news.set()
+            group.cancel_scope.deadline = -math.inf if self._cut else deadline
+        self.unfinished = group.cancel_scope.cancelled_caught
+        if failure is not None:
+            raise failure
+        return cast("R", result)
+
+    def cut(self) -> None:
+        """Filter no more: the call is cancelled."""
+        self._cut = True
+        if self._all_arrived and self._scope is not None:
+            self._scope.cancel()
+
+    async def _filter_arriving(self, function: AsyncEventFilter) -> None:
+        while self._arrived or not self._all_arrived:
+            if not self._arrived:
+                await self._news.wait()
+                self._news = anyio.Event()
+                continue
+            arrived, self._arrived = self._arrived, []
+            try:
+                passed = await function(arrived)
+            except StoppedAfter as stopped:
+                self._hand_on(stopped.passed)
+                self._fail(stopped.error)
+                return
+            except Exception as error:
+                self._fail(error)
+                return
+            self._hand_on(passed)
+
+    def _hand_on(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            if isinstance(event, MessageComplete):
+                self.content = event.final_content
+        self._deliver(events)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self._stop()
+
 
 CANCEL_GRACE_SECONDS = 5.0
 """Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""
 
 
-class Call(AdapterCall):
+class Call(CallEvents):
     """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
     A cancelled call leaves the queue. Once the adapter is asked, the adapter is told to end the call, and the call
@@ -77,8 +186,6 @@ class Call(AdapterCall):
     _ending = False
     _telling: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
-    _filtered: tuple[ContentBlock, ...] | None = None
-    _filter_error: Exception | None = None
     _content: tuple[ContentBlock, ...] = ()
 
     def _published(self, text: str) -> str:
@@ -109,6 +216,8 @@ class Call(AdapterCall):
             drain_seconds: Seconds for which the adapter reads a cancelled stream on.
         """
         super().__init__(context, streamed=streamed)
+        assert context.running is not None
+        self._running: RunningAdapter = context.running
         self.request = request
         self.most_output = request.max_output_tokens
         self._log = log
@@ -148,14 +257,7 @@ class Call(AdapterCall):
         handle.abandon()
 
     async def run(self) -> CallOutcome:
-        """Make the call.
-
-        Raises:
-            AdapterError: The call failed.
-            CancelledError: The call was cancelled, or its deadline passed. The error has the content that had
-                arrived.
-            BudgetExceededError: The call doesn't fit into a budget. It was not made.
-        """
+        """Make the call. Raises AdapterError, CancelledError or BudgetExceededError."""
         if not self.request.response_id:  # else it was reserved when the reply was asked for
             await self.reserve(self._worst_case_in)
         self.accepted = bool(self.request.response_id)
@@ -163,7 +265,7 @@ class Call(AdapterCall):
         first_seq = self._log.next_seq
         end: LlmCallCompleted | AdapterError | None = None
         try:
-            response = await self._converse()
+            response = await (self._answer() if self._filtering is None else self._filtered(self._filtering))
             if self._warnings:
                 response = msgspec.structs.replace(response, warnings=(*self._warnings, *response.warnings))
             cost = self.price(response.usage, response.model)
@@ -191,24 +293,12 @@ class Call(AdapterCall):
             self._account_for_stop(end)
             await self._hand_over_end()
 
-    async def _await_room(self, name: str, asked: Amount) -> None:
-        if self._cancelled:
-            raise self.cancelled_error()
-        with anyio.CancelScope(deadline=self._deadline) as self._queueing:
-            await super()._await_room(name, asked)
-        if self._queueing.cancelled_caught:
-            raise self.cancelled_error()
-
     def _worst_case_in(self, priced: Priced) -> Amount:
         fees = tool_fees(self.request.provider_options)
         return worst_case_of_reply(priced, self.context.estimated_input_tokens, self.most_output, fees)
 
-    async def _converse(self) -> CanonicalResponse:
-        if self._cancelled:
-            raise self.cancelled_error()
-        filtering = self._filtering
-        if filtering is None:
-            return await self._in_slot(self._start, self._response)
+    async def _filtered(self, filtering: Filtering) -> CanonicalResponse:
+        """The adapter's response, as the filter of middleware leaves it."""
         response = await filtering.around(partial(self._taken_in, filtering), self._deadline)
         if filtering.error is not None or filtering.unfinished:
             error = self.cancelled_error()
@@ -221,7 +311,7 @@ class Call(AdapterCall):
         return msgspec.structs.replace(response, content=content, raw=None, provider_details={})
 
     async def _taken_in(self, filtering: Filtering) -> CanonicalResponse:
-        response = await self._in_slot(self._start, self._response)
+        response = await self._answer()
         if not self.streamed:
             filtering.take_in(whole_events(response, self.request.message_id))
         return response
@@ -236,28 +326,36 @@ class Call(AdapterCall):
     # -- waiting
 
     async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
+        if self._cancelled:
+            raise self.cancelled_error()
         with anyio.CancelScope(deadline=self._deadline) as self._queueing:
             await wait()
         if self._queueing.cancelled_caught:
             raise self.cancelled_error()
 
-    def _time_left(self) -> float:
+    def _time_left(self, running: RunningAdapter) -> float:
         own = self.request.timeout_seconds
-        return min(super()._time_left() if own is None else own, self._deadline - anyio.current_time())
+        return min(super()._time_left(running) if own is None else own, self._deadline - anyio.current_time())
 
-    def _start(self, ref: ActorRef) -> CallHandle[CanonicalResponse]:
-        self.asked = True
-        sink = (self._take_in if self._filtering is None else self._filtering.take_in) if self.streamed else None
-        return start_call(ref, self.request, sink, on_attempt=self.on_attempt)
+    async def _answer(self) -> CanonicalResponse:
+        """The adapter's response. However the wait ends, the adapter's work ends and the slot is given back.
 
-    async def _response(self, handle: CallHandle[CanonicalResponse]) -> CanonicalResponse:
-        """The adapter's response. Timers instead of a cancel scope end the wait, as most calls need neither."""
-        self._handle = handle
-        if self._cancelled:  # while it got its slot
-            self._end_in_order()
-        elif self._deadline < math.inf:
-            self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
+        Timers instead of a cancel scope end the wait, as most calls need neither.
+        """
+        if self._cancelled:
+            raise self.cancelled_error()
+        slots = await self._slot_and_turn(self._running)
+        handle: CallHandle[CanonicalResponse] | None = None
         try:
+            self.asked = True
+            sink = None
+            if self.streamed:
+                sink = self._take_in if self._filtering is None else self._filtering.take_in
+            handle = self._handle = start_call(self._running.ref, self.request, sink, on_attempt=self.on_attempt)
+            if self._cancelled:  # while it got its slot
+                self._end_in_order()
+            elif self._deadline < math.inf:
+                self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
             return _marked(await handle.wait())
         except CancelledError:
             raise
@@ -271,6 +369,9 @@ class Call(AdapterCall):
             self._handle = None
             if self._timer is not None:
                 self._timer.cancel()
+            if handle is not None:
+                handle.kill()  # which does nothing if it is done
+            slots.release()
 
     def _end_in_order(self) -> None:
         """Tell the adapter to end the call. After the grace the call no longer waits for the adapter."""
@@ -316,11 +417,7 @@ class Call(AdapterCall):
         return self.used_by_now(self._content)
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
-        """The usage of the attempt under way. It is booked if the call ends now.
-
-        Args:
-            content: The content that has arrived. The usage is estimated from it if the adapter can't tell.
-        """
+        """The usage of the attempt under way. It is booked if the call ends now."""
         if not self.under_way:
             return NOTHING_USED
         actor = self._running.ref.actor

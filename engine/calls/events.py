@@ -1,13 +1,16 @@
-"""The events of one call of any kind: a start for each attempt, and exactly one end for each start.
+"""One call of any kind: its place among the others, and its events.
 
-Nothing here waits, so a `finally` may use all of it.
+Before anything is sent, a call waits for room in budgets and rate limits, and for a slot. Each attempt then has a
+start, and each start has exactly one end. Publishing does not wait, so a `finally` may use all of it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,10 +23,13 @@ from callboard.adapters import (
     AttemptResent,
     AttemptStarted,
     CallWarning,
+    CanonicalRequest,
     NextAttempt,
     StopReason,
     TokenUsage,
 )
+from callboard.adapters.actor import AdapterActor
+from callboard.adapters.usage.estimate import upper_end
 from callboard.adapters.usage.unfinished import NOTHING_USED, usage_of_failure
 from callboard.bus import (
     CallContent,
@@ -45,9 +51,10 @@ from callboard.tracestore import PriceTable
 from ..budgets.account import Amount
 from ..budgets.budget import Payer
 from ..budgets.reservation_names import job_of, reservation
+from ..budgets.worst_case import Priced
 from ..middleware.contract import Judged
 from ..rate_limits.permit import Permit
-from ..runtime.running_adapter import RunningAdapter
+from ..runtime.adapters import CallSlots, RunningAdapter
 from ..runtime.runtime import Runtime
 from .outcome import (
     NOTHING_SENT,
@@ -58,7 +65,44 @@ from .outcome import (
     cost_without_usage,
     output_is_unknown,
 )
-from .settings import server_of, settings_of
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def server_of(running: RunningAdapter | None) -> str | None:
+    """The address that an adapter asks. None if the adapter asks none or doesn't tell it."""
+    actor = None if running is None else running.ref.actor
+    url = getattr(actor.made, "base_url", None) if isinstance(actor, AdapterActor) else None
+    return url if isinstance(url, str) else None
+
+
+def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
+    """The settings of a call."""
+    address, port = (None, None) if server is None else _parts(server)
+    if request is None:
+        return None if address is None else CallSettings(server_address=address, server_port=port)
+    return CallSettings(
+        server_address=address,
+        server_port=port,
+        max_output_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        seed=request.seed,
+        stop_sequences=request.stop_sequences,
+        reasoning_effort=request.reasoning_effort,
+        output_type=None if request.output_schema is None else "json",
+    )
+
+
+@lru_cache(maxsize=256)
+def _parts(url: str) -> tuple[str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # of an adapter of the host's
+        return None, None
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +129,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     """The caller's tags."""
     order: int = 0
-    """The place of whoever asked, from `slots.arrival`. The lowest number gets a slot first."""
+    """The place of whoever asked, from `runtime.adapters.arrival`. The lowest number gets a slot first."""
     estimated_input_tokens: int | None = None
     """The estimate of the input."""
     spending: Spending | None = None
@@ -116,7 +160,7 @@ _CREATING_JOBS = frozenset({"video_create", "batch_create"})
 
 
 class CallEvents:
-    """The events of one call."""
+    """One call: what it waits for, and its events."""
 
     operation = "chat"
     """The kind of call, in OpenTelemetry's word for it."""
@@ -177,13 +221,87 @@ class CallEvents:
         """Start the clock of the call."""
         self._started_ns = self.context.runtime.clock.monotonic_ns()
 
+    # -- before anything is sent
+
+    async def reserve(self, most: Callable[[Priced], Amount]) -> None:
+        """Reserve the most that the first attempt can cost. Nothing is published of a call that has no room.
+
+        Raises BudgetExceededError.
+        """
+        context = self.context
+        runtime = context.runtime
+        if not runtime.budgets:
+            return
+        priced = Priced(runtime.prices, context.routing.model, runtime.clock.now_us(), context.priced_as)
+        name, asked = reservation(context.request_id, 1), most(priced)
+        if not runtime.budgets.reserve_now(name, self.payer, asked):
+            await self._patiently(lambda: runtime.budgets.reserve(name, self.payer, asked))
+        self.reserved = asked
+
+    async def _slot_and_turn(self, running: RunningAdapter) -> CallSlots:
+        """Wait for a slot at a moment at which the rate limits have room. The slot must be released."""
+        slots = running.slots
+        permit = self._permit = self._new_permit(running)
+        has_turn = permit.ask()
+        while True:
+            if not has_turn:
+                await self._wait_for_turn(permit, running)
+            if not slots.try_acquire():
+                await self._patiently(lambda: slots.acquire(self.context.order))
+            if permit.send():
+                break
+            slots.release()
+            has_turn = False
+        try:
+            self._record_for_silent(running)
+        except BaseException:
+            slots.release()
+            raise
+        return slots
+
+    def _record_for_silent(self, running: RunningAdapter) -> None:
+        """Record the start of the first attempt now, if the adapter may not report its attempts."""
+        actor = running.ref.actor
+        if isinstance(actor, AdapterActor) and not getattr(actor.made, "reports_attempts", False):
+            self._note_attempt(AttemptStarted(1))
+            self._recorded_ahead = True
+            self.context.runtime.host.secure_now()
+
+    async def _patiently(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a slot, a turn, or room in the budgets."""
+        await wait()
+
+    def _time_left(self, running: RunningAdapter) -> float:
+        """Seconds that the call has left."""
+        return running.entry.config.timeout_seconds
+
+    def _new_permit(self, running: RunningAdapter) -> Permit:
+        context = self.context
+        most = upper_end(context.estimated_input_tokens or 0), self.most_output or 0
+        limits = context.runtime.rate_limits
+        return limits.permit(running.entry, context.key or "", context.routing.model, context.order, most)
+
+    async def _wait_for_turn(self, permit: Permit, running: RunningAdapter) -> None:
+        """Wait until the rate limits have room, unless another model that may serve has room now.
+
+        Raises RateLimitWaitError if the wait would be too long, or another model is free.
+        """
+        limits, key = self.context.runtime.rate_limits, self.context.key or ""
+        if any(limits.is_free(model.partition(":")[0], model, key) for model in self.context.spills_to):
+            permit.give_up()
+        else:
+            await self._patiently(lambda: permit.wait(self._time_left(running)))
+
+    def cancelled_error(self) -> CancelledError:
+        """The error of a call that was cancelled."""
+        return CancelledError("the call was cancelled", request_id=self.context.request_id)
+
     # -- reports of the adapter, synchronous
 
     def on_attempt(self, report: AttemptReport) -> NextAttempt | None:
         """Take note of what the adapter reports of an attempt. Returns what waits for the next attempt's turn.
 
-        Raises:
-            AdapterError: The failure of the attempt before, if there is no budget for another attempt.
+        Raises AdapterError.
         """
         if self.over:
             return None
@@ -205,12 +323,6 @@ class CallEvents:
             # The adapter sends the request next. If this process dies then, the call must still have a row.
             self.context.runtime.host.secure_now()
         return None if self._permit is None else self._permit.report(report)
-
-    def record_ahead(self) -> None:
-        """Record the start of the first attempt for an adapter that may not report its attempts."""
-        self._note_attempt(AttemptStarted(1))
-        self._recorded_ahead = True
-        self.context.runtime.host.secure_now()
 
     def _reservation(self) -> str | None:
         """The name of what is reserved for the current attempt; None if nothing is."""

@@ -1,4 +1,4 @@
-"""The models that may serve a call are examined, and tried in turn until one of them serves it."""
+"""The models that may serve a call: examined, tried in turn until one serves it, each with a borrowed adapter."""
 
 from __future__ import annotations
 
@@ -7,14 +7,72 @@ from typing import TypeVar
 
 from callboard.adapters import AdapterError, CapabilityError
 from callboard.adapters.contract import ProviderAdapter
-from callboard.bus import CallboardError, ConfigurationError, NoModelAvailable
+from callboard.bus import CallboardError, ConfigurationError, NoModelAvailable, RoutingDecision
 
 from ..budgets.exceeded import BudgetExceededError
 from ..models.registry import ModelRegistry
-from ..routing.availability import LIMITED, READY, Standing
+from ..routing.availability import LIMITED, READY, Changes, Standing
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
 from ..routing.key_standing import standing_of_key
+from ..runtime.adapters import RunningAdapter
 from ..runtime.runtime import Runtime
+
+
+class BorrowedAdapters:
+    """Adapters that stay with their borrower from the first use to `end()`.
+
+    The borrower keeps an adapter also when a reload replaces it for all others.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._adapters: dict[str, RunningAdapter] = {}
+
+    async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
+        """The adapter of a routing decision, started if need be. The availability table learns that a call is on
+        its way.
+
+        Raises AdapterError or ConfigurationError.
+        """
+        runtime = self._runtime
+        now_us = runtime.clock.now_us
+        self._publish(runtime.availability.begin(decision.provider, decision.model, request_id, now_us()))
+        try:
+            return await self._adapter(decision.provider)
+        except BaseException as error:
+            self._publish(runtime.availability.abandon(request_id, now_us()))
+            if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
+                raise
+            if isinstance(error, Exception):
+                self._publish(runtime.availability.crashed(decision.provider, now_us()))
+                if not isinstance(error, AdapterError):
+                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
+                    raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
+            raise
+
+    def end(self) -> None:
+        """Give all adapters back."""
+        while self._adapters:
+            self._adapters.popitem()[1].release()
+
+    async def _adapter(self, provider: str) -> RunningAdapter:
+        mine = self._adapters.get(provider)
+        if mine is not None and mine.ref.running:
+            return mine
+        running = await self._runtime.adapters.acquire(provider)
+        mine = self._adapters.get(provider)  # again: another call of the same borrower may have waited as well
+        if mine is not None and mine.ref.running:
+            running.release()
+            return mine
+        if mine is not None:
+            mine.release()
+        self._adapters[provider] = running
+        return running
+
+    def _publish(self, changes: Changes) -> None:
+        for change in changes:
+            self._runtime.bus.publish(change)
+
 
 T = TypeVar("T")
 
@@ -26,16 +84,7 @@ def examined(
     judge: Callable[[ProviderAdapter, Standing], Option],
     key: str | None = None,
 ) -> Option:
-    """A model that may serve, and what is known of it before anything is sent.
-
-    Args:
-        runtime: The parts of the engine.
-        registry: The configuration under which the call began.
-        named: The model.
-        judge: Asks the model's adapter what the model can do. A CapabilityError or a ConfigurationError that it
-            raises becomes the obstacle.
-        key: The name of the key that the call is to use; None leaves it to the adapter.
-    """
+    """A model that may serve, and what is known of it before anything is sent."""
     entry = named.entry
     now_us = runtime.clock.now_us()
     standing = runtime.availability.standing(entry.adapter, named.model, now_us)
@@ -60,24 +109,7 @@ async def first_that_works(
     cached_at: str | None = None,
     may_go: Callable[[str, str], Awaitable[bool]] | None = None,
 ) -> T:
-    """The result of the first model that can and does serve.
-
-    Args:
-        plan: The models that may serve.
-        examine: Tells whether a model can serve, and how it stands. All models are examined before each attempt.
-        attempt: Makes the call.
-        heals: Tells whether another model could heal a failure.
-        admit: Is asked before each attempt. An exception that it raises ends all attempts.
-        failed: The models that are out of question, with the reason. Models that fail are added.
-        stay_with: The model that comes before all others.
-        cached_at: The model that comes before those that are as available, see `choose`.
-        may_go: Is asked of the provider and the model that were chosen. If it denies, their availability has
-            changed.
-
-    Raises:
-        AdapterError: The failure of the last attempt.
-        CallboardError: No model can serve, as `routing.candidates.choose` says.
-    """
+    """The result of the first model that can and does serve. Raises AdapterError or CallboardError."""
     failed = {} if failed is None else failed
     failure: CallboardError | None = None
     while True:
@@ -114,11 +146,7 @@ def _choose(
     stay_with: str | None,
     cached_at: str | None,
 ) -> Route:
-    """The model to take, of those for which the budgets have room.
-
-    Raises:
-        BudgetExceededError: The models that could serve are all too dear.
-    """
+    """The model to take, of those for which the budgets have room. Raises BudgetExceededError."""
     too_dear = {
         option.named.model: BudgetExceededError(option.too_dear)
         for option in options

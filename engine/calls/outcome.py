@@ -1,14 +1,28 @@
-"""How a call ends: what it gives, what it used, and what that cost."""
+"""How a call ends: its result, its usage, its cost, and the text of its error.
+
+Providers quote the content that they refuse. The exception that the caller gets has the whole text. The published,
+and so stored, text has an ellipsis in place of each quote.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import reduce
+from itertools import islice
 from operator import add
 from typing import TypeAlias
 
 import msgspec
 
-from callboard.adapters import AdapterError, CanonicalResponse, TokenUsage
+from callboard.adapters import (
+    AdapterError,
+    CanonicalResponse,
+    Message,
+    TextBlock,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from callboard.bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
 from callboard.bus.values.cost_sum import CostSum, usage_is_unknown
 from callboard.bus.values.usage import UsageSource
@@ -109,7 +123,8 @@ class Spending:
     def cost(self) -> Cost:
         """The cost of all attempts. It is unknown as soon as one cost is, because a sum without that one would
         look like the whole."""
-        return reduce(add, self.costs) if self.costs else NOTHING_SPENT
+        costs = self.costs
+        return costs[0] if len(costs) == 1 else reduce(add, costs) if costs else NOTHING_SPENT
 
     def count(self, end: CallEnd) -> None:
         """Count an attempt that has ended."""
@@ -128,3 +143,62 @@ class Spending:
         self.costs += other.costs
         self.usages += other.usages
         self.sum += other.sum
+
+
+# -- quotes in the text of an error
+
+
+WINDOW = 16
+"""The characters of a stretch that is looked for. A quote of this length and half of it more is always found."""
+
+_STEP = WINDOW // 2
+_SHORTEST = 4
+_MOST_TEXTS = 2_000
+_LONGEST_SEARCHED = 400_000
+"""The characters that are searched, of one text and of all, so that no failure stops the event loop for long."""
+
+
+def without_quotes(text: str, said: Iterable[str]) -> str:
+    """A text with an ellipsis in place of what it quotes."""
+    left = _LONGEST_SEARCHED
+    for source in islice(said, _MOST_TEXTS):
+        source = source[:left]
+        left -= len(source)
+        if _SHORTEST <= len(source) < WINDOW + _STEP:
+            text = text.replace(source, "…")
+        elif source:
+            text = "".join(_unquoted(text, source))
+    return text
+
+
+def texts_of(messages: Iterable[Message], system_prompt: str | None = None) -> Iterator[str]:
+    """All that messages say: texts, the arguments of tools and their results."""
+    if system_prompt:
+        yield system_prompt
+    for message in messages:
+        for block in message.content:
+            match block:
+                case TextBlock() | ToolResultBlock():
+                    yield block.text
+                case ToolUseBlock():
+                    yield from (value for value in block.input.values() if isinstance(value, str))
+                case _:
+                    pass
+
+
+def _unquoted(text: str, source: str) -> Iterator[str]:
+    done = place = 0
+    while place + WINDOW <= len(text):
+        found = source.find(text[place : place + WINDOW])
+        if found < 0:
+            place += _STEP
+            continue
+        start, at = place, found
+        while start > done and at and text[start - 1] == source[at - 1]:
+            start, at = start - 1, at - 1
+        end, at = place + WINDOW, found + WINDOW
+        while end < len(text) and at < len(source) and text[end] == source[at]:
+            end, at = end + 1, at + 1
+        yield f"{text[done:start]}…"
+        done = place = end
+    yield text[done:]

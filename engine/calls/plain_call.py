@@ -19,7 +19,7 @@ from callboard.adapters import (
     StopReason,
     TokenUsage,
 )
-from callboard.adapters.actor import CallHandle, start_work
+from callboard.adapters.actor import start_work
 from callboard.adapters.contract import ProviderAdapter
 from callboard.bus import Cost, LlmCallCompleted
 from callboard.bus.values.json import Json
@@ -31,14 +31,11 @@ from ..models.nearest_names import nearest
 from ..old_names import TIME_LIMITS, with_new_names
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back
-from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..runtime.adapters import arrival
 from ..runtime.runtime import Runtime
-from .adapter_call import AdapterCall
-from .events import CallContext, Served
-from .fallback import examined, first_that_works
-from .outcome import CallInfo
-from .quotes import without_quotes
-from .slots import arrival
+from .events import CallContext, CallEvents, Served
+from .fallback import BorrowedAdapters, examined, first_that_works
+from .outcome import CallInfo, without_quotes
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
@@ -75,11 +72,7 @@ OptionsT = TypeVar("OptionsT", bound=CallOptions)
 
 
 def require_known(options: OptionsT, kind: type[OptionsT]) -> OptionsT:
-    """Check the names of options. Returns them by their new names.
-
-    Raises:
-        TypeError: There is no option of a name.
-    """
+    """Check the names of options. Returns them by their new names. Raises TypeError."""
     if options.keys() & TIME_LIMITS.keys():
         options = cast("OptionsT", with_new_names(options, TIME_LIMITS))
     known = kind.__annotations__
@@ -102,7 +95,7 @@ class RequestBasics(TypedDict):
     timeout_seconds: float | None
 
 
-class PlainCall(AdapterCall, Generic[S]):
+class PlainCall(CallEvents, Generic[S]):
     """One question with all its attempts. Run it once, in the task whose cancellation is to cancel it."""
 
     def __init__(
@@ -139,24 +132,15 @@ class PlainCall(AdapterCall, Generic[S]):
         return text if self.context.runtime.keeps_all_content else without_quotes(text, self._said())
 
     async def run(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> tuple[S, Cost]:
-        """The answer that `work` brings, and its cost.
-
-        Raises:
-            AdapterError: The call failed.
-            BudgetExceededError: The call doesn't fit into a budget. It was not made.
-        """
+        """The answer that `work` brings, and its cost. Raises AdapterError or BudgetExceededError."""
         most = self._most
         await self.reserve(most if callable(most) else lambda priced: worst_case(priced, most))
         self.begin()
         in_flight = self.context.runtime.in_flight
         in_flight.plain[self] = None
         end: LlmCallCompleted | AdapterError | None = None
-        request_id = self.context.request_id
         try:
-            answer = await self._in_slot(
-                lambda ref: start_work(ref, request_id, lambda adapter: work(adapter, self.on_attempt)),
-                self._answer,
-            )
+            answer = await self._answer(work)
             end, cost = self._completed_by(answer)
             return answer, cost
         except AdapterError as failure:
@@ -174,14 +158,25 @@ class PlainCall(AdapterCall, Generic[S]):
         cost = self.price(answer.usage, answer.model)
         return self.completed(answer, cost, StopReason.END_TURN), cost
 
-    async def _answer(self, handle: CallHandle[S]) -> S:
+    async def _answer(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> S:
+        running = self.context.running
+        assert running is not None
+        slots = await self._slot_and_turn(running)
         try:
-            return self._noted(await handle.wait())
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
-                with contextlib.suppress(AdapterError):
-                    self._late = self._noted(await handle.wait())
-            raise
+            handle = start_work(
+                running.ref, self.context.request_id, lambda adapter: work(adapter, self.on_attempt)
+            )
+            try:
+                return self._noted(await handle.wait())
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
+                    with contextlib.suppress(AdapterError):
+                        self._late = self._noted(await handle.wait())
+                raise
+            finally:
+                handle.kill()  # which does nothing if it is done
+        finally:
+            slots.release()
 
     def _noted(self, answer: S) -> S:
         if self._on_answer is not None:
@@ -228,9 +223,7 @@ class PlainCalls(Generic[A]):
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do all work, once the engine admits it. Closing the engine cancels the work.
 
-        Raises:
-            AdmissionError: The engine admits nothing at present.
-            CancelledError: The engine was closed.
+        Raises AdmissionError or CancelledError.
         """
         runtime = self.runtime
         await runtime.host.start()
@@ -245,9 +238,7 @@ class PlainCalls(Generic[A]):
     def adapter(self, named: Named) -> A:
         """The adapter of a model, for questions that need no network.
 
-        Raises:
-            ConfigurationError: There is no such adapter.
-            CapabilityError: The adapter has no calls of this kind.
+        Raises ConfigurationError or CapabilityError.
         """
         return self._adapter_of(self.runtime.adapters.consult(self._registry.adapter_of(named.entry)), named)
 
@@ -265,12 +256,7 @@ class PlainCalls(Generic[A]):
         }
 
     def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
-        """A model that may serve, and whether it can.
-
-        Args:
-            named: The model.
-            check: Raises CapabilityError if the model can't do what is asked.
-        """
+        """A model that may serve, and whether it can."""
 
         def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
             check(self._adapter_of(adapter, named), named)
@@ -285,15 +271,7 @@ class PlainCalls(Generic[A]):
     ) -> T:
         """The result of the first model that can and does serve. Middleware is asked before each call.
 
-        Args:
-            check: Raises CapabilityError if a model can't do what is asked.
-            call: Makes one call. It gets the route, the id of the request, and the id of the request that failed
-                before it.
-
-        Raises:
-            AdapterError: The last call failed.
-            ConfigurationError: No model can be used as configured.
-            CapabilityError: No model can do what is asked.
+        Raises AdapterError, ConfigurationError or CapabilityError.
         """
         request_id = ""
         caused_by: str | None = None
@@ -336,24 +314,7 @@ class PlainCalls(Generic[A]):
         grace: float = 0.0,
         on_answer: Callable[[S], object] | None = None,
     ) -> tuple[S, Cost]:
-        """Make one call, see `PlainCall`.
-
-        Args:
-            route: The model.
-            request_id: The id of the call.
-            caused_by: The id of the call that failed before it.
-            work: Makes the request with the adapter.
-            estimated_input_tokens: The estimate of the input.
-            most: As in `PlainCall`.
-            grace: As in `PlainCall`.
-            on_answer: As in `PlainCall`.
-
-        Returns:
-            The answer and its cost.
-
-        Raises:
-            AdapterError: The call failed.
-        """
+        """Make one call, see `PlainCall`. Returns the answer and its cost. Raises AdapterError."""
         named = route.option.named
         running = await self._adapters.ready(route.decision, request_id)
         context = CallContext(

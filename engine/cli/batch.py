@@ -19,7 +19,7 @@ from callboard.bus.values.json import Json, JsonObject
 from callboard.engine import BatchResult, BatchState, Engine, load_registry
 from callboard.tracestore import OpenReply, StoredBatch
 
-from ..generation.plain_messages import as_messages
+from ..generation.arguments import as_messages
 from .command_line import FAILED
 from .common.figures import plural
 from .common.harmless import note, say, write_json

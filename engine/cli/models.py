@@ -28,7 +28,7 @@ from callboard.engine.models.known_models import (
 )
 from callboard.engine.models.published_prices import published_name
 from callboard.engine.routing.availability import AvailabilityTable
-from callboard.engine.runtime.adapter_pool import make_spare
+from callboard.engine.runtime.adapters import make_spare
 from callboard.tracestore.home import home_folder, price_table
 from callboard.tracestore.prices.source import parse
 

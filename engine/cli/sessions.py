@@ -17,7 +17,7 @@ from callboard.adapters.requests.surrogates import mend_json
 from callboard.bus import CallboardError
 from callboard.bus.private_file import write_private
 from callboard.bus.values.cost_sum import CostSum
-from callboard.engine.sessions.export_import import document_of
+from callboard.engine.sessions.stored import document_of
 from callboard.tracestore import CallFilter, SavedSession, SessionRow, Store
 from callboard.tracestore.calls import SearchFilter
 from callboard.tracestore.rows import FoundMessage

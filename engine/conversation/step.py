@@ -1,6 +1,7 @@
-"""One reply of the model within a turn: a call, and its fallbacks if it fails before it said anything.
+"""One reply of the model within a turn: its request, its call, and its fallbacks.
 
-A fallback is a call of its own. It is caused by the call that failed, and brings the same message.
+A fallback is tried if the call fails before any content arrived. It is a call of its own. It is caused by the call
+that failed, and brings the same message.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from functools import partial
 
 import msgspec
 
-from callboard.adapters import AdapterError, CanonicalRequest, Message, MessageMetadata, Role, StopReason
+from callboard.adapters import (
+    AdapterCapabilities,
+    AdapterError,
+    CanonicalRequest,
+    CanonicalResponse,
+    Message,
+    MessageMetadata,
+    Role,
+    StopReason,
+)
 from callboard.adapters.replies.whole import whole_events
 from callboard.adapters.usage.unfinished import NOTHING_USED
 from callboard.bus import CallboardError
@@ -21,13 +31,79 @@ from callboard.bus.values.runnable_calls import is_empty, with_whole_calls
 from ..calls.call import Call
 from ..calls.events import CallContext
 from ..calls.outcome import NOT_KNOWN, CallOutcome
-from ..routing.candidates import Route, may_fall_back
-from ..runtime.running_adapter import RunningAdapter
-from .reply import Reply
-from .requests.build import carried_over, request_for
-from .requests.schema_mode import answer_as_text
+from ..models.entries import ModelEntry
+from ..models.tool_settings import first_choice, parallel_calls
+from ..routing.candidates import Route, asks_for_length, may_fall_back
+from ..runtime.adapters import RunningAdapter
+from .options import TurnOptions, for_requests
+from .requests import answer_as_text
+from .results import Reply
 from .turn_context import OWN_IDS, FirstIds, TurnContext
 from .turn_models import TurnModels
+
+
+def request_for(
+    turn: TurnContext, route: Route, messages: tuple[Message, ...], ids: FirstIds, *, first: bool
+) -> CanonicalRequest:
+    """The request of a call."""
+    options, option, entry = turn.options, route.option, route.option.named.entry
+    capabilities, given = option.capabilities, option.input
+    assert capabilities is not None  # an option without them is never taken
+    assert given is not None
+    choice = given.forced
+    if first and choice is None:
+        choice = first_choice(
+            entry.tools,
+            options.get("tool_choice"),
+            tools=given.tools,
+            messages=messages,
+            capabilities=capabilities,
+        )
+    asked = for_requests(_options_of(entry, capabilities), options)
+    asked["output_schema"] = given.schema
+    asked["tool_choice"] = choice
+    asked["parallel_tool_calls"] = parallel_calls(
+        entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
+    )
+    return CanonicalRequest(
+        request_id=ids.request_id,
+        messages=turn.state.refused_reasoning.without(route.decision.provider, messages),
+        model=route.decision.model,
+        capabilities=capabilities,
+        max_output_tokens=option.max_output_tokens,
+        default_output_limit=options.get("max_output_tokens") is None and not asks_for_length(entry),
+        tools=given.tools,
+        system_prompt=given.system_prompt,
+        stop_sequences=tuple(options.get("stop_sequences", ())),
+        message_id=ids.message_id,
+        session_id=turn.state.id,
+        timeout_seconds=options.get("call_timeout"),
+        stream=turn.streamed,
+        **asked,
+    )
+
+
+def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOptions:
+    """The options that the configuration of a model has, below those of session and turn."""
+    return {
+        "temperature": entry.defaults.temperature,
+        "reasoning_effort": entry.defaults.effort if capabilities.supports_thinking else None,
+        "max_retries": entry.max_retries,
+        "retry": entry.retry,
+    }
+
+
+def carried_over(
+    original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
+) -> CanonicalRequest:
+    """A request fitted to another model, with everything that middleware has changed besides the model."""
+    changes = {
+        name: getattr(changed, name)
+        for name in CanonicalRequest.__struct_fields__
+        if name not in ("model", "request_id") and getattr(changed, name) != getattr(original, name)
+    }
+    return msgspec.structs.replace(fitted, **changes)
+
 
 _log = Log("engine.step")
 
@@ -73,11 +149,7 @@ class Step:
         self._first_seq = turn.log.next_seq
 
     def run(self) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
-        """The assistant's message, and the outcome of its call.
-
-        Raises:
-            CallboardError: The last call failed, or no model can serve.
-        """
+        """The assistant's message, and the outcome of its call. Raises CallboardError."""
         return self._models.first_that_works(self._messages, self._attempt, self._heals)
 
     def _heals(self, error: AdapterError) -> bool:
@@ -97,32 +169,33 @@ class Step:
         turn = self._turn
         left = turn.options.get("retry_empty", route.option.named.entry.retry_empty) or 0
         while True:
-            reply, outcome = await self._reply_of(route)
-            empty = is_empty(outcome.response.content, outcome.response.stop_reason)
-            if not empty or left <= 0 or turn.takes_up is not None or turn.scope.cancelled:
-                return reply, outcome
+            self._sent.clear()
+            request = self._request(route)
+            chain = turn.runtime.middleware
+            if chain:
+                outcome = await chain.around(request, partial(self._send_for, request, route))
+                if not self._sent:  # answered without a call: the ids of who answered mean nothing here
+                    response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
+                    outcome = CallOutcome(response=response, cost=outcome.cost)
+            else:
+                outcome = await self._send(request, route)
+            outcome = _settled(outcome)
+            if not self._delivered:
+                turn.log.extend(whole_events(outcome.response, self._message_id))
+            self._models.answered_by = route.decision.model
+            if left <= 0 or not self._may_ask_again(outcome.response):
+                return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
             left -= 1
             _log.warning("empty_reply", request_id=outcome.response.request_id, asked_again=True, left=left)
             self._message_id = turn.runtime.clock.new_id("msg")
             self._request_id = "req" + self._message_id.removeprefix("msg")
             self._first_seq = turn.log.next_seq
 
-    async def _reply_of(self, route: Route) -> tuple[Reply, CallOutcome]:
-        self._sent.clear()
-        request = self._request(route)
-        chain = self._turn.runtime.middleware
-        if chain:
-            outcome = await chain.around(request, partial(self._send_for, request, route))
-            if not self._sent:  # answered without a call: the ids of who answered mean nothing here
-                response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
-                outcome = CallOutcome(response=response, cost=outcome.cost)
-        else:
-            outcome = await self._send(request, route)
-        outcome = _settled(outcome)
-        if not self._delivered:
-            self._turn.log.extend(whole_events(outcome.response, self._message_id))
-        self._models.answered_by = route.decision.model
-        return _reply(request, self._sent[-1] if self._sent else route, outcome), outcome
+    def _may_ask_again(self, response: CanonicalResponse) -> bool:
+        """Whether the reply is empty, and the turn may ask for another one."""
+        turn = self._turn
+        empty = is_empty(response.content, response.stop_reason)
+        return empty and turn.takes_up is None and not turn.scope.cancelled
 
     def _request(self, route: Route) -> CanonicalRequest:
         ids = FirstIds(self._request_id or self._turn.runtime.clock.new_id("req"), self._message_id)

@@ -48,13 +48,7 @@ class TurnTools:
         return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
-        """Run the calls of a reply that may be run.
-
-        Args:
-            reply: The reply.
-            stop_reason: The reason why the reply ended.
-            history: The conversation, with the reply.
-        """
+        """Run the calls of a reply that may be run."""
         self._rounds += 1
         return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
 
@@ -63,11 +57,7 @@ class TurnTools:
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
-        """Whether `stop_when` ends the turn.
-
-        Raises:
-            CallboardError: `stop_when` failed.
-        """
+        """Whether `stop_when` ends the turn. Raises CallboardError."""
         stop_when = self._turn.options.get("stop_when")
         if stop_when is None:
             return False
@@ -78,11 +68,7 @@ class TurnTools:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
 
     async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """Take the host's answers to the open calls, and run the calls that it approved.
-
-        Raises:
-            CallboardError: An answer belongs to no open call, or is no answer. Nothing has been run then.
-        """
+        """Take the host's answers to the open calls, and run the calls that it approved. Raises CallboardError."""
         calls = open_calls(history)
         sorted_out = answers_to(history, answers, self._turn.state.tools)
         results = dict(sorted_out.results)

@@ -17,7 +17,7 @@ or broke off is kept with its stop reason. A call without a session is the only 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -55,26 +55,27 @@ from callboard.bus.values.warning_codes import WarningCode
 from callboard.tracestore import OpenReply
 
 from ..calls.call import Call
-from ..calls.outcome import NOTHING_SENT, CallOutcome
-from ..calls.quotes import texts_of, without_quotes
+from ..calls.outcome import NOTHING_SENT, CallOutcome, texts_of, without_quotes
 from ..routing.model_choice import Model, in_words
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
-from ..sessions.clustered.opening import packed_opening
-from ..sessions.clustered.tenure import Tenure
+from ..sessions.handover import Tenure, packed_opening
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
-from .asked_with import AskedWith
-from .context_window import ADVICE, within_window
-from .history import TurnHistory
-from .options import DEFAULTS, TurnOptions, merged
-from .reply import Reply, as_reply
-from .results import StepResult
-from .steering import SteeringQueue, provider_waits, steering_message
+from .options import DEFAULTS, AskedWith, TurnOptions, merged
+from .results import Reply, StepResult, as_reply
 from .step import Step
 from .tools import TurnTools
-from .turn_context import OWN_IDS, FirstIds, TurnContext
-from .turn_models import TurnModels
+from .turn_context import (
+    OWN_IDS,
+    FirstIds,
+    SteeringQueue,
+    TurnContext,
+    TurnHistory,
+    provider_waits,
+    steering_message,
+)
+from .turn_models import ADVICE, TurnModels, within_window
 
 MAX_WAITING_TURNS = 16
 """The number of turns that may wait for one session, besides the turn that runs."""
@@ -170,9 +171,7 @@ class Turn(TurnContext):
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
         """Have a message of the user added before the next step. Any thread may call this.
 
-        Raises:
-            NoTurnRunning: The turn takes no more messages.
-            ValueError: The content is empty.
+        Raises NoTurnRunning or ValueError.
         """
         message = steering_message(content, self.runtime.clock.new_id("msg"))
         self.steering.add(message)
@@ -203,11 +202,7 @@ class Turn(TurnContext):
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
-        """Take a place among the session's waiting turns, and open the stream.
-
-        Raises:
-            SessionBusy: Too many turns wait already.
-        """
+        """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
@@ -230,17 +225,7 @@ class Turn(TurnContext):
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. A second call does nothing.
-
-        Args:
-            why: The text of its CancelledError.
-
-        Returns:
-            False if the turn is over.
-
-        Raises:
-            WrongLoop: The engine belongs to another event loop.
-        """
+        """Ask the turn to end. A second call does nothing. Returns false if the turn is over. Raises WrongLoop."""
         if self._over:
             return False
         self.runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
@@ -256,14 +241,13 @@ class Turn(TurnContext):
         return True
 
     async def run(self) -> Reply:
-        """The assistant's last message.
-
-        Raises:
-            CallboardError: The turn failed or was cancelled. The error has the turn as its `turn`.
-        """
+        """The assistant's last message. Raises CallboardError."""
         error: BaseException | None = None
         try:
-            return await self._to_its_end()
+            if self.runtime.node is not None:
+                return await self._in_cluster()
+            with self.scope.enter(self.cancel):
+                return await self._in_turn()
         except CallboardError as failure:
             error = failure
             failure.turn = self
@@ -289,13 +273,12 @@ class Turn(TurnContext):
                 if self.runtime.frames is not None:
                     await self.runtime.frames.hand_over(self.id)
 
-    async def _to_its_end(self) -> Reply:
-        """The turn, and in a cluster the question whether it is still this node that says how it ended."""
-        if self.runtime.node is None:
-            return await self.scope.run(self._in_turn, self.cancel)
+    async def _in_cluster(self) -> Reply:
+        """The turn, and then the question whether it is still this node that publishes how it ended."""
         failed: Exception | None = None
         try:
-            reply = await self.scope.run(self._in_turn, self.cancel)
+            with self.scope.enter(self.cancel):
+                reply = await self._in_turn()
         except Exception as error:
             failed = error
         if self._tenure is not None:
@@ -321,12 +304,19 @@ class Turn(TurnContext):
                 signal.raise_if_aborted()
             await self.runtime.host.admit()
             self._tenure = await self.runtime.sessions.require_ownership(state, self.id)
-            return await self._begin()
+            models, tools = self._begin()
+            try:
+                if self._answers is not None and (reply := await self._waiting_reply(tools, self._answers)):
+                    return reply
+                return await self._converse(models, tools)
+            finally:
+                models.adapters.end()
         finally:
             state.running = None
             state.turns.release()
 
-    async def _begin(self) -> Reply:
+    def _begin(self) -> tuple[TurnModels, TurnTools]:
+        """Publish the start of the turn, and look for the models and tools that it may use."""
         self.runtime.pricing.notice()
         model = self.model
         self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
@@ -335,20 +325,18 @@ class Turn(TurnContext):
             opening = packed_opening(self.state, self._asked) if self.state.epoch else b""
             sender = self.runtime.frames.sender
             sender.begin(self.id, len(self.state.messages), self._history.pending, opening)
-        models = TurnModels(self, model, self._history.pending)
-        tools = TurnTools(self, self._keep_results)
-        try:
-            if self._answers is not None:
-                made = await tools.take(self._answers, self.messages)
-                if made.waiting:
-                    self.status = "awaiting_tools"
-                    self.steering.close(_OVER)
-                    reply = as_reply(last_reply(self.state.messages))
-                    reply.ended(self.status, self.undelivered)
-                    return reply
-            return await self._converse(models, tools)
-        finally:
-            models.adapters.end()
+        return TurnModels(self, model, self._history.pending), TurnTools(self, self._keep_results)
+
+    async def _waiting_reply(self, tools: TurnTools, answers: Mapping[str, Answer]) -> Reply | None:
+        """Take the answers to open calls. Returns the reply that asked for them if calls still wait."""
+        made = await tools.take(answers, self.messages)
+        if not made.waiting:
+            return None
+        self.status = "awaiting_tools"
+        self.steering.close(_OVER)
+        reply = as_reply(last_reply(self.state.messages))
+        reply.ended(self.status, self.undelivered)
+        return reply
 
     async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
@@ -425,17 +413,15 @@ class Turn(TurnContext):
 
     # -- one reply
 
-    async def _reply(self, models: TurnModels, caused_by: str | None) -> tuple[Reply, CallOutcome]:
+    def _reply(
+        self, models: TurnModels, caused_by: str | None
+    ) -> Coroutine[object, object, tuple[Reply, CallOutcome]]:
         policy = self.options.get("context")
-        if policy is not None:
-            return await within_window(
-                policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
-            )
-        try:
-            return await self._call(models, self.messages, caused_by)
-        except (PromptTooLongError, ContextOverflowError) as error:
-            error.add_note(ADVICE)
-            raise
+        if policy is None:
+            return self._call(models, self.messages, caused_by, advice=ADVICE)
+        return within_window(
+            policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
+        )
 
     def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
         """The reply with a warning that its calls were not run, unless the caller wants no calls to run."""
@@ -470,7 +456,7 @@ class Turn(TurnContext):
         return message.text
 
     async def _call(
-        self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None
+        self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None, *, advice: str = ""
     ) -> tuple[Reply, CallOutcome]:
         first = not self.steps
         step = self._step = Step(
@@ -483,6 +469,10 @@ class Turn(TurnContext):
         )
         try:
             return await step.run()
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if advice:
+                error.add_note(advice)
+            raise
         finally:
             self._step = None
             self._left = step.left
@@ -505,24 +495,25 @@ class Turn(TurnContext):
                     self._history.forget_question(self.takes_up.turn_id or "")
         self.steering.close(_OVER)
         undelivered = self.undelivered
-        usage = reduce(add, (step.usage for step in self.steps)) if self.steps else None
+        usage = reduce(add, [step.usage for step in self.steps]) if self.steps else None
+        cost = self.cost
         for step in self.steps:
-            step.message.ended(self.status, undelivered, usage=usage, cost=self.cost)
+            step.message.ended(self.status, undelivered, usage=usage, cost=cost)
         if not self._ended_elsewhere:
-            self._publish_end(error)
+            self._publish_end(error, cost)
 
     def _status_of(self, error: BaseException) -> TurnStatus:
         if self._tenure is not None and isinstance(error, SessionTakenOver):
             return "outcome_unknown"
         return "cancelled" if isinstance(error, CancelledError) else "failed"
 
-    def _publish_end(self, error: BaseException | None) -> None:
+    def _publish_end(self, error: BaseException | None, cost: Cost) -> None:
         spent = self.spending
         self.publish(
             SessionTurnCompleted(
                 status=self.status,
                 calls=spent.calls,
-                cost_nano_usd=spent.cost.nano_usd,
+                cost_nano_usd=cost.nano_usd,
                 error=None if error is None else self._published(in_a_line(error)),
                 attempts=spent.sum.calls,
                 known_nano_usd=spent.sum.nano_usd,

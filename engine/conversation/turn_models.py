@@ -1,6 +1,7 @@
 """The models that a turn may use: which of them can serve, which have failed, and which one answers.
 
 The configuration and the adapters stay the turn's own to its end, also when a reload replaces them for all others.
+A conversation that is too long for the model is shortened by the session's context policy until it fits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import msgspec
 from callboard.adapters import AdapterError, CallWarning, CapabilityError, Message
 from callboard.adapters.contract import ProviderAdapter
 from callboard.adapters.requests.text import current_turn
+from callboard.bus import ContextOverflowError, PromptTooLongError
 
 from ..budgets.account import Amount, Refusal
 from ..budgets.budget import Payer
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
-from ..calls.fallback import examined, first_that_works
+from ..calls.fallback import BorrowedAdapters, examined, first_that_works
 from ..models.published_prices import published_name
 from ..models.tool_settings import ModelInput, model_input
 from ..routing.availability import Standing
@@ -26,11 +28,61 @@ from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choo
 from ..routing.capabilities import Asked, check, check_tool_choice
 from ..routing.deployments import deployment_of_last_reply
 from ..routing.model_choice import Model, overridden
-from ..runtime.borrowed_adapters import BorrowedAdapters
-from .requests.schema_mode import hold_to_schema
+from .context import ContextPolicy, Conversation
+from .requests import hold_to_schema
 from .turn_context import TurnContext
 
 T = TypeVar("T")
+
+MAX_TRIES = 4
+"""The number of times that a policy may try to make a prompt short enough."""
+
+ADVICE = (
+    "Let the session shorten what it sends: engine.session(..., context=Truncate()), or LastTurns or Summarise of "
+    "engine.context; or choose a model with a larger window"
+)
+"""The advice for a prompt that is too long where there is no policy."""
+
+
+async def within_window(
+    policy: ContextPolicy,
+    turn: TurnContext,
+    models: TurnModels,
+    history: Sequence[Message],
+    ask: Callable[[str], Awaitable[str]],
+    call: Callable[[tuple[Message, ...]], Awaitable[T]],
+) -> T:
+    """The result of a call with the part of the history that the policy lets be sent.
+
+    If that part is too long for the model, the policy is asked again.
+
+    Raises PromptTooLongError or ContextOverflowError.
+    """
+    state, failure = turn.state, None
+    limit, estimate = models.measure()
+    failed = dict(models.failed)
+    for _ in range(MAX_TRIES):
+        conversation = Conversation(
+            messages=tuple(history),
+            context=state.context,
+            too_long=failure is not None,
+            limit=limit,
+            estimate=estimate,
+            ask=ask,
+        )
+        before, state.context = state.context, await policy.assemble(conversation)
+        if failure is not None and state.context == before:
+            break
+        try:
+            return await call(state.context.of(history))
+        except (PromptTooLongError, ContextOverflowError) as error:
+            if error.content:
+                raise
+            failure = error
+            models.failed = dict(failed)  # a model for which it was too long gets another chance
+    assert failure is not None
+    failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
+    raise failure
 
 
 class TurnModels:
@@ -72,13 +124,7 @@ class TurnModels:
         attempt: Callable[[Route], Awaitable[T]],
         heals: Callable[[AdapterError], bool],
     ) -> Coroutine[object, object, T]:
-        """The result of the first model that can and does answer, see `calls.fallback`.
-
-        Args:
-            messages: The messages that are sent.
-            attempt: Makes the call.
-            heals: Tells whether another model could heal a failure.
-        """
+        """The result of the first model that can and does answer, see `calls.fallback`."""
         return first_that_works(
             self.plan,
             partial(self._examine, messages=messages),
@@ -91,11 +137,7 @@ class TurnModels:
         )
 
     def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
-        """The route to a model that middleware asks for.
-
-        Raises:
-            CallboardError: The model can't serve, as `routing.candidates.choose` says.
-        """
+        """The route to a model that middleware asks for. Raises CallboardError."""
         plan = expand(self.registry, model, ())
         return choose(plan, [self._examine(named, messages) for named in plan.named])
 

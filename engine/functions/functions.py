@@ -10,7 +10,7 @@ from callboard.adapters import ContentBlock
 from ..conversation.results import GenerateResult
 from ..engine import Engine
 from ..generation.arguments import Arguments
-from ..generation.readers.of_turns import OnUsage
+from ..generation.readers import OnUsage
 from ..generation.streaming import StreamResult
 from ..routing.model_choice import Model
 from .default import default_engine, engine_on

@@ -1,22 +1,110 @@
-"""The arguments of the functions, checked and made into a turn. Pure but for the turn's id."""
+"""The arguments of the functions, checked and made into messages, a request and a turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast, get_args
 
-from callboard.adapters import CanonicalRequest, ContentBlock, Message
+from callboard.adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message, Role, TextBlock
 from callboard.bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
-from ..conversation.options import TimeoutConfig, TurnOptions, options_among
-from ..conversation.turn import Turn
+from ..conversation.options import TimeoutConfig, TurnOptions, options_among, said_by
+from ..conversation.results import GenerateResult
+from ..conversation.turn import Turn, own
+from ..conversation.turn_context import FirstIds
 from ..models.registry import ModelRegistry
 from ..routing.model_choice import Model, ModelChoice
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
-from ..tools import ToolLike
-from .plain_messages import MessageLike, as_messages
+from ..tools import Tool, ToolLike
+
+
+def turn_of(
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool
+) -> Turn:
+    """The one turn of a conversation without a session that asks just what the request asks."""
+    state = SessionState(
+        "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
+    )
+    turn = Turn(
+        runtime=runtime,
+        state=state,
+        new=request.messages,
+        model=None,
+        options=said_by(request),
+        streamed=streamed,
+        first_ids=FirstIds(request.request_id, request.message_id),
+        max_pauses=0,
+    )
+    turn.steering.close(
+        "a CanonicalRequest is answered with one reply; say stream(model, messages=[...]) to steer"
+    )
+    return turn
+
+
+async def complete(
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+) -> CanonicalResponse:
+    """One reply to a request; see `Engine.complete`."""
+    turn = turn_of(runtime, request, tags=tags, streamed=False)
+    await own(turn, await runtime.host.start_turn(turn))
+    return turn.steps[-1].response
+
+
+MessageLike: TypeAlias = Message | Mapping[str, object]
+"""A message; or a mapping with a role (``user``, ``assistant``, ``system``, ``developer``) and a content: text, or
+a list of texts, of ``{"type": "text", "text": …}`` and of content blocks."""
+
+_SPEAKERS = (Role.USER, Role.ASSISTANT, Role.SYSTEM, Role.DEVELOPER)
+
+
+def as_messages(given: Sequence[MessageLike]) -> tuple[Message, ...]:
+    """The messages that a program means. Raises TypeError."""
+    return tuple(each if isinstance(each, Message) else _message(each) for each in given)
+
+
+def _message(given: object) -> Message:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"messages takes Message objects, not {type(given).__name__}: Message.user('...') makes one, and "
+            "{'role': 'user', 'content': '...'} is one, too"
+        )
+    if more := given.keys() - {"role", "content"}:
+        raise TypeError(
+            f"a message as a dict has role and content, not {min(map(repr, more))}: Message(...) and its blocks "
+            "say everything else"
+        )
+    role, content = given.get("role"), given.get("content")
+    if role not in _SPEAKERS:
+        raise TypeError(
+            f"role is {role!r}; a message as a dict is of {', '.join(map(str, _SPEAKERS))}. The answer of a "
+            "tool is Message.tool_result(...)"
+        )
+    if isinstance(content, str):
+        return Message(Role(role), (TextBlock(content),))
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        return Message(Role(role), tuple(map(_block, content)))
+    raise TypeError(f"content is {type(content).__name__}; it is text or a list of blocks")
+
+
+def _block(given: object) -> ContentBlock:
+    match given:
+        case str():
+            return TextBlock(given)
+        case {"type": "text", "text": str(text), **more} if not more:
+            return TextBlock(text)
+        case _ if isinstance(given, get_args(ContentBlock)):
+            return given  # type: ignore[no-any-return]
+        case _:
+            shown = (
+                f"a block of type {given.get('type')!r}" if isinstance(given, Mapping) else type(given).__name__
+            )
+            raise TypeError(
+                f"content holds {shown}; as plain values there are texts and "
+                "{'type': 'text', 'text': '...'}, and for everything else blocks, such as ImageBlock"
+            )
+
 
 __all__ = ["Arguments", "TimeoutConfig", "conversation", "new_turn", "of_provider", "options_of"]
 
@@ -58,12 +146,7 @@ def new_turn(
     streamed: bool,
     **arguments: Unpack[Arguments],
 ) -> Turn:
-    """The one turn of a conversation of its own.
-
-    Raises:
-        CallboardError: The arguments don't go together; the text says what to do.
-        TypeError: An argument doesn't exist, or is of a wrong kind.
-    """
+    """The one turn of a conversation of its own. Raises CallboardError or TypeError."""
     _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
@@ -101,12 +184,7 @@ def _kind(value: object) -> str:
 def conversation(
     model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[MessageLike] | None
 ) -> tuple[Message, ...]:
-    """The messages to send.
-
-    Raises:
-        CallboardError: There is neither a prompt nor a message, or there are both.
-        TypeError: A message is none.
-    """
+    """The messages to send. Raises CallboardError or TypeError."""
     if prompt is not None and messages is not None:
         raise CallboardError(
             "both prompt and messages are given: say only one; a prompt that follows messages is "
@@ -127,22 +205,13 @@ def conversation(
 
 
 def options_of(arguments: Arguments) -> TurnOptions:
-    """The options among the arguments.
-
-    Raises:
-        TypeError: There is no such argument; the text has advice.
-    """
+    """The options among the arguments. Raises TypeError."""
     given = cast("Mapping[str, Any]", arguments)
     return options_among(given, others=_OWN, advice=_ADVICE)
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:
-    """The model that is meant, where its provider is given apart.
-
-    Raises:
-        ConfigurationError: There is no such provider, or no model.
-        CallboardError: A `ModelChoice` is given, which says itself among which models it chooses.
-    """
+    """The model that is meant, where its provider is given apart. Raises ConfigurationError or CallboardError."""
     if provider is None:
         return model
     if isinstance(model, ModelChoice):
@@ -153,3 +222,27 @@ def of_provider(registry: ModelRegistry, model: Model | None, provider: str | No
     if isinstance(name, str):
         return registry.resolve(name, provider).model.id
     return tuple(registry.resolve(each, provider).model.id for each in name)
+
+
+async def generate_on(
+    runtime: Runtime,
+    model: Model | None,
+    prompt: str | Sequence[ContentBlock] | None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """The result of a conversation; see the function `generate`."""
+    turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
+    await own(turn, await runtime.host.start_turn(turn))
+    return result_of(turn)
+
+
+def result_of(turn: Turn) -> GenerateResult:
+    """The result of a turn that came to its end without an error."""
+    return GenerateResult(
+        steps=tuple(turn.steps),
+        messages=turn.messages,
+        status=turn.status,
+        total_cost=turn.cost,
+        cost_sum=turn.spending.sum,
+        undelivered=turn.undelivered,
+    )

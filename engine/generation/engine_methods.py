@@ -13,12 +13,9 @@ from callboard.bus.streams.events import TurnEvent
 from ..conversation.results import GenerateResult
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
-from .arguments import Arguments, new_turn
-from .canonical_request import complete, turn_of
-from .generate import generate_on
-from .readers.attached import AttachedView
-from .readers.of_turns import OnUsage
-from .streaming import StreamResult
+from .arguments import Arguments, complete, generate_on, new_turn, turn_of
+from .readers import OnUsage
+from .streaming import AttachedView, StreamResult
 
 
 class GenerationMethods:

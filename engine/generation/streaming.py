@@ -15,16 +15,25 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack
 
 from callboard.adapters import CallWarning, CanonicalResponse, ContentBlock, Message, TokenUsage
-from callboard.bus import Cost, RoutingDecision, TurnStatus
+from callboard.bus import Cost, RoutingDecision, StreamReader, TurnStatus
+from callboard.bus.streams.events import TurnEvent
 
-from ..conversation.reply import Reply
-from ..conversation.results import GenerateResult
+from ..conversation.results import GenerateResult, Reply
 from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .progress import UsageSoFar
-from .readers.of_turns import EventReader, LogEvent, OnUsage, ReaderOptions, TurnReader, ViewReader
-from .readers.texts import TextPieces
-from .streamed_turn import StreamedTurn
+from .readers import (
+    EventReader,
+    LogEvent,
+    OnUsage,
+    Reader,
+    ReaderOptions,
+    StreamedTurn,
+    TextPieces,
+    TurnReader,
+    ViewReader,
+)
+from .view import TurnView
 from .view_events import ViewEvent
 
 E = TypeVar("E")
@@ -236,3 +245,34 @@ class TurnStream(_Stream[LogEvent]):
             options: The fields of `ReaderOptions`.
         """
         return EventReader(self._run, self, **options)
+
+
+class AttachedView(Reader[ViewEvent]):
+    """One more reader of a turn's stream, made by ``engine.attach(stream_id, view=True)``.
+
+    It gives what `stream()` gives, from the first event on. Its last event is `finish`, or `error`, which isn't
+    raised: that is for whoever began the turn. It is for one task at a time. Closing it changes nothing for the
+    turn.
+
+    Args:
+        log_reader: A reader of the turn's own events, from the first.
+    """
+
+    def __init__(self, log_reader: StreamReader[TurnEvent]) -> None:
+        super().__init__()
+        self._log_reader = log_reader
+        self._view = TurnView()
+
+    def close(self) -> None:
+        """Read no more."""
+        super().close()
+        self._log_reader.close()
+
+    async def _next(self) -> Sequence[ViewEvent]:
+        shown: Sequence[ViewEvent] = ()
+        while not shown:
+            events = await self._log_reader.take()
+            if not events:
+                raise StopAsyncIteration
+            shown = [each for event in events for each in self._view.process(event)]
+        return shown

@@ -1,12 +1,11 @@
-"""A part of a node, and the actor that keeps it at work."""
+"""A part of a node, and its place below the supervisor that keeps it at work."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import msgspec
-
-from callboard.bus import Actor, ActorContext, ChildSpec
+from callboard.bus import ChildSpec
+from callboard.bus.actors.actor import WorkActor
 
 
 class Part(Protocol):
@@ -33,32 +32,6 @@ class Part(Protocol):
         """
 
 
-class _Failed(msgspec.Struct, frozen=True):
-    error: Exception
-
-
-class PartActor(Actor):
-    """The actor around a part, so that its crash is seen, counted and mended."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-
-    async def started(self, context: ActorContext) -> None:
-        async def work() -> None:
-            try:
-                await self._part.run()
-            except Exception as error:
-                context.ref.tell(_Failed(error))
-
-        context.spawn(work, name="run")
-
-    async def receive(self, message: object) -> object:
-        """Takes nothing from outside. Raises TypeError."""
-        if isinstance(message, _Failed):
-            raise message.error
-        raise TypeError(f"{self._part.name} does not understand {type(message).__name__}")
-
-
 def child_of(part: Part) -> ChildSpec:
     """The part as a child of a supervisor. A part that can't be kept running stays down, and calls go on."""
-    return ChildSpec(part.name, lambda: PartActor(part), on_limit="stop")
+    return ChildSpec(part.name, lambda: WorkActor(part.run, part.name), on_limit="stop")

@@ -24,7 +24,7 @@ from callboard.bus import CallboardError, Cost, RoutingDecision, TurnStatus
 from callboard.bus.errors import CancelledError
 from callboard.bus.values.json import Json
 
-from ..conversation.requests.schema_mode import ANSWER_TOOL
+from ..conversation.requests import ANSWER_TOOL
 from ..conversation.turn import Turn
 from ..generation.streaming import StreamResult
 from ..generation.view_events import ViewEvent

@@ -23,8 +23,8 @@ from callboard.bus.errors import InvalidRequestError
 
 from ..budgets.account import Amount
 from ..budgets.worst_case import Priced, tool_fees, worst_case_of_reply
+from ..calls.outcome import texts_of
 from ..calls.plain_call import CallOptions, Models, PlainCalls, require_known
-from ..calls.quotes import texts_of
 from ..routing.candidates import Named, Route, expand
 from ..routing.model_choice import overridden
 from ..runtime.runtime import Runtime

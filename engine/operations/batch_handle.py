@@ -37,8 +37,7 @@ from callboard.tracestore import CountedCall
 
 from ..budgets.reservation_names import job_of
 from ..old_names import takes_old_names
-from ..runtime.runtime import Runtime
-from ..runtime.settled import settled_store
+from ..runtime.runtime import Runtime, settled_store
 from .batch_plan import (
     BatchPlan,
     BatchResult,

@@ -22,8 +22,7 @@ from callboard.bus.errors import ConfigurationError, InvalidRequestError, NotFou
 from callboard.tracestore import StoredBatch, StoredSubmission
 
 from ..routing.candidates import Named, expand
-from ..runtime.runtime import Runtime
-from ..runtime.settled import settled_store
+from ..runtime.runtime import Runtime, settled_store
 from .batch_handle import NOT_BILLED, BatchHandle, Submission, counted_calls
 from .batch_plan import BatchPlan, call_id, digest_of
 from .jobs import EndedCall, JobAnswer, PerEngine, decision_of, priced_as, with_adapter

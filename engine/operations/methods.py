@@ -300,7 +300,7 @@ class OperationMethods:
             OutcomeUnknownError: The provider doesn't know the reply any more.
         """
         from ..conversation.turn import own
-        from ..generation.generate import result_of
+        from ..generation.arguments import result_of
         from .background import turn_of_reply
 
         turn = turn_of_reply(self._runtime, reply, options, streamed=False)

@@ -16,8 +16,8 @@ from callboard.tracestore import CallFilter, PriceTable, RepriceReport, RepriceR
 from callboard.tracestore.home import home_folder, price_table, published_table
 from callboard.tracestore.reports import OnProgress
 
-from ..runtime.host import Host
-from ..sessions.costs import costs_of
+from ..runtime.adapters import Host
+from ..sessions.open import costs_of
 from ..sessions.state import SessionState
 from .watch import PriceWatch, announcement
 

@@ -25,7 +25,7 @@ from callboard.bus import PromptTooLongError
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.warning_codes import WarningCode
 
-from ..conversation.requests.schema_mode import SchemaMode
+from ..conversation.requests import SchemaMode
 from .model_choice import Requirements
 
 

@@ -1,15 +1,51 @@
-"""The turns and calls that are under way in an engine, so that closing it ends all of them in order, with one and
-the same error.
+"""The turns and calls in progress, and the ways to end them from outside.
+
+A turn ends early if it is cancelled, its signal is aborted, its time is up, or the engine is closed. Closing the
+engine ends all turns and calls in order, with the same error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 import anyio
+import anyio.lowlevel
 
-from callboard.bus.errors import CancelledError
+from callboard.bus import CallboardError, WrongLoop
+from callboard.bus.backend import scope_on_asyncio
+from callboard.bus.errors import AdapterError, CancelledError, RequestTimeoutError
+
+from ..abort import AbortSignal
+
+
+def require_asyncio() -> None:
+    """Check that an event loop of asyncio's kind runs. Raises CallboardError."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise CallboardError(
+            "no event loop of asyncio or uvloop runs here, which an engine needs (adapters, bus and streams run "
+            "on trio, too): call this in a coroutine, or take generate_sync(), stream_sync() and run_sync()"
+        ) from None
+
+
+def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
+    """Check that no other event loop than this one runs. Raises WrongLoop."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # nothing can be waited for here, so nothing can go wrong
+    if running is not own:
+        raise WrongLoop(
+            "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
+            + (f"; {instead}" if instead else "")
+        )
+
 
 CLOSED = "the engine was closed while this call ran"
 
@@ -33,12 +69,7 @@ class InFlight:
         return len(self._cancels)
 
     def add(self, what: object, cancel: Callable[[], object]) -> None:
-        """Add a turn or a call.
-
-        Args:
-            what: The turn or the call.
-            cancel: A function that asks it to end. It must then `remove` itself.
-        """
+        """Add a turn or a call."""
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
@@ -49,11 +80,7 @@ class InFlight:
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[None]:
-        """A block that is cancelled when the engine is closed.
-
-        Raises:
-            CancelledError: The engine was closed; `what` is the text.
-        """
+        """A block that is cancelled when the engine is closed. Raises CancelledError."""
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
@@ -73,3 +100,97 @@ class InFlight:
             self._idle = anyio.Event()
             with anyio.move_on_after(seconds):
                 await self._idle.wait()
+
+
+MANAGER_ENDED = "the engine's session manager stopped while this call ran"
+
+
+class TurnScope:
+    """The cancel scope of one turn.
+
+    Args:
+        seconds: The turn's time in seconds; None is without end.
+        signal: The signal that ends the turn when it is aborted.
+        in_flight: The engine's turns under way.
+    """
+
+    def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
+        self.seconds = seconds
+        """The turn's time in seconds; None is without end."""
+        self.deadline = math.inf
+        """The event loop's time at which the turn's time is up, from `run` on."""
+        self.cancelled = False
+        """Whether somebody has asked the turn to end."""
+        self._why = ""
+        self._forget: Callable[[], object] | None = None  # stops watching the signal
+        self._signal = signal
+        self._in_flight = in_flight
+        require_asyncio()
+        self._scope = scope_on_asyncio()()
+
+    def enter(self, cancel: Callable[[], object]) -> Self:
+        """The block of the turn's work, for a `with` statement. `cancel` is called when the signal is aborted.
+
+        The block raises CancelledError if the turn was cancelled or aborted, or the engine was closed. It raises
+        RequestTimeoutError if the turn's time was up.
+        """
+        if self._signal is not None:
+            self._forget = self._signal.watch_from_loop(cancel)
+        if self.seconds is not None:
+            self.deadline = self._scope.deadline = anyio.current_time() + self.seconds
+        return self
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            cut = self._scope.__exit__(kind, error, trace)
+        finally:
+            if self._forget is not None:
+                self._forget()
+        cancelled = CancelledError("the turn was cancelled") if cut else error
+        if isinstance(cancelled, CancelledError):
+            ending = self._ending(cancelled)
+            if ending is error:
+                return
+            if ending is not cancelled:
+                ending.content, ending.usage, ending.cost = cancelled.content, cancelled.usage, cancelled.cost
+                raise ending from cancelled
+            raise ending
+        if error is not None and isinstance(error, anyio.get_cancelled_exc_class()):
+            # The task that the turn runs below has crashed, or ends without us.
+            raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
+
+    def cancel(self, why: str) -> None:
+        """Note that the turn is to end."""
+        self.cancelled = True
+        self._why = self._why or why
+
+    def cut(self) -> None:
+        """Cancel everything that the turn waits for."""
+        self._scope.cancel()
+
+    async def leave_if_cut(self) -> None:
+        """Leave the turn here if it was cut, or its time was up, before it began."""
+        if self._scope.cancel_called:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+
+    def hold_time(self, held: bool) -> None:
+        """Take the deadline away while a call runs, because the call keeps it and ends in order. Then set it
+        again."""
+        if self.seconds is not None:
+            self._scope.deadline = math.inf if held else self.deadline
+
+    def _ending(self, cancelled: CancelledError) -> AdapterError:
+        """The error of a turn that was cancelled, by the reason for it."""
+        if self._signal is not None and self._signal.aborted:
+            return CancelledError(f"the turn was aborted: {self._signal.reason}", request_id=cancelled.request_id)
+        if self._why:
+            return CancelledError(self._why, request_id=cancelled.request_id)
+        if self.cancelled or anyio.current_time() < self.deadline:
+            return cancelled
+        what = f"the turn took longer than {self.seconds:g} s"
+        return RequestTimeoutError(what, request_id=cancelled.request_id, retryable=False)

@@ -1,18 +1,17 @@
-"""The engine's life on one event loop: its root task, and the actors below it.
+"""The engine's life on one event loop: its root task, the actors below it, and the admission of turns.
 
 The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
 shipper, the parts of a node in a cluster, availability, session manager, adapters, and stop in the reverse order.
-The stop begins when everything under way has been cancelled and has ended, or half of the time for the shutdown is
-over. Events that are published during the stop are written before the store closes. The root is a task, not a
-context of the task that entered the engine, so that the engine can be left from another task than it was entered
-from.
+The stop begins when everything in progress has been cancelled and has ended, or half of the time for the shutdown
+is over. Events that are published during the stop are written before the store closes. The root is a task, not a
+context of the task that entered the engine, so that another task can leave the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import anyio
 import anyio.abc
@@ -21,6 +20,7 @@ from callboard.adapters.actor import AdapterActor
 from callboard.bus import (
     ActorRef,
     ActorStopped,
+    AdmissionError,
     CallboardError,
     ChildSpec,
     Cost,
@@ -34,21 +34,19 @@ from callboard.bus import (
     Supervisor,
     TaskHandle,
 )
+from callboard.bus.actors.actor import WorkActor
 from callboard.bus.actors.task_handle import unwrapped
 from callboard.bus.log import Log
-from callboard.tracestore import Store
+from callboard.tracestore import Store, WriterStatistics
 
-from ..calls.slots import CallSlots
-from ..conversation.reply import Reply
+from ..conversation.results import Reply
 from ..models.entries import AdapterEntry
 from ..routing.availability_actor import WATCHED, AvailabilityActor
-from ..sessions.manager import ApplyCosts, SessionManager
-from .admission import Admission
-from .event_loops import require_asyncio, require_loop
-from .host import Startable
+from ..sessions.open import ApplyCosts, SessionManager
+from .adapters import CallSlots, RunningAdapter, Startable, come_up
+from .in_flight import require_asyncio, require_loop
 from .process import LivingEngine, engines
-from .running_adapter import RunningAdapter, come_up
-from .runtime import Runtime
+from .runtime import Limits, Runtime
 
 if TYPE_CHECKING:
     from callboard.tracestore import WriterCore
@@ -61,13 +59,62 @@ MEMORY_US = 24 * 3600 * 1_000_000
 MEMORY_EVENTS = 100_000
 """How many stored events are looked through for them, so that a start on a large trace stays quick."""
 
-
 SHIPPING_SECONDS = 5.0
 """The longest time for which a turn waits for the shared store, where answers wait for it: at all its calls and at
 its end together. A call without a turn waits so long at most."""
 
 LAST_SHIPPING_SECONDS = 2.0
 """The time in which the rest is shipped when the engine ends."""
+
+_LOOK_EVERY_SECONDS = 0.01
+
+
+class Writer(Protocol):
+    """The trace writer as admission sees it: a `WriterCore`."""
+
+    def statistics(self) -> WriterStatistics: ...
+
+
+class Admission:
+    """The door for new turns. Turns pass in their order; only the first one looks how far the writer is.
+
+    A writer that is far behind holds turns up as long as it commits anything. A writer that has committed nothing
+    for `Limits.admit_seconds` has turns refused. A writer whose store fails holds nobody up: it keeps the events
+    that it can, and reports the lost ones.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._queue = anyio.Lock(fast_acquire=True)
+        self._committed = -1
+        self._progress_at = 0.0
+
+    async def admit(self, writer: Writer) -> None:
+        """Return once the writer is not too far behind. Raises AdmissionError."""
+        if not self._queue.locked() and self._open(writer.statistics()):
+            return
+        began = anyio.current_time()
+        async with self._queue:
+            while not self._open(behind := writer.statistics()):
+                self._refuse_without_progress(behind, began)
+                await anyio.sleep(_LOOK_EVERY_SECONDS)
+
+    def _open(self, behind: WriterStatistics) -> bool:
+        limits = self._limits
+        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
+        return near or behind.state != "ok"
+
+    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
+        limits, now = self._limits, anyio.current_time()
+        if behind.committed != self._committed:
+            self._committed, self._progress_at = behind.committed, now
+        if now - max(began, self._progress_at) < limits.admit_seconds:
+            return
+        raise AdmissionError(
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, for "
+            f"limits of {limits.admit_events} and {limits.admit_bytes}, and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls under way are not affected."
+        )
 
 
 def _seen(task: asyncio.Task[None]) -> None:
@@ -144,11 +191,7 @@ class Life:
             raise CallboardError(f"this engine is closed{why}; make a new one")
 
     async def stop(self) -> ShutdownReport | None:
-        """Stop, and wait for the end.
-
-        Raises:
-            SupervisorEscalated: An actor could not be kept running, which had ended the engine before.
-        """
+        """Stop, and wait for the end. Raises SupervisorEscalated."""
         self._stop.set()
         if not self._task.done():
             await asyncio.wait((self._task,))
@@ -168,12 +211,7 @@ class Life:
         return adopted
 
     async def ship(self, turn_id: str | None, *, last: bool) -> None:
-        """Return when everything published so far is in the shared store, or that can't be had now.
-
-        Args:
-            turn_id: The turn that waits; None is a call without one.
-            last: Whether the turn ends.
-        """
+        """Return when everything published so far is in the shared store, or that can't be had now."""
         waited = 0.0 if turn_id is None else self._waited.pop(turn_id, 0.0)
         began = anyio.current_time()
         if waited < SHIPPING_SECONDS:
@@ -283,11 +321,11 @@ class Life:
                 runtime.node.follow(core)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         if (shipper := runtime.shipper) is not None:
-            from callboard.tracestore.shipping.shipper import ShippingActor
-
             if runtime.node is not None:
                 shipper.use_delivered(runtime.node.delivered)
-            await root.start_child(ChildSpec("trace shipper", lambda: ShippingActor(shipper), on_limit="stop"))
+            await root.start_child(
+                ChildSpec("trace shipper", lambda: WorkActor(shipper.run, "trace shipper"), on_limit="stop")
+            )
         if runtime.node is not None:
             await runtime.node.start(root)
         await self._restore_availability()

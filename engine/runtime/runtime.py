@@ -1,15 +1,18 @@
-"""What the parts of one engine share: its clock, bus, streams, store, prices, adapters and sessions.
+"""The parts that one engine shares: its clock, bus, streams, store, prices, adapters, sessions and limits.
 
-The engine makes it, and every part takes it. It starts nothing and waits for nothing; what lives on an event loop
-is its `host`.
+The engine makes the runtime, and every part takes it. It starts nothing and waits for nothing. Its `host` lives on
+the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from callboard.bus import Bus, Clock, StreamChannel
+import msgspec
+
+from callboard.bus import Bus, Clock, ConfigReloaded, StreamChannel
+from callboard.bus.errors import StoreError
 from callboard.tracestore import Capture, PriceTable, Store
 
 from ..budgets.budget import Budget
@@ -22,14 +25,47 @@ from ..pricing.pricing import Pricing
 from ..rate_limits.rate_limits import RateLimits
 from ..routing.availability import AvailabilityTable
 from ..sessions.open import OpenSessions
-from .adapter_pool import AdapterPool
-from .host import Host
+from .adapters import AdapterPool, Host, make_spare
 from .in_flight import InFlight
-from .limits import Limits, Timeouts
 
 if TYPE_CHECKING:
     from ..nodes.cluster import Cluster
     from ..nodes.node import Node
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of an engine.
+
+    With `retain_streams_bytes` of 0, nothing of a stream outlives its turn and its readers. A reader that is
+    behind at the end then gets the rest as a `StreamReset`.
+    """
+
+    calls_per_provider: int = 256
+    """The largest number of calls at once; further calls wait in order."""
+    admit_events: int = 8192
+    """The number of events by which the trace writer may be behind. While it is further behind, a new turn waits.
+    """
+    admit_bytes: int = 16 * 1024 * 1024
+    """The number of bytes by which the trace writer may be behind. While it is further behind, a new turn waits.
+    """
+    admit_seconds: float = 5.0
+    """Seconds for which the writer may commit nothing while a turn waits, before AdmissionError."""
+    retain_streams_seconds: float = 60.0
+    """Seconds for which the stream of a turn that is over can still be attached to, see `bus.streams.channel`."""
+    retain_streams_bytes: int = 64 * 1024 * 1024
+    """The bytes of memory for all such streams together."""
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Time limits of an engine, in seconds. The limits of a call are its adapter's, see `AdapterConfig`."""
+
+    shutdown: float = 15.0
+    """Seconds for all actors to stop. An actor that has not stopped by then is cancelled and reported."""
+    turn: float | None = None
+    """Seconds from asking for a turn to its end, waiting included; None is as long as its calls and tools may
+    take."""
+    tool: float = 60.0
+    """Seconds for one call of a tool that has no `timeout_seconds` of its own."""
 
 
 class Runtime:
@@ -118,3 +154,65 @@ class Runtime:
     def prices(self) -> PriceTable:
         """The table in force for new calls."""
         return self.pricing.prices
+
+
+async def settled_store(runtime: Runtime) -> Store | None:
+    """The trace, with what earlier processes had to leave; None without one, or while it can't be opened.
+
+    Raises StoreError.
+    """
+    if runtime.store is None:
+        return None
+    if not await runtime.host.settle():
+        raise StoreError(
+            f"what an earlier process left beside {runtime.store.path} can't be read now; see the log"
+        )
+    return runtime.store if runtime.store.is_open else None
+
+
+T = TypeVar("T")
+
+
+async def take_over(runtime: Runtime, fresh: ModelRegistry) -> ConfigReloaded:
+    """Put a configuration in the place of the one in force.
+
+    Adapters that have changed or gone are stopped when their last turn is over.
+
+    Returns the differences, which are published. Raises ConfigurationError.
+    """
+    change = difference(runtime.registry, fresh)
+    for name in (*change.adapters_added, *change.adapters_changed):
+        if fresh.adapters[name].missing_key is None:
+            make_spare(fresh.adapters[name], runtime.clock)
+    runtime.registry = fresh.succeeding(runtime.registry)
+    await runtime.adapters.replace((*change.adapters_changed, *change.adapters_removed))
+    now_us = runtime.clock.now_us()
+    for moved in runtime.availability.reloaded(change.adapters_changed, change.adapters_removed, now_us):
+        runtime.bus.publish(moved)
+    runtime.bus.publish(change)
+    return change
+
+
+def difference(old: ModelRegistry, new: ModelRegistry) -> ConfigReloaded:
+    """The event that says the differences. An entry that is the same in both is in none of its lists."""
+    added, removed, changed = _compare(old.adapters, new.adapters)
+    models_added, models_removed, models_changed = _compare(old.models, new.models)
+    return ConfigReloaded(
+        source=new.source,
+        adapters_added=added,
+        adapters_removed=removed,
+        adapters_changed=changed,
+        models_added=models_added,
+        models_removed=models_removed,
+        models_changed=models_changed,
+    )
+
+
+def _compare(
+    old: Mapping[str, T], new: Mapping[str, T]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    return (
+        tuple(name for name in new if name not in old),
+        tuple(name for name in old if name not in new),
+        tuple(name for name in new if name in old and old[name] != new[name]),
+    )

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from callboard.bus import ConfigurationError
-
 from ..conversation.context import ContextPolicy
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.model_choice import Model, Requirements
 from ..runtime.runtime import Runtime
 from ..tools import Approve, ToolLike, as_tools
-from .delete import deleted
-from .export_import import imported, state_of
-from .listing import SessionInfo, listed
-from .opening import opened, require_kept
+from .opening import New, opened, require_kept
 from .resuming import Wanted, resumed
 from .session import Session
 from .state import SessionState
+from .stored import SessionInfo, deleted, imported, listed, state_of
 
 
 class SessionMethods:
@@ -72,25 +68,13 @@ class SessionMethods:
             CallboardError: A session of that id is open.
         """
         expand(self._runtime.registry, model, fallback)
-        limits = {
-            "temperature": temperature,
-            "max_output_tokens": max_output_tokens,
-            "max_tool_rounds": max_tool_rounds,
-        }
-        state = SessionState(
-            session_id or self._runtime.clock.new_id("ses"),
-            model,
-            system_prompt,
-            tools,
-            tags or {},
-            options=merged(
-                {"fallback": fallback, "approve": approve, "context": context, "key": key},
-                cast("TurnOptions", limits),
-            ),
-            requires=requires,
-            name=name,
+        options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
+        new_id = session_id or self._runtime.clock.new_id("ses")
+        return self._open(
+            SessionState(
+                new_id, model, system_prompt, tools, tags or {}, options=options, requires=requires, name=name
+            )
         )
-        return self._open(state)
 
     async def open_session(
         self,
@@ -146,38 +130,12 @@ class SessionMethods:
         require_kept(runtime)
         if model is not None:
             expand(runtime.registry, model, fallback)
-        limits = {
-            "temperature": temperature,
-            "max_output_tokens": max_output_tokens,
-            "max_tool_rounds": max_tool_rounds,
-        }
-        options = merged(
-            {"fallback": fallback, "approve": approve, "context": context, "key": key}, cast("TurnOptions", limits)
-        )
-        new_tools = as_tools(tools or ())
-
-        def fresh() -> SessionState:
-            if model is None:
-                raise ConfigurationError(f"session {session_id!r} is a new one: say its model=")
-            return SessionState(
-                session_id,
-                model,
-                system_prompt,
-                new_tools,
-                tags or {},
-                options=options,
-                requires=requires,
-                name=name,
-            )
-
+        options = _options(fallback, approve, context, key, temperature, max_output_tokens, max_tool_rounds)
+        known = None if tools is None else as_tools(tools)
         wanted = Wanted(
-            session_id=session_id,
-            tools=None if tools is None else new_tools,
-            model=model,
-            system_prompt=system_prompt,
-            options=options,
+            session_id=session_id, tools=known, model=model, system_prompt=system_prompt, options=options
         )
-        return Session(runtime, await opened(runtime, wanted, fresh))
+        return Session(runtime, await opened(runtime, wanted, New(tags=tags, requires=requires, name=name)))
 
     def _open(self, state: SessionState) -> Session:
         self._runtime.sessions.open(state)
@@ -236,7 +194,7 @@ class SessionMethods:
         node = self._runtime.node
         if node is None or node.ownership is None or self._runtime.capture is None:
             return await resumed(self._runtime, wanted)
-        from .clustered.taking_over import taken_over
+        from .opening import taken_over
 
         return await taken_over(self._runtime, node, node.ownership, wanted)
 
@@ -299,3 +257,25 @@ class SessionMethods:
         await self._runtime.sessions.own(state)
         self._runtime.sessions.announce(state)
         return session
+
+
+def _options(
+    fallback: Sequence[str] | None,
+    approve: Approve | None,
+    context: ContextPolicy | None,
+    key: str | None,
+    temperature: float | None,
+    max_output_tokens: int | None,
+    max_tool_rounds: int | None,
+) -> TurnOptions:
+    """The options of a session's turns. None leaves an option out."""
+    given = {
+        "fallback": fallback,
+        "approve": approve,
+        "context": context,
+        "key": key,
+        "temperature": temperature,
+        "max_output_tokens": max_output_tokens,
+        "max_tool_rounds": max_tool_rounds,
+    }
+    return merged(cast("TurnOptions", given))

@@ -1,17 +1,21 @@
-"""The sessions that are open in an engine, and the events about them besides those of their turns."""
+"""The sessions that are open in an engine, the actor below which their turns run, and the events about them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import anyio
+import msgspec
 
 from callboard.bus import (
+    Actor,
+    ActorContext,
     Bus,
     CallboardError,
+    Cost,
     Message,
     SessionCreated,
     SessionMessageAppended,
@@ -19,18 +23,16 @@ from callboard.bus import (
     SessionTakenOver,
     StoreError,
 )
-from callboard.tracestore import Store
+from callboard.tracestore import CallFilter, Store
 
-from ..conversation.asked_with import AskedWith
+from ..conversation.options import AskedWith
 from ..routing.model_choice import Model, in_words
-from ..runtime.host import Host
-from .clustered.tenure import Tenure
-from .setup import configured
-from .state import SessionState
+from ..runtime.adapters import Host
+from .handover import Tenure
+from .state import SessionState, configured
 
 if TYPE_CHECKING:
     from ..nodes.ownership.ownership import Ownership
-
 
 _COMMIT_SECONDS = 2.0
 """The longest time for which the end of a turn waits for a store."""
@@ -72,11 +74,7 @@ class OpenSessions:
             del self.states[state.id]
 
     def open(self, state: SessionState) -> None:
-        """Take up a session's state.
-
-        Raises:
-            CallboardError: A session of that id is open.
-        """
+        """Take up a session's state. Raises CallboardError."""
         if state.id in self.states:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self.states[state.id] = state
@@ -91,12 +89,7 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def announce(self, state: SessionState, *, begins: bool = True) -> None:
-        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that.
-
-        Args:
-            state: The session.
-            begins: Whether a new session takes the place of whatever is stored under its id.
-        """
+        """Publish that a session exists, before its first turn. In a cluster it must be claimed before that."""
         if state.announced or not state.id or (self._ownership is not None and not state.epoch):
             return
         state.announced = True
@@ -118,12 +111,7 @@ class OpenSessions:
                 self.publish_setup(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have the session's setup of now kept.
-
-        Args:
-            state: The session.
-            begins: Whether it is a new session.
-        """
+        """Have the session's setup of now kept."""
         if self._captures:
             event = configured(state, begins=begins)
             state.asked_stored = None if event.setup is None else event.setup.asked_with
@@ -155,9 +143,7 @@ class OpenSessions:
     async def own(self, state: SessionState) -> None:
         """In a cluster, claim a session that begins here, and publish that it exists.
 
-        Raises:
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: The shared store can't be asked.
+        Raises SessionBusy or AdmissionError.
         """
         if self._ownership is not None and state.id and not state.epoch:
             state.epoch = (await self._ownership.claim(state.id, waits=False)).epoch
@@ -166,10 +152,7 @@ class OpenSessions:
     async def require_own(self, state: SessionState) -> None:
         """Return if no other run has resumed the session since. Nobody is asked of one that nobody knows of.
 
-        Raises:
-            SessionTakenOver: Another run has.
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: In a cluster, it can't be asked whose the session is.
+        Raises SessionTakenOver, SessionBusy or AdmissionError.
         """
         if self._ownership is None:
             await self._require_run(state)
@@ -185,13 +168,8 @@ class OpenSessions:
 
         Outside of a cluster a store that fails keeps nobody up.
 
-        Returns:
-            In a cluster, the turn's right to act until its end.
-
-        Raises:
-            SessionTakenOver: Another run has resumed the session.
-            SessionBusy: Another node has a session of that id.
-            AdmissionError: In a cluster, it can't be asked whose the session is.
+        Returns in a cluster, the turn's right to act until its end. Raises SessionTakenOver, SessionBusy or
+        AdmissionError.
         """
         if self._ownership is None or not state.id:
             await self._require_run(state)
@@ -203,11 +181,7 @@ class OpenSessions:
 
     @contextlib.contextmanager
     def opening(self, session_id: str) -> Iterator[None]:
-        """A block in which a session is about to be opened, and nobody else may open it.
-
-        Raises:
-            CallboardError: The session is open, or about to be.
-        """
+        """A block in which a session is about to be opened, and nobody else may open it. Raises CallboardError."""
         if session_id in self.states or session_id in self._opening:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         self._opening.add(session_id)
@@ -251,3 +225,61 @@ class OpenSessions:
             f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
             f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
         )
+
+
+# -- costs in the live histories
+
+
+async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
+    """The current costs of a session's calls, by request id."""
+    rows = await store.calls(CallFilter(session_id=session_id), limit=None)
+    return {row.request_id: row.cost for row in rows if row.cost is not None}
+
+
+def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
+    """Replace the costs of a history's messages in place. Messages themselves are frozen.
+
+    Returns the number of messages that changed.
+    """
+    changed = 0
+    for position, message in enumerate(history):
+        metadata = message.metadata
+        cost = costs.get(metadata.request_id or "") if metadata is not None else None
+        if metadata is not None and cost is not None and cost != metadata.cost:
+            priced = msgspec.structs.replace(metadata, cost=cost)
+            history[position] = msgspec.structs.replace(message, metadata=priced)
+            changed += 1
+    return changed
+
+
+class ApplyCosts(msgspec.Struct, frozen=True):
+    """Asks the manager to show some costs in the live histories."""
+
+    costs: Mapping[str, Cost]
+    """The costs by the request id of their calls."""
+
+
+# -- the actor below which turns run
+
+
+class SessionManager(Actor):
+    """The actor below which all turns run.
+
+    Args:
+        sessions: All live sessions by id. The engine shares them.
+    """
+
+    def __init__(self, sessions: Mapping[str, SessionState]) -> None:
+        self._sessions = sessions
+
+    async def started(self, context: ActorContext) -> None:
+        """Nothing to do: the sessions are there already."""
+
+    async def receive(self, message: object) -> object:
+        match message:
+            case ApplyCosts():
+                return sum(
+                    reprice_messages(state.messages, message.costs) for state in list(self._sessions.values())
+                )
+            case _:
+                raise TypeError(f"the session manager takes no {type(message).__name__}")

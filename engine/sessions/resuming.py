@@ -11,25 +11,19 @@ import msgspec
 from callboard.bus import CallboardError, ConfigurationError, Log, SessionSetup, StoreUnavailable
 from callboard.tracestore import Redact, SavedSession, Store
 
-from ..conversation.asked_with import asked_with_of
-from ..conversation.options import TurnOptions, merged
+from ..conversation.options import TurnOptions, asked_with_of, merged
 from ..routing.candidates import expand
-from ..routing.model_choice import Model, Requirements
+from ..routing.model_choice import Model, Requirements, model_of
 from ..runtime.runtime import Runtime
 from ..tools import Tool, ToolLike
-from .costs import costs_of, reprice_messages
-from .setup import model_of
+from .open import costs_of, reprice_messages
 from .state import SessionState
 
 _log = Log("engine.resuming")
 
 
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
-    """Check that the arguments about content go together.
-
-    Raises:
-        ConfigurationError: They don't.
-    """
+    """Check that the arguments about content go together. Raises ConfigurationError."""
     if capture_content and not trace:
         raise ConfigurationError("capture_content needs the trace to keep content in; leave trace=True")
     if redact is not None and not capture_content:
@@ -68,10 +62,7 @@ async def resumed(runtime: Runtime, wanted: Wanted) -> SessionState:
 async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
     """The state of a stored session for whoever only looks: nobody else learns of it.
 
-    Raises:
-        CallboardError: There is no trace, or no such session that is stored as a whole.
-        ConfigurationError: The session's model is not known here.
-        StoreError: The trace can't be read.
+    Raises CallboardError, ConfigurationError or StoreError.
     """
     store = runtime.store
     if store is None:
@@ -82,12 +73,7 @@ async def stored_state(runtime: Runtime, wanted: Wanted) -> SessionState:
 
 
 def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None) -> SessionState:
-    """The state of a session as it is stored.
-
-    Raises:
-        CallboardError: It is not stored as a whole.
-        ConfigurationError: Its model is not known here.
-    """
+    """The state of a session as it is stored. Raises CallboardError or ConfigurationError."""
     setup = _whole(wanted.session_id, saved, wanted.system_prompt is not None)
     assert saved is not None
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
@@ -109,15 +95,7 @@ def state_of_saved(runtime: Runtime, wanted: Wanted, saved: SavedSession | None)
 
 
 def require_nothing_lost(session_id: str, answered: bool) -> None:
-    """Check that a session of which no content is stored never had any.
-
-    Args:
-        session_id: The session.
-        answered: Whether a model has answered in it.
-
-    Raises:
-        CallboardError: Its content is lost.
-    """
+    """Check that a session of which no content is stored never had any. Raises CallboardError."""
     if answered:
         raise CallboardError(
             f"session {session_id!r} has been used before, and nothing of what was said is stored: it was held "

@@ -17,16 +17,43 @@ from callboard.bus.values.shown import short
 from callboard.tracestore import OpenReply
 
 from ..conversation.options import TurnOptions, options_among
-from ..conversation.reply import Reply
+from ..conversation.results import Reply
 from ..conversation.turn import Turn, own
 from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.model_choice import Model
 from ..runtime.runtime import Runtime
 from ..tools import Answer, Approved, Denied, Tool, ToolLike, open_calls
-from .export_import import exported
-from .fork import fork_of
 from .state import SessionState
+from .stored import exported
+
+
+def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
+    """The state of another session with the same beginning.
+
+    Raises:
+        CallboardError: The session has fewer messages.
+    """
+    if at is not None and not 0 <= at <= len(state.messages):
+        raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
+    fork = SessionState(
+        session_id,
+        state.model,
+        state.system_prompt,
+        state.tools,
+        dict(state.tags),
+        options=state.options,
+        requires=state.requires,
+        name=state.name,
+        forked_from=state.id,
+    )
+    fork.messages.extend(state.messages[:at])
+    fork.asked = state.asked
+    fork.refused_reasoning = state.refused_reasoning.copy()
+    if at is None or state.context.start < at:
+        fork.context = state.context
+    return fork
+
 
 _ADVICE = {
     "system": "it is the session's: session.system_prompt = '...'",

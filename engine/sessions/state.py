@@ -1,19 +1,21 @@
-"""A conversation's data. It belongs to the engine, and outlives any task or actor that works on it."""
+"""A conversation's data, and its setup as it is stored. It outlives any task or actor that works on it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from callboard.adapters import ContentBlock, Message, ToolDefinition
+from callboard.bus import SessionConfigured, SessionSetup
 from callboard.bus.backend import LoopLock
 from callboard.bus.values.json import JsonObject
 
-from ..conversation.asked_with import NOTHING, AskedWith
 from ..conversation.context import WHOLE
-from ..conversation.options import TurnOptions, merged
-from ..conversation.requests.refused_reasoning import RefusedReasoning
-from ..routing.model_choice import Model, Requirements
+from ..conversation.options import NOTHING, AskedWith, TurnOptions, merged
+from ..conversation.requests import RefusedReasoning
+from ..routing.model_choice import Model, Requirements, stored_model
 from ..tools import Tool, ToolLike, as_tools
 
 _NO_OPTIONS: TurnOptions = {}
@@ -23,18 +25,10 @@ class TurnUnderWay(Protocol):
     """A turn under way, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end.
-
-        Returns:
-            False if the turn is over.
-        """
+        """Ask the turn to end. Returns false if the turn is over."""
 
     def steer(self, content: str | Sequence[ContentBlock]) -> Message:
-        """Add a message of the user.
-
-        Raises:
-            NoTurnRunning: The turn takes no more messages.
-        """
+        """Add a message of the user. Raises NoTurnRunning."""
 
 
 class SessionState:
@@ -122,3 +116,27 @@ class SessionState:
     def options_for(self, model: Model | None) -> TurnOptions:
         """The options that a turn inherits. A turn with a model of its own doesn't inherit the fallback."""
         return self.options if model is None else merged({**self.options, "fallback": None})
+
+
+DEFAULTS = ("temperature", "max_output_tokens", "max_tool_rounds")
+"""The options of a session that are stored besides its fallback models."""
+
+
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
+    """The event that has all that the store must know to make a session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins, epoch=state.epoch)
+
+
+def setup_of(state: SessionState, asked: AskedWith | None = None) -> SessionSetup:
+    """The setup of a session."""
+    asked = state.asked if asked is None else asked
+    requires, fallback = state.requires, state.options.get("fallback")
+    return SessionSetup(
+        model=stored_model(state.model),
+        system_prompt=state.system_prompt,
+        tools=state.definitions,
+        fallback=None if fallback is None else tuple(fallback),
+        requires=None if requires is None else msgspec.to_builtins(requires),
+        defaults={name: value for name in DEFAULTS if (value := state.options.get(name)) is not None} or None,  # type: ignore[misc]
+        asked_with=asked.stored(state.options_for(asked.model)),
+    )

@@ -33,7 +33,7 @@ from callboard.bus.values.json import Json
 from callboard.bus.values.warning_codes import WarningCode
 
 from ..conversation.options import DEFAULTS, TurnOptions, merged
-from ..conversation.requests.build import request_for
+from ..conversation.step import request_for
 from ..conversation.turn_context import FirstIds, TurnContext
 from ..conversation.turn_models import TurnModels
 from ..routing.candidates import Route

@@ -14,8 +14,8 @@ from callboard.tracestore import WriterStatistics
 
 from ..rate_limits.rate_limits import RateLimit, RateLimitQueue, RateLimits
 from ..routing.availability import Availability
+from ..runtime.adapters import RunningAdapter
 from ..runtime.life import Life
-from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from callboard.adapters import ToolDefinition
 from callboard.bus import AdmissionError, Envelope, StoreError
 from callboard.engine import Engine, Limits, Tool
-from callboard.engine.runtime.admission import Admission
+from callboard.engine.runtime.life import Admission
 from callboard.tracestore import StoreState, TraceStore, WriterStatistics
 from callboard.tracestore.sql.batches import made_at_once
 from tests.support.engines import registry

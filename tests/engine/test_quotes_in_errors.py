@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters import CanonicalRequest, InvalidRequestError, Message, Role
 from callboard.engine import Engine
-from callboard.engine.calls.quotes import WINDOW, without_quotes
+from callboard.engine.calls.outcome import WINDOW, without_quotes
 from tests.support.engines import registry
 from tests.support.scripted import Say
 

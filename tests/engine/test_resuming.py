@@ -26,8 +26,7 @@ from callboard.bus import (
 )
 from callboard.engine import Engine, ModelChoice, Requirements, Session, Tool
 from callboard.engine.routing.model_choice import Model
-from callboard.engine.sessions.setup import configured, model_of
-from callboard.engine.sessions.state import SessionState
+from callboard.engine.sessions.state import SessionState, configured, model_of
 from callboard.tracestore import Capture, PriceTable, TraceStore
 from callboard.tracestore.writing.captured import bodies_of_setup, setup_of
 from callboard.tracestore.writing.spill import SpillFile

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.engine.calls.slots import CallSlots
+from callboard.engine.runtime.adapters import CallSlots
 
 from ..support.virtual_time import run_virtual
 

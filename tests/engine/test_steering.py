@@ -47,7 +47,7 @@ from callboard.engine.conversation.context import (
     Summarise,
     Truncate,
 )
-from callboard.engine.conversation.steering import provider_waits
+from callboard.engine.conversation.turn_context import provider_waits
 from callboard.engine.middleware import Cache, Middleware, Next
 from tests.support.engines import keeping, registry, requests_of, running, said, serving
 from tests.support.present import present

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.adapters import ImageBlock, Message, Role, TextBlock
 from callboard.bus import NoTurnRunning
-from callboard.engine.conversation.steering import SteeringQueue, steering_message
+from callboard.engine.conversation.turn_context import SteeringQueue, steering_message
 
 Act: TypeAlias = Literal["add", "take", "close", "close_if_empty"]
 ACTS: tuple[Act, ...] = ("add", "take", "close", "close_if_empty")

@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 import anyio
 import msgspec
 
-from callboard.bus.actors.actor import Actor, ActorContext
 from callboard.bus.clock import SYSTEM_CLOCK, Clock
 from callboard.bus.errors import StoreError
 from callboard.bus.events.envelope import Event
@@ -392,32 +391,3 @@ def receiver(dsn: str, clock: Clock = SYSTEM_CLOCK) -> Target:
     from ..postgres.receiver import Receiver
 
     return Receiver(dsn, clock=clock)
-
-
-# -- The actor around a `TraceShipper`, so that its crash is seen, counted and mended
-
-
-class _Failed(msgspec.Struct, frozen=True):
-    error: Exception
-
-
-class ShippingActor(Actor):
-    """The actor."""
-
-    def __init__(self, shipper: TraceShipper) -> None:
-        self.shipper = shipper
-
-    async def started(self, context: ActorContext) -> None:
-        async def ship() -> None:
-            try:
-                await self.shipper.run()
-            except Exception as error:
-                context.ref.tell(_Failed(error))
-
-        context.spawn(ship, name="ship")
-
-    async def receive(self, message: object) -> object:
-        """Takes nothing from outside. Raises TypeError."""
-        if isinstance(message, _Failed):
-            raise message.error
-        raise TypeError(f"the trace shipper does not understand {type(message).__name__}")

@@ -49,15 +49,15 @@ class LineFile:
 
     def append(self, data: bytes) -> None:
         """Append lines, all of them or none: by one write, as long as the disk takes it."""
-        descriptor, rest, at = self.open(), memoryview(data), self.size
+        descriptor, at, end = self.open(), self.size, self.size + len(data)
         try:
-            while rest:
-                written = os.pwrite(descriptor, rest, at)
-                at, rest = at + written, rest[written:]
+            at += os.pwrite(descriptor, data, at)
+            while at < end:
+                at += os.pwrite(descriptor, memoryview(data)[at - end :], at)
         except OSError:
             os.ftruncate(descriptor, self.size)
             raise
-        self.size = at
+        self.size = end
 
     def empty(self) -> None:
         """Forget what was appended. One that somebody has taken away is made anew when the next lines come."""

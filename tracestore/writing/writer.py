@@ -33,7 +33,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
-from callboard.bus.actors.actor import Actor, ActorContext
+from callboard.bus.actors.actor import WorkActor
 from callboard.bus.bus import Bus, Lossless
 from callboard.bus.errors import StoreError, StoreUnavailable
 from callboard.bus.events.envelope import Envelope
@@ -492,11 +492,7 @@ class Flush(msgspec.Struct, frozen=True):
     """Ask a `TraceWriter` for this, and the answer (None) comes when all before it is committed."""
 
 
-class _PumpFailed(msgspec.Struct, frozen=True):
-    error: Exception
-
-
-class TraceWriter(Actor):
+class TraceWriter(WorkActor):
     """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
 
     Args:
@@ -505,28 +501,15 @@ class TraceWriter(Actor):
     """
 
     def __init__(self, core: WriterCore) -> None:
+        super().__init__(core.run, "trace writer")
         self.core = core
-
-    async def started(self, context: ActorContext) -> None:
-        async def pump() -> None:
-            try:
-                await self.core.run()
-            except Exception as error:
-                # A task fails alone; that this one has failed is a crash of the writer.
-                context.ref.tell(_PumpFailed(error))
-
-        context.spawn(pump, name="pump")
 
     async def receive(self, message: object) -> object:
         """Takes `Flush`. Raises TypeError for anything else."""
-        match message:
-            case Flush():
-                await self.core.flush()
-                return None
-            case _PumpFailed(error=error):
-                raise error
-            case _:
-                raise TypeError(f"the trace writer does not understand {type(message).__name__}")
+        if isinstance(message, Flush):
+            await self.core.flush()
+            return None
+        return await super().receive(message)
 
     async def flush(self) -> None:
         """The same as `WriterCore.flush`."""

@@ -28,7 +28,6 @@ from callboard.adapters.embeddings import (
     EmbeddingResponse,
 )
 from callboard.adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
-from callboard.adapters.http.timeouts import with_long_timeouts
 from callboard.adapters.registry import create_adapter
 from callboard.adapters.requests import settings
 from callboard.adapters.requests.text import current_turn
@@ -49,6 +48,7 @@ from ...contract import (
     MeteredAdapter,
     ProviderAdapter,
 )
+from ...http.stream import with_long_timeouts
 from .process import LocalServer
 from .settings import LocalServerSettings, check_installed, choose_model
 from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport

@@ -159,7 +159,8 @@ class _Writer:
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
         folded = fold_root(tool.input_schema)  # the server reads only type and properties of the root
-        self.warnings += folded.warnings(f"tool {tool.name!r}")
+        if folded.folded:
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
         parameters: JsonObject = {"properties": {}, **without_booleans(folded.schema)}
         function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
         return {"type": "function", "function": function}

@@ -11,8 +11,7 @@ import trio
 
 from callboard.adapters.config import AdapterConfig
 from callboard.adapters.http import stream as http_stream
-from callboard.adapters.http.stream import HttpStream
-from callboard.adapters.http.timeouts import KEPT_ALIVE
+from callboard.adapters.http.stream import KEPT_ALIVE, HttpStream
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import AdapterError, RequestTimeoutError, StreamError
 from callboard.bus.streams.events import StreamEvent

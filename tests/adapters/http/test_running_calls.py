@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from callboard.adapters.http.running_calls import RunningCalls
+from callboard.adapters.http.client import RunningCalls
 from callboard.bus.values.usage import TokenUsage
 
 

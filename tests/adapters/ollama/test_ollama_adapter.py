@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from callboard.adapters.config import AdapterConfig, RetryPolicy
-from callboard.adapters.http.timeouts import SLOW_MACHINE_SECONDS
+from callboard.adapters.http.stream import SLOW_MACHINE_SECONDS
 from callboard.adapters.providers.ollama.adapter import OllamaAdapter
 from callboard.adapters.transport.transport import HttpReply, HttpRequest
 from callboard.bus.errors import (

@@ -31,7 +31,7 @@ from callboard.engine import (
     stream,
 )
 from callboard.engine.calls.outcome import CallOutcome
-from callboard.engine.generation.readers.of_turns import DELTAS_PER_ESTIMATE
+from callboard.engine.generation.readers import DELTAS_PER_ESTIMATE
 from callboard.tracestore import PriceTable
 from tests.support.engines import registry, running, topics
 from tests.support.present import present

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 
 from callboard.adapters.contract import CallWarning, CanonicalRequest
@@ -152,10 +153,9 @@ class _Writer:
 
     def _habits(self, options: Mapping[str, Json], extra: JsonObject) -> Habits:
         """How the server differs. Its options decide, and otherwise the name of the model."""
-        name = self.target.model or ""
-        claude = self.model is not None or "claude" in name.lower()
+        claude, back = _kind_of(self.target.model or "", self.model is not None)
         given = options.get(THINKING_BACK)
-        back = given if isinstance(given, str) else "signed" if claude else _thinking_back(name)
+        back = given if isinstance(given, str) else back
         thinking = extra.get("thinking")
         off = isinstance(thinking, dict) and thinking.get("type") == "disabled"
         return Habits(
@@ -208,7 +208,8 @@ class _Writer:
         if tool.description:
             fields["description"] = tool.description
         folded = fold_root(tool.input_schema)
-        self.warnings += folded.warnings(f"tool {tool.name!r}")
+        if folded.folded:
+            self.warnings += folded.warnings(f"tool {tool.name!r}")
         fields["input_schema"] = _strict_schema(tool, folded.schema) if tool.strict else folded.schema
         if tool.strict:
             fields["strict"] = True
@@ -257,8 +258,12 @@ class _Writer:
 # -- pieces
 
 
-def _thinking_back(model: str) -> str:
-    return "with_calls" if _WANT_THINKING.search(model) else "unsigned"
+@lru_cache(maxsize=256)
+def _kind_of(model: str, known: bool) -> tuple[bool, str]:
+    """Whether a model is a Claude, and in which form it gets its thinking back."""
+    if known or "claude" in model.lower():
+        return True, "signed"
+    return False, "with_calls" if _WANT_THINKING.search(model) else "unsigned"
 
 
 def _vendors_tool(tool: ToolDefinition) -> JsonObject:

@@ -144,7 +144,8 @@ class _Builder:
         options = tool_options(tool, OPTIONS, self.provider) if tool.provider_options else {}
         if not takes_nothing(tool.input_schema) and "parameters" not in options:  # which is the other form of it
             folded = fold_root(tool.input_schema)
-            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            if folded.folded:
+                self.warnings += folded.warnings(f"tool {tool.name!r}")
             fields["parametersJsonSchema"] = fit_schema(folded.schema)
         if options:
             merge_options(fields, options)

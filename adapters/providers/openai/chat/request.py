@@ -206,7 +206,8 @@ class _Builder:
             written["parameters"] = strict.schema
         else:
             folded = fold_root(tool.input_schema)
-            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            if folded.folded:
+                self.warnings += folded.warnings(f"tool {tool.name!r}")
             written["parameters"] = folded.schema
         written["strict"] = isinstance(strict, StrictSchema)
 

@@ -224,7 +224,8 @@ class _Builder:
             self._left_out(f"strict of tool {tool.name!r}", "the server does not know it")
         if not strict and not self.quirks.root_unions:
             folded = fold_root(schema)
-            self.warnings += folded.warnings(f"tool {tool.name!r}")
+            if folded.folded:
+                self.warnings += folded.warnings(f"tool {tool.name!r}")
             schema = folded.schema
         if self.quirks.schemas == "moonshot":
             schema = moonshot_schema(schema)

@@ -85,7 +85,7 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
     said: tuple[Packed, ...]
     """The messages that the turn says, which enter the history with the first content of the reply."""
     opening: bytes = b""
-    """All of the session besides its messages, see `engine.sessions.clustered.opening`; empty if not known."""
+    """All of the session besides its messages, see `engine.sessions.handover`; empty if not known."""
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,13 +1,19 @@
-"""The ways to hold a model to a schema: by itself, by a tool that it must call, or by an instruction. Pure.
+"""Fitting a request to a model: reasoning that the provider refused, and the ways to hold a reply to a schema.
 
-A model that takes schemas itself always gets the schema. A model that can be made to call a tool gets a tool whose
-arguments are the reply. This is not done if the caller has tools of its own, which the model could then no longer
-call, or if the caller wants reasoning, which no provider allows with a forced tool. All other models are told the
-schema in the system text.
+Signed reasoning can be bound to everything before it: the system prompt, the tools, earlier messages. If a host
+changes these, or a conversation comes from another engine, the provider refuses the request. The request is then
+sent once more without the reasoning, and without the signatures of texts and calls (see
+`adapters.refusals.repair`). Without a memory, every later turn would pay for one refusal.
+
+A model that takes schemas always gets the schema. A model that can be forced to call a tool gets a tool whose
+arguments are the reply. This is not done if the caller has tools of its own, because the model could not call
+them. It is not done if the caller wants reasoning, because no provider allows that with a forced tool. All other
+models get the schema in the system text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,17 +23,54 @@ from callboard.adapters import (
     CallWarning,
     CanonicalResponse,
     ContentBlock,
+    Message,
     StopReason,
     TextBlock,
     ToolChoice,
     ToolDefinition,
     ToolUseBlock,
 )
+from callboard.adapters.refusals.signed_reasoning import without_reasoning
 from callboard.adapters.schemas.sanitizer import instruction
 from callboard.bus.values.json import JsonObject
 from callboard.bus.values.warning_codes import WarningCode
 
-from ...models.tool_settings import ModelInput, joined
+from ..models.tool_settings import ModelInput, joined
+
+
+class RefusedReasoning:
+    """The ids of the messages whose reasoning was refused, by provider. It is as large as the history at most."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, set[str]] = {}
+
+    def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
+        """Take in the end of a call."""
+        if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
+            self._refused.setdefault(provider, set()).update(
+                message.id
+                for message in sent
+                if message.id and without_reasoning(message, provider) is not message
+            )
+
+    def without(self, provider: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages as a provider takes them."""
+        refused = self._refused.get(provider)
+        if not refused:
+            return messages
+        return tuple(
+            without_reasoning(message, provider) if message.id in refused else message for message in messages
+        )
+
+    def copy(self) -> RefusedReasoning:
+        """A copy for a fork, which then learns by itself."""
+        other = RefusedReasoning()
+        other._refused = {provider: set(ids) for provider, ids in self._refused.items()}
+        return other
+
+
+# -- schemas
+
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
 """``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""
@@ -44,16 +87,7 @@ def hold_to_schema(
     choice: ToolChoice | None,
     reasons: bool,
 ) -> ModelInput:
-    """The input of a model whose reply is to follow a schema.
-
-    Args:
-        given: The input without the schema.
-        schema: The schema; None if there is none.
-        mode: The ways that are allowed.
-        capabilities: The model's capabilities.
-        choice: The caller's choice of tools.
-        reasons: Whether the model is asked to reason.
-    """
+    """The input of a model whose reply is to follow a schema."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
         return msgspec.structs.replace(given, schema=schema) if schema is not None else given
     if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:

@@ -1,1 +1,0 @@
-"""The requests of a conversation: each is fitted to the model that it goes to."""

@@ -1,0 +1,455 @@
+"""A streamed turn and its readers.
+
+The turn starts when a reader first needs it, and is cancelled when no reader needs it any more. Each reader has
+its own pace, and its own place from the first event on. An `EventReader` gives the turn's events as they stand in
+its log, a `ViewReader` the view that `stream()` gives. Any reader starts the turn if it has not started, and
+raises at the end the exception that the turn raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Generic, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
+
+import anyio
+
+from callboard.adapters import (
+    CallWarning,
+    CanonicalResponse,
+    ContentBlock,
+    Message,
+    MessageComplete,
+    TextBlock,
+    TextDelta,
+    ThinkingDelta,
+    TokenUsage,
+    ToolUseInputDelta,
+)
+from callboard.adapters.replies.whole import spelled_out
+from callboard.bus import (
+    CallboardError,
+    NoTurnRunning,
+    RoutingDecision,
+    StreamReader,
+    StreamReset,
+    TaskHandle,
+    TurnStatus,
+    WrongLoop,
+)
+from callboard.bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
+
+from ..calls.outcome import NOTHING_SPENT
+from ..conversation.results import GenerateResult, Reply
+from ..conversation.turn import Turn
+from ..runtime.runtime import Runtime
+from .arguments import result_of
+from .progress import Progress, UsageSoFar
+from .view import TurnView
+from .view_events import Finish, StreamFailed, ViewEvent
+
+
+class Ownership:
+    """What a stream leaves behind when nobody has it any more: the means to cancel its turn.
+
+    It must not know the turn's task. The error of a task knows the frames that it went through, and with them
+    the stream, which would never be left then.
+
+    Args:
+        turn: The turn.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.held = True
+        """Whether leaving the stream cancels the turn."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which the turn was begun; None before."""
+        self._turn = turn
+
+    def abandon(self) -> None:
+        """Cancel the turn, as nobody can wait for it any more. Any thread may call this."""
+        if self.held and self.loop is not None and self._turn.ended_as is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
+                self.loop.call_soon_threadsafe(self._turn.cancel)
+
+
+class StreamedTurn:
+    """A turn, its task once it has begun, and whether it may outlive its stream.
+
+    Args:
+        runtime: The engine's shared parts.
+        turn: The turn to run.
+    """
+
+    def __init__(self, runtime: Runtime, turn: Turn) -> None:
+        self.turn = turn
+        self.ownership = Ownership(turn)
+        self._runtime = runtime
+        self._closed = False
+        self._progress: Progress | None = None
+        self._task: TaskHandle[Reply] | None = None
+        self._starting: anyio.Lock | None = None  # while somebody starts it
+
+    async def start(self) -> TaskHandle[Reply]:
+        """The task of the turn, which begins now if it hasn't begun. Raises WrongLoop or CallboardError."""
+        if self._task is not None:
+            self.require_loop()
+            return self._task
+        if self._starting is None:
+            self._starting = anyio.Lock()
+        async with self._starting:
+            if self._task is None:
+                if self._closed:
+                    raise CallboardError("this stream was closed before it began; ask for another one")
+                self.ownership.loop = asyncio.get_running_loop()
+                self._task = await self._runtime.host.start_turn(self.turn)
+                self._progress = Progress(self.turn)
+                if self._closed:  # meanwhile
+                    self.turn.cancel()
+                self._starting = None  # whoever waits for it still has it
+        return self._task
+
+    def require_loop(self) -> None:
+        """Check that the turn, if it has begun, was begun on the event loop that runs here. Raises WrongLoop."""
+        loop = self.ownership.loop
+        if loop is not None and loop is not asyncio.get_running_loop():
+            raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
+
+    async def reply(self) -> Reply:
+        """The last message, when the turn is over. An exception of the turn is raised here."""
+        return await (await self.start()).wait()
+
+    async def result(self) -> GenerateResult:
+        """The result of the turn, when it is over. An exception of the turn is raised here."""
+        await self.reply()
+        return result_of(self.turn)
+
+    def steer(self, content: str | Sequence[ContentBlock]) -> Message:
+        """Say something more to the model. NoTurnRunning is raised if the turn takes it no more."""
+        if self._closed:
+            raise NoTurnRunning("this stream was closed, which has ended its turn")
+        return self.turn.steer(content)
+
+    @property
+    def partial_response(self) -> CanonicalResponse | None:
+        """The last message as far as it has come; None before it has begun."""
+        return self._progress.response if self._progress is not None else None
+
+    @property
+    def usage(self) -> UsageSoFar:
+        """The tokens that were used until now, and their cost."""
+        return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING_SPENT)
+
+    @property
+    def routing(self) -> RoutingDecision | None:
+        """The decision that brought the last call to its model; None before a call is made."""
+        route = self.turn.route
+        return None if route is None else route.decision
+
+    @property
+    def model(self) -> str | None:
+        """``provider:name`` of the model of the last call; None before a call is made."""
+        decision = self.routing
+        if self._is_whole:
+            return self.turn.steps[-1].message.model
+        return None if decision is None else decision.model
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """The warnings of all replies, and what was known of a call under way or failed when it was sent."""
+        turn = self.turn
+        of_steps = tuple(warning for step in turn.steps for warning in step.warnings)
+        return of_steps if self._is_whole or turn.route is None else (*of_steps, *turn.route.option.warnings)
+
+    @property
+    def status(self) -> TurnStatus | None:
+        """The way the turn ended; None until it has."""
+        return "cancelled" if self._closed and self._task is None else self.turn.ended_as
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the last call gave the last reply."""
+        turn = self.turn
+        return turn.call is None and bool(turn.steps) and turn.steps[-1].message.routing is self.routing
+
+    def ending(self) -> Finish | StreamFailed:
+        """The last event of the view. The last event of a turn comes when its task is done."""
+        assert self._task is not None
+        try:
+            self._task.result()
+        except Exception as error:
+            return StreamFailed(error)
+        result = result_of(self.turn)
+        return Finish(
+            stop_reason=result.stop_reason,
+            usage=result.total_usage,
+            cost=result.total_cost,
+            response=result.response,
+            status=result.status,
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait for its end. Another event loop than its own gets WrongLoop."""
+        self.require_loop()
+        self._closed = True
+        if self._task is None:
+            return
+        self.turn.cancel()
+        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
+            with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
+                await self._task.wait()
+
+
+E = TypeVar("E")
+
+# -- readers
+
+
+_ONE_TASK_EACH = "two tasks read here at once; give each a reader of its own: stream.reader() or engine.attach()"
+
+
+class Reader(ABC, Generic[E]):
+    """An async iterator of events that come several at once. It is for one task at a time.
+
+    Raises:
+        CallboardError: A second task reads while one is waiting here.
+    """
+
+    def __init__(self) -> None:
+        self._ready: Sequence[E] = ()
+        self._index = 0
+        self._reading = False
+
+    @abstractmethod
+    async def _next(self) -> Sequence[E]:
+        """The next events, at least one. Raises StopAsyncIteration when the stream is over."""
+
+    def close(self) -> None:
+        """Read no more."""
+        self._ready, self._index = (), 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> E:
+        index = self._index
+        if index >= len(self._ready):
+            await self._refill()
+            index = 0
+        self._index = index + 1
+        return self._ready[index]
+
+    async def take(self) -> list[E]:
+        """The events that have come together.
+
+        Returns at least one event, which is waited for; an empty list when the stream is over.
+        """
+        try:
+            first = await anext(self)
+        except StopAsyncIteration:
+            return []
+        rest, self._index = self._ready[self._index :], len(self._ready)
+        return [first, *rest]
+
+    @property
+    def text_stream(self) -> AsyncIterator[str]:
+        """Only the text, piece by piece. Iterating the reader doesn't give again what the text has read."""
+        return TextPieces(self)
+
+    async def aclose(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _refill(self) -> None:
+        if self._reading:
+            raise CallboardError(_ONE_TASK_EACH)
+        self._reading = True
+        try:
+            self._ready, self._index = await self._next(), 0
+        finally:
+            self._reading = False
+
+
+class TextPieces(Generic[E]):
+    """The text that a reader gives. It shares the reader's place.
+
+    Args:
+        events: The reader.
+    """
+
+    def __init__(self, events: AsyncIterator[E]) -> None:
+        self._events = events
+        self._given = 0
+
+    def __aiter__(self) -> Self:
+        aiter(self._events)
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            event = await anext(self._events)
+            piece = ""
+            if isinstance(event, TextDelta):
+                piece = event.text
+            elif isinstance(event, StreamReset):  # the log was folded meanwhile
+                piece = _text_of(event.snapshot)[self._given :]
+            if piece:
+                self._given += len(piece)
+                return piece
+
+
+def _text_of(events: Sequence[TurnEvent]) -> str:
+    """All text of a folded stream: whole messages, and the deltas of one that is still open."""
+    texts: dict[str, str] = {}
+    for event in events:
+        match event:
+            case TextDelta():
+                texts[event.message_id] = texts.get(event.message_id, "") + event.text
+            case MessageComplete():
+                blocks = (block.text for block in event.final_content if isinstance(block, TextBlock))
+                texts[event.message_id] = "".join(blocks)
+            case _:
+                pass
+    return "".join(texts.values())
+
+
+LogEvent: TypeAlias = TurnEvent | StreamReset[TurnEvent]
+
+
+OnUsage: TypeAlias = Callable[[UsageSoFar], object]
+"""Gets what a turn has used so far."""
+
+DELTAS_PER_ESTIMATE = 16
+"""The number of deltas that a reader takes between two calls of its `on_usage`."""
+
+
+class ReaderOptions(TypedDict, total=False):
+    """The options of a reader."""
+
+    coalesce: bool
+    """Whether deltas of one block that came together are given as one."""
+    min_interval: float
+    """Seconds from one batch of events to the next, so that a display is not redrawn for each token."""
+    on_usage: OnUsage | None
+    """A function that is told what was used, every few deltas and after every step; an estimate until the provider
+    has said it."""
+
+
+class TurnReader(Reader[E]):
+    """One reader of a stream: an async iterator of its events, made by the stream's `reader()`.
+
+    It is for one task at a time. What the turn raised is raised at the end. Closing it changes nothing for the
+    turn.
+
+    Args:
+        run: The turn to read.
+        owner: An object that must live as long as this reader is used.
+        options: The fields of `ReaderOptions`.
+
+    Raises:
+        CallboardError: A second task reads while one is waiting here.
+    """
+
+    def __init__(self, run: StreamedTurn, owner: object = None, **options: Unpack[ReaderOptions]) -> None:
+        super().__init__()
+        self._run = run
+        self._owner = owner
+        self._coalesce, self._min_interval = options.get("coalesce", False), options.get("min_interval", 0.0)
+        self._on_usage = options.get("on_usage")
+        self._until_usage = DELTAS_PER_ESTIMATE
+        self._log_reader: StreamReader[TurnEvent] | None = None
+        self._over = False
+
+    @abstractmethod
+    def _open(self) -> StreamReader[TurnEvent]:
+        """A reader of the log of the turn, which has begun."""
+
+    @abstractmethod
+    def _shown(self, events: Sequence[LogEvent]) -> Sequence[E]:
+        """The events to give for some events of the log."""
+
+    def close(self) -> None:
+        """Read no more."""
+        super().close()
+        self._over, self._owner = True, None
+        if self._log_reader is not None:
+            self._log_reader.close()
+
+    async def _next(self) -> Sequence[E]:
+        """At least one event. Raises what the turn raised, then StopAsyncIteration."""
+        if self._over:
+            raise StopAsyncIteration
+        if self._log_reader is None:
+            await self._run.start()
+            self._log_reader = self._open()
+        shown: Sequence[E] = ()
+        while not shown:
+            events = await self._log_reader.take()
+            if not events:
+                await self._end()
+            shown = self._shown(events)
+            if self._on_usage is not None:
+                for event in events:
+                    self._tell_usage(event, self._on_usage)
+        return shown
+
+    async def _end(self) -> NoReturn:
+        left_early = self._over
+        self.close()
+        if not left_early:
+            await self._run.reply()
+        raise StopAsyncIteration
+
+    def _tell_usage(self, event: LogEvent, on_usage: OnUsage) -> None:
+        """Tell it when a message begins, after so many deltas, and when a step or all is over."""
+        if isinstance(event, TextDelta | ThinkingDelta | ToolUseInputDelta):
+            self._until_usage -= 1
+            if self._until_usage > 0:
+                return
+            self._until_usage = DELTAS_PER_ESTIMATE
+        elif not isinstance(event, MessageStart | StepFinish | TurnComplete | StreamReset):
+            return
+        on_usage(self._run.usage)
+
+
+class ViewReader(TurnReader[ViewEvent]):
+    """One reader of a `StreamResult`: its view from the first event on, made by `StreamResult.reader()`.
+
+    It is for one task at a time: a second one that reads meanwhile gets CallboardError. What the turn raised is
+    raised at the end, after an event `error`. Closing it changes nothing for the turn.
+    """
+
+    def _open(self) -> StreamReader[TurnEvent]:
+        self._view = TurnView(self._run.ending)
+        return self._run.turn.log.reader(coalesce=self._coalesce, min_interval=self._min_interval)
+
+    def _shown(self, events: Sequence[LogEvent]) -> Sequence[ViewEvent]:
+        process = self._view.process
+        return [shown for event in events for shown in process(event)]
+
+
+class EventReader(TurnReader[LogEvent]):
+    """One reader of a `TurnStream`: the turn's own events, made by `TurnStream.reader()`.
+
+    After the log was folded, a reader that has read nothing yet gets the messages, their text in one piece. A
+    reader that goes on after earlier events gets one StreamReset in place of the events that it missed.
+    """
+
+    def _open(self) -> StreamReader[TurnEvent]:
+        return self._run.turn.log.reader(
+            coalesce=self._coalesce, min_interval=self._min_interval, unfold=spelled_out
+        )
+
+    def _shown(self, events: Sequence[LogEvent]) -> Sequence[LogEvent]:
+        return events

@@ -1,0 +1,334 @@
+"""The running adapters of an engine: the slots of their calls, their users, and the pool that starts them.
+
+An adapter starts when it is first needed. It is revived after it gave up, and replaced by a reload. Each provider
+has a number of slots for calls at the same time. Slots are given in the order of turns, not of requests: the
+second call of a turn that started earlier goes before the first call of a later turn, so newcomers cannot starve a
+turn that was let in. A waiting call can be cancelled at any moment. A slot that it was just given goes to the next
+call.
+
+`Host` is the engine's life as the pool and all other parts see it. It is an interface because the life itself
+stands above the parts that use it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import anyio
+
+from callboard.adapters import ProviderAdapter
+from callboard.adapters.actor import AdapterActor
+from callboard.bus import ActorRef, Clock, ConfigurationError, Cost, Envelope, ShutdownReport, TaskHandle
+
+from ..conversation.results import Reply
+from ..models.entries import AdapterEntry, ModelEntry
+from ..models.published_prices import name_at, published_provider
+from ..models.registry import ModelRegistry
+
+arrival = itertools.count().__next__
+"""Returns the next place in the order in which turns were asked for."""
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.given = anyio.Event()
+
+
+class CallSlots:
+    """The slots of one provider."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        """The number of slots. `resize` changes it, also while calls wait."""
+        self.used = 0
+        """The number of slots that are taken."""
+        self._numbers = itertools.count()
+        self._queue: list[tuple[int, int, _Waiter]] = []
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait."""
+        return len(self._queue)
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free. Nobody waits then."""
+        if self.used < self.total:
+            self.used += 1
+            return True
+        return False
+
+    async def acquire(self, turn: int = 0) -> None:
+        """Wait for a slot, which must be released."""
+        if self.try_acquire():
+            return
+        waiter = _Waiter()
+        entry = (turn, next(self._numbers), waiter)
+        heapq.heappush(self._queue, entry)
+        try:
+            await waiter.given.wait()
+        except BaseException:
+            if waiter.given.is_set():
+                self.release()
+            else:
+                self._queue.remove(entry)
+                heapq.heapify(self._queue)
+            raise
+
+    def release(self) -> None:
+        """Give a slot back."""
+        self.used -= 1
+        self._hand_out()
+
+    def resize(self, total: int) -> None:
+        """Change the number of slots. Calls under way go on, also if there are fewer slots than calls."""
+        self.total = total
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._queue and self.used < self.total:
+            _, _, waiter = heapq.heappop(self._queue)
+            self.used += 1
+            waiter.given.set()
+
+
+# -- adapters
+
+
+_MOST_NAMES = 256
+"""Models of which a running adapter remembers the published name."""
+
+RESTART_SECONDS = 6.0
+"""How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
+
+
+async def come_up(ref: ActorRef) -> None:
+    """Wait for the restart of an actor that has crashed, so that the next use finds a fresh one."""
+    if not ref.coming_up:  # nearly always
+        return
+    with anyio.move_on_after(RESTART_SECONDS):
+        while ref.coming_up:  # noqa: ASYNC110 (rare and short; an event would be one more thing to keep in step)
+            await anyio.sleep(0.01)
+
+
+class RunningAdapter:
+    """A provider's actor, the bounds of its calls, and the number of turns that use it."""
+
+    def __init__(self, entry: AdapterEntry, ref: ActorRef, slots: CallSlots) -> None:
+        self.entry = entry
+        self.ref = ref
+        self.slots = slots
+        self._published: dict[str, str | None] = {}
+        self._users = 0
+        self._idle: anyio.Event | None = None  # there while somebody waits for it
+
+    @cached_property
+    def _published_provider(self) -> str | None:
+        return published_provider(self.entry)
+
+    def published_name(self, model: ModelEntry) -> str | None:
+        """The name of a model in published price tables, see `models.published_prices`."""
+        name = model.wire_name
+        if name not in self._published:
+            if len(self._published) >= _MOST_NAMES:
+                self._published.clear()
+            self._published[name] = name_at(self._published_provider, self.entry, model)
+        return self._published[name]
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0 and self._idle is not None:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no turn uses the adapter. No turn may begin to use it meanwhile."""
+        if self._users:
+            self._idle = self._idle or anyio.Event()
+            await self._idle.wait()
+
+
+# -- the engine's life, as its parts see it
+
+
+class Startable(Protocol):
+    """A turn, as its host sees it."""
+
+    @property
+    def id(self) -> str: ...
+
+    def enter_queue(self) -> None:
+        """Take a place among the turns that wait. Raises SessionBusy."""
+
+    def leave_queue(self, error: BaseException) -> None:
+        """Give the place back: there is nobody to run this turn."""
+
+    async def run(self) -> Reply:
+        """The assistant's last message."""
+
+
+class Host(Protocol):
+    """An engine's life: it starts when it is first needed, runs turns and adapters, and ends in order."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the engine lives on an event loop, or has lived there."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has ended; then it never starts again."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the engine is up and running, on the event loop that asks; then `start` has nothing to do."""
+
+    def require_loop(self, instead: str = "") -> None:
+        """Check that no other event loop than the engine's own runs here. Raises WrongLoop."""
+
+    async def aclose(self) -> ShutdownReport | None:
+        """End in order, see `Engine.aclose`."""
+
+    async def start(self) -> None:
+        """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""
+
+    async def watch_commits(self, callback: Callable[[Sequence[Envelope]], object]) -> None:
+        """Have a function called with the events of each commit to the trace. Raises what `start` raises."""
+
+    async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
+        """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""
+
+    async def admit(self) -> None:
+        """Return when a turn may begin. Raises AdmissionError."""
+
+    async def secure(self, turn_id: str | None = None, *, last: bool = False) -> None:
+        """Return when what was published survives the end of this process, as far as it can."""
+
+    def secure_now(self) -> None:
+        """See to it that what was published survives the end of this process, without letting others run."""
+
+    async def flush(self) -> None:
+        """Return when everything published so far is committed to the trace. Raises StoreError."""
+
+    async def share(self) -> bool:
+        """Return whether everything published so far is in the shared store, as soon as that is known."""
+
+    async def settle(self) -> bool:
+        """Like `flush`. Returns whether what earlier processes had to leave is in the trace now, too."""
+
+    def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
+        """Run something beside the turns. Nothing happens before the start."""
+
+    async def show_costs(self, costs: Mapping[str, Cost]) -> None:
+        """Show these costs in the live histories, by the request_id of a call."""
+
+    async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        """An adapter's actor at work. Raises what its start raised."""
+
+    async def revive_adapter(self, running: RunningAdapter) -> None:
+        """Start an actor afresh that had given up. Raises what its start raised."""
+
+    def retire(self, running: RunningAdapter) -> None:
+        """Stop an adapter when nobody uses it any more."""
+
+
+# -- the pool
+
+
+def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
+    """An adapter that is never started. Raises ConfigurationError."""
+    try:
+        return entry.create(clock)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"adapter {entry.name!r} can't be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+class AdapterPool:
+    """The adapters that were needed so far, each started once for all its users."""
+
+    running: dict[str, RunningAdapter]
+    """The adapters by provider. One of them may be down just now."""
+
+    def __init__(self, host: Host, registry: Callable[[], ModelRegistry], clock: Clock) -> None:
+        self._host = host
+        self._registry = registry
+        self._clock = clock
+        self.running = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._spares: dict[str, tuple[AdapterEntry, ProviderAdapter]] = {}
+
+    def __getitem__(self, provider: str) -> RunningAdapter:
+        return self.running[provider]
+
+    async def acquire(self, provider: str) -> RunningAdapter:
+        """The running adapter of a provider. Call its `release()` when it is no longer needed.
+
+        An exception of the adapter's start is raised here.
+
+        Raises ConfigurationError.
+        """
+        if not self._host.runs_here:
+            await self._host.start()
+        ready = self.running.get(provider)
+        if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
+            ready.acquire()
+            return ready
+        async with self._lock(provider):
+            running = await self._current(provider)
+            running.acquire()
+        return running
+
+    def consult(self, entry: AdapterEntry) -> ProviderAdapter:
+        """An adapter for questions that need no network: the running one, or else a spare that is never started.
+
+        Raises ConfigurationError.
+        """
+        running = self.running.get(entry.name)
+        if running is not None and (running.entry is entry or running.entry == entry):
+            actor = running.ref.actor
+            if isinstance(actor, AdapterActor):
+                return actor.adapter
+        known, spare = self._spares.get(entry.name, (None, None))
+        if spare is None or known != entry:
+            spare = make_spare(entry, self._clock)
+            self._spares[entry.name] = entry, spare
+        return spare
+
+    async def replace(self, names: Iterable[str]) -> None:
+        """Use the running adapters of these names no more, and let them finish their calls."""
+        await self._host.start()
+        for name in names:
+            self._spares.pop(name, None)
+            async with self._lock(name):  # one that is just starting is replaced as well
+                running = self.running.pop(name, None)
+                if running is not None:
+                    self._host.retire(running)
+
+    def _lock(self, provider: str) -> anyio.Lock:
+        return self._locks.setdefault(provider, anyio.Lock())
+
+    async def _current(self, provider: str) -> RunningAdapter:
+        entry = self._entry(provider)
+        running = self.running.get(provider)
+        if running is None:
+            running = self.running[provider] = await self._host.start_adapter(entry)
+            self._spares.pop(provider, None)
+        elif not running.ref.running:
+            await self._host.revive_adapter(running)
+            await come_up(running.ref)
+        return running
+
+    def _entry(self, provider: str) -> AdapterEntry:
+        registry = self._registry()
+        entry = registry.adapters.get(provider)
+        if entry is None:
+            raise ConfigurationError(f"{registry.source}: there is no adapter {provider!r} any more")
+        return entry

@@ -1,0 +1,222 @@
+"""Stored sessions: listed, deleted, and carried to another engine as JSON documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
+
+from callboard.adapters import Message
+from callboard.bus import CallboardError, ConfigurationError, SessionBusy, SessionSetup
+from callboard.tracestore import SavedSession, SessionRow, decode_json, encode_json
+
+from ..conversation.context import WHOLE
+from ..conversation.options import TurnOptions, asked_with_of
+from ..routing.candidates import expand
+from ..routing.model_choice import Model, Requirements, in_words, model_of
+from ..runtime.runtime import Runtime
+from ..tools import Tool, ToolLike
+from .state import SessionState, setup_of
+
+if TYPE_CHECKING:
+    from callboard.tracestore import Store
+
+    from ..nodes.node import Node
+    from ..nodes.ownership.ownership import Ownership
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is open here, stored, or both."""
+
+    session_id: str
+    """The session's id."""
+    name: str | None
+    """The session's name, for people."""
+    model: str
+    """The model of its next turn, in words."""
+    tags: dict[str, str]
+    """The tags of its calls."""
+    open: bool
+    """Whether it is open here."""
+    stored: SessionRow | None = None
+    """Its row in the trace; None if nothing of it is there yet."""
+
+
+async def listed(runtime: Runtime, limit: int | None, tags: Mapping[str, str] | None = None) -> list[SessionInfo]:
+    """The sessions with these tags that are open, then those of the trace, the latest first."""
+    wanted = dict(tags or {}).items()
+    await runtime.host.start()
+    live = {name: state for name, state in runtime.sessions.states.items() if wanted <= state.tags.items()}
+    rows: dict[str, SessionRow] = {}
+    if runtime.store is not None:
+        await runtime.host.flush()
+        node = runtime.node
+        store = runtime.store if node is None or node.ownership is None else await node.shared_trace()
+        rows = {row.session_id: row for row in await store.sessions(limit, tags=tags)}
+    found = [
+        SessionInfo(
+            session_id=state.id,
+            name=state.name,
+            model=in_words(state.model),
+            tags=state.tags,
+            open=True,
+            stored=rows.pop(state.id, None),
+        )
+        for state in live.values()
+    ]
+    found += [
+        SessionInfo(
+            session_id=row.session_id, name=row.name, model=row.model or "", tags=row.tags, open=False, stored=row
+        )
+        for row in rows.values()
+    ]
+    return found[:limit]
+
+
+# -- deletion
+
+
+async def deleted(runtime: Runtime, session_id: str) -> bool:
+    """Forget a session; see `Engine.delete_session`."""
+    await runtime.host.start()
+    found = await _deleted_everywhere(runtime, session_id)
+    runtime.streams.forget_session(session_id)
+    if runtime.frames is not None:
+        await runtime.frames.forget(session_id)
+    return found
+
+
+async def _deleted_everywhere(runtime: Runtime, session_id: str) -> bool:
+    state = runtime.sessions.states.get(session_id)
+    if state is None:
+        return await _deleted_from_store(runtime, session_id)
+    if state.running is not None or state.waiting:
+        raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
+    async with state.turns:  # one that is asked for meanwhile begins the session anew
+        await _deleted_from_store(runtime, session_id)
+        if runtime.sessions.states.get(session_id) is state:
+            del runtime.sessions.states[session_id]
+        state.messages.clear()
+        state.announced = state.resumed = False
+        state.context, state.claimed = WHOLE, None
+        if state.waiting:
+            runtime.sessions.announce(state)
+    return True
+
+
+async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
+    if runtime.store is None:
+        return False
+    await runtime.host.flush()
+    node = runtime.node
+    if node is None or node.ownership is None:
+        return await runtime.store.delete_session(session_id)
+    return await _deleted_in_cluster(runtime.store, node, node.ownership, session_id)
+
+
+async def _deleted_in_cluster(store: Store, node: Node, ownership: Ownership, session_id: str) -> bool:
+    """Delete a session here and in the shared store. It must be this node's, so that nobody goes on with it."""
+    known = await ownership.tables.owner(session_id) is not None
+    before = ownership.epoch_of(session_id)
+    if known and not before:
+        await ownership.claim(session_id, waits=False)
+    try:
+        here = await store.delete_session(session_id)
+        shared = await node.delete_shared(session_id)
+        ownership.deleted(session_id)
+        return here or shared
+    finally:
+        if not before:
+            await ownership.release(session_id)
+
+
+# -- documents
+
+
+FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
+
+
+class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
+    """A session as a document of its own: `Session.export` writes it, and `Engine.import_session` reads it.
+
+    The messages are whole, with images and signatures, and with the way each reply came about. Of the usage that
+    providers reported, the counts are kept and not the original objects.
+    """
+
+    session_id: str
+    """The session's id."""
+    setup: SessionSetup
+    """Its model, system prompt, tools and options."""
+    messages: tuple[Message, ...]
+    """Its history."""
+    tags: dict[str, str] = {}
+    """The tags of its calls."""
+    name: str | None = None
+    """Its name, for people."""
+
+
+def exported(state: SessionState) -> bytes:
+    """A session as JSON, UTF-8."""
+    return _document(state.id, setup_of(state), state.messages, state.tags, state.name)
+
+
+def document_of(saved: SavedSession) -> bytes:
+    """A stored session as JSON, UTF-8. Raises CallboardError."""
+    if saved.setup is None or saved.missing:
+        raise CallboardError(f"session {saved.session_id!r} can't be exported: {', '.join(saved.missing[:3])}")
+    return _document(saved.session_id, saved.setup, saved.messages, saved.tags, saved.name)
+
+
+def _document(
+    session_id: str, setup: SessionSetup, messages: Iterable[Message], tags: dict[str, str], name: str | None
+) -> bytes:
+    whole = tuple(_without_raw_usage(message) for message in messages)
+    return encode_json(ExportedSession(session_id=session_id, setup=setup, messages=whole, tags=tags, name=name))
+
+
+def _without_raw_usage(message: Message) -> Message:
+    metadata = message.metadata
+    if metadata is None or metadata.usage.raw is None:
+        return message
+    usage = msgspec.structs.replace(metadata.usage, raw=None)
+    return msgspec.structs.replace(message, metadata=msgspec.structs.replace(metadata, usage=usage))
+
+
+def imported(document: bytes | str) -> ExportedSession:
+    """An exported session. Raises CallboardError."""
+    data = document.encode() if isinstance(document, str) else document
+    try:
+        return msgspec.convert(decode_json(data), ExportedSession)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CallboardError(f"this is no exported session of this version ({FORMAT}): {error}") from error
+
+
+def state_of(
+    runtime: Runtime,
+    document: ExportedSession,
+    *,
+    session_id: str | None,
+    tools: Sequence[ToolLike] | None,
+    model: Model | None,
+) -> SessionState:
+    """The state of an imported session. Raises ConfigurationError."""
+    setup = document.setup
+    requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
+    state = SessionState(
+        session_id or document.session_id,
+        model_of(setup.model) if model is None else model,
+        setup.system_prompt,
+        [Tool(definition) for definition in setup.tools] if tools is None else tools,
+        dict(document.tags),
+        options={"fallback": setup.fallback, **cast("TurnOptions", setup.defaults or {})},
+        requires=requires,
+        name=document.name,
+    )
+    try:
+        expand(runtime.registry, state.model, setup.fallback)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
+    state.messages.extend(document.messages)
+    state.asked, state.asked_stored = asked_with_of(setup.asked_with), setup.asked_with
+    return state
