@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callboard.bus.streams.events import CallWarning
+from callboard.bus.values.messages import CallWarning
 from callboard.bus.values.json import Json
 from callboard.bus.values.shown import Shown
 from callboard.bus.values.usage import TokenUsage

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_che
 import msgspec
 
 from callboard.bus.errors import AdapterError
-from callboard.bus.streams.events import CallWarning as CallWarning
+from callboard.bus.values.messages import CallWarning as CallWarning
 from callboard.bus.streams.events import StreamEvent
 from callboard.bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from callboard.bus.values.json import JsonObject

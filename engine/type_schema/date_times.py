@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec import inspect
+from msgspec import inspect as hints
 
 from callboard.bus.values.json import Json, JsonObject
 
@@ -24,7 +24,7 @@ class Moments:
     """
 
     def __init__(self, of: object) -> None:
-        self._root = inspect.type_info(of)
+        self._root = hints.type_info(of)
         self._classes: dict[object, _Fielded] = {}
         self._found = False
         self._look(self._root)
@@ -54,8 +54,8 @@ class Moments:
                 elif isinstance(places, list):
                     _mark(field.type, places[number - len(fielded.fields)])  # a tag may stand before them
 
-    def _look(self, info: inspect.Type) -> None:
-        if isinstance(info, inspect.DateTimeType | inspect.TimeType):
+    def _look(self, info: hints.Type) -> None:
+        if isinstance(info, hints.DateTimeType | hints.TimeType):
             self._found = True
         if isinstance(info, _Fielded) and info.cls not in self._classes:
             self._classes[info.cls] = info
@@ -65,44 +65,44 @@ class Moments:
             self._look(inner)
 
 
-_Fielded = inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType
+_Fielded = hints.StructType | hints.DataclassType | hints.TypedDictType | hints.NamedTupleType
 
 
-def _inner(info: inspect.Type) -> Iterator[inspect.Type]:
+def _inner(info: hints.Type) -> Iterator[hints.Type]:
     match info:
-        case inspect.Metadata():
+        case hints.Metadata():
             yield info.type
-        case inspect.UnionType():
+        case hints.UnionType():
             yield from info.types
-        case inspect.CollectionType():
+        case hints.CollectionType():
             yield info.item_type
-        case inspect.TupleType():
+        case hints.TupleType():
             yield from info.item_types
-        case inspect.DictType():
+        case hints.DictType():
             yield info.value_type
         case _:
             pass
 
 
-def _mark(info: inspect.Type, schema: Json) -> None:
+def _mark(info: hints.Type, schema: Json) -> None:
     """Follow a type and its schema down to where a moment is a string. Classes have their own place."""
     if not isinstance(schema, dict):
         return
     match info:
-        case inspect.Metadata():
+        case hints.Metadata():
             _mark(info.type, schema)
-        case inspect.DateTimeType() if info.tz is not False:  # the format has a timezone
+        case hints.DateTimeType() if info.tz is not False:  # the format has a timezone
             schema.setdefault("format", "date-time")
-        case inspect.TimeType() if info.tz is not False:
+        case hints.TimeType() if info.tz is not False:
             schema.setdefault("format", "time")
-        case inspect.CollectionType():
+        case hints.CollectionType():
             _mark(info.item_type, schema.get("items"))
-        case inspect.DictType():
+        case hints.DictType():
             _mark(info.value_type, schema.get("additionalProperties"))
-        case inspect.TupleType() if isinstance(items := schema.get("prefixItems"), list):
+        case hints.TupleType() if isinstance(items := schema.get("prefixItems"), list):
             for item_type, item in zip(info.item_types, items, strict=True):
                 _mark(item_type, item)
-        case inspect.UnionType() if isinstance(options := schema.get("anyOf"), list):
+        case hints.UnionType() if isinstance(options := schema.get("anyOf"), list):
             for member in info.types:  # msgspec has at most one of each kind in a union
                 for option in options:
                     if isinstance(option, dict) and option.get("type") == _kind(member):
@@ -111,15 +111,15 @@ def _mark(info: inspect.Type, schema: Json) -> None:
             pass
 
 
-def _kind(info: inspect.Type) -> str | None:
+def _kind(info: hints.Type) -> str | None:
     match info:
-        case inspect.Metadata():
+        case hints.Metadata():
             return _kind(info.type)
-        case inspect.DateTimeType() | inspect.TimeType():
+        case hints.DateTimeType() | hints.TimeType():
             return "string"
-        case inspect.CollectionType() | inspect.TupleType():
+        case hints.CollectionType() | hints.TupleType():
             return "array"
-        case inspect.DictType():
+        case hints.DictType():
             return "object"
         case _:
             return None

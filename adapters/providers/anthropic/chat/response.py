@@ -92,7 +92,7 @@ def begin_block(assembler: Assembler, state: WireBlock) -> None:
             assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
         case {"type": "redacted_thinking"}:
             assembler.redacted_thinking(key, _text(block.get("data")))
-        case {"type": wire.FALLBACK, "to": {"model": str(model)}} if model:
+        case {"type": kind, "to": {"model": str(model)}} if kind == wire.FALLBACK and model:
             assembler.model = model  # what comes next is its own, and so are the reply and its usage
         case _:
             pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from callboard.adapters.protocols.openai_images import read_usage
+from callboard.adapters.protocols.openai_images import read_usage as read_image_usage
 from callboard.adapters.usage.counts import reported_count
 from callboard.bus.values.json import Json
 from callboard.bus.values.usage import details_of
@@ -81,7 +81,7 @@ def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
     """The tokens of the model that drew images, as pieces; None where the reply tells none."""
     if not is_present(tool_usage):
         return None
-    drawn = read_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))
+    drawn = read_image_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))
     if drawn is None:
         return None
     pictured = (drawn.details or {}).get("image_input", 0)
